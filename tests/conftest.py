@@ -3,8 +3,8 @@
 import pytest
 from hypothesis import HealthCheck, settings
 
-from support.broker import kafka_broker, own_broker
-from support.manager import manager, shared_manager, start_manager
+from support.kafka.broker import kafka_broker, own_broker
+from support.managers.process import manager, shared_manager, start_manager
 
 __all__ = ["anyio_backend", "kafka_broker", "manager", "own_broker", "shared_manager", "start_manager"]
 

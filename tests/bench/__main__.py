@@ -22,8 +22,8 @@ from bench import embedded, livez, loads, machine, replay, replicas, shapes, tur
 from bench.kafka import RATES, Contest, Run, Sizes
 from bench.report import Row, table
 from outfitter_proto.bus.kafka.adapter import KafkaBus
-from support.broker import Broker
-from support.manager import environment
+from support.kafka.broker import Broker
+from support.managers.process import environment
 
 QUICK = Sizes(
     backlog=10_000,

@@ -17,7 +17,7 @@ from outfitter import RuntimeContext
 from outfitter.session.worker_session import WorkerSession
 from outfitter_proto import bus as buses
 from outfitter_proto.records import Register, ResourceRequest
-from support.manager import Manager, environment, files_config
+from support.managers.process import Manager, environment, files_config
 
 OUTFITTER = (str(Path(sys.executable).parent / "outfitter"),)
 

@@ -26,7 +26,7 @@ from outfitter_proto import topics as wanted_topics
 from outfitter_proto.bus.kafka.adapter import KafkaBus
 from outfitter_proto.keys import checkpoint_key, host_writer
 from outfitter_proto.names import Topics, topics
-from support.manager import Manager, environment
+from support.managers.process import Manager, environment
 
 RATES = (20, 200, 1000)
 READY_WITHIN = 30.0

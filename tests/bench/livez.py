@@ -19,8 +19,8 @@ from msgspec import Struct
 from bench.turns import FLOODS, WITHIN_S, Bodies, Flood, publish
 from outfitter_proto import topics as all_topics
 from outfitter_proto.bus import Bus, connect
-from support.in_process_manager import CLUSTER, HOST, TOPICS, register, static
-from support.manager import Manager
+from support.managers.in_process import CLUSTER, HOST, TOPICS, register, static
+from support.managers.process import Manager
 
 LIMIT_S = 1.0
 """Between two answers; kubelet's own time-out for one."""

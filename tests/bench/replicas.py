@@ -17,8 +17,8 @@ from outfitter_proto.bus import Bus, Entry
 from outfitter_proto.bus.kafka.adapter import KafkaBus
 from outfitter_proto.names import topics
 from outfitter_proto.partitioning import partition_of
-from support.fleet import PARTITIONS, Fleet, hosts
-from support.manager import Manager
+from support.managers.fleet import PARTITIONS, Fleet, hosts
+from support.managers.process import Manager
 
 SESSION_S = 6.0
 """The shortest session that Kafka's brokers take by default."""

@@ -17,7 +17,7 @@ from outfitter_proto.records import Deregister, Host, ManagerIdentity, Register,
 from outfitter_service.core import model as m
 from outfitter_service.core.decide import Decision, Rules, decide
 from outfitter_service.core.state.ledger import Ledger, PutRecord
-from support.decided import apply
+from support.core.decided import apply
 
 HOST = "bench"
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

@@ -27,7 +27,7 @@ from outfitter_service import memory
 from outfitter_service.runtime.identity import of_partition, replica_identity
 from outfitter_service.runtime.input.scope import PartitionScope
 from outfitter_service.runtime.processor.processor import Limits
-from support.in_process_manager import (
+from support.managers.in_process import (
     CLUSTER,
     HOST,
     TOPICS,

@@ -37,8 +37,8 @@ from outfitter_proto.bus.embedded.groups import new_member, share_out
 from outfitter_proto.bus.embedded.membership import EmbeddedMembership
 from outfitter_proto.bus.kafka.connecting import log_throttle
 from outfitter_proto.bus.ownership import Ownership
-from support.broker import Broker, KafkaBroker
-from support.member import LIMIT_S, MemberProcess, member_process
+from support.kafka.broker import Broker, KafkaBroker
+from support.processes.member import LIMIT_S, MemberProcess, member_process
 
 MakeTopic = Callable[..., Awaitable[str]]
 Join = Callable[..., Awaitable[Membership]]

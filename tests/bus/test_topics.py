@@ -10,7 +10,7 @@ import pytest
 from outfitter_proto import topics
 from outfitter_proto.bus import Bus, TopicSpec, connect
 from outfitter_proto.names import topics as topic_names
-from support.broker import KafkaBroker
+from support.kafka.broker import KafkaBroker
 
 pytestmark = pytest.mark.kafka
 

@@ -28,7 +28,7 @@ from outfitter_proto.bus.kafka.connecting.cluster import REQUEST_TIMEOUT
 from outfitter_proto.bus.kafka.reading.reader import LONG_POLL
 from outfitter_proto.bus.kafka.writing.producer import BUILDER_BYTES, NEXT_TRANSACTION_WAIT, RETRY_BACKOFF_MS
 from outfitter_proto.keys import checkpoint_key
-from support.manager import environment
+from support.managers.process import environment
 
 FAILURES = (KafkaError, IllegalOperation, AssertionError, OSError, TimeoutError)
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.1, 5.0

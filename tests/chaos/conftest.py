@@ -14,7 +14,7 @@ from msgspec import convert, to_builtins
 from chaos.harm import Harmed, harmed_cluster
 from chaos.report import PROPERTY, Row, document, seed, table
 from chaos.scene import Note
-from support.cluster import NEW, OLD, KafkaCluster, running
+from support.kafka.cluster import NEW, OLD, KafkaCluster, running
 
 VERSIONS = {"3.9": OLD, "4.3": NEW}
 

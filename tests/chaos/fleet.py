@@ -19,7 +19,7 @@ from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 
-from support.cluster import QUIET
+from support.kafka.cluster import QUIET
 
 LEASE_S = 20.0
 """Of workers that beat. Longer than most faults, so that few leases end."""

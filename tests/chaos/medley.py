@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from chaos.harm import Harmed, in_a_transaction, strike
 from chaos.scene import Scene
-from support.kafka_proxy import ADD_PARTITIONS_TO_TXN, END_TXN, FETCH, PRODUCE, Harm
+from support.kafka.proxy import ADD_PARTITIONS_TO_TXN, END_TXN, FETCH, PRODUCE, Harm
 
 
 def play(harmed: Harmed, scene: Scene) -> None:

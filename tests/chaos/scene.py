@@ -25,8 +25,8 @@ from outfitter_proto.keys import host_writer, partition_writer
 from outfitter_proto.names import transactional_id
 from outfitter_proto.partitioning import partition_of
 from outfitter_verify import verify
-from support.cluster import KafkaCluster
-from support.manager import Manager
+from support.kafka.cluster import KafkaCluster
+from support.managers.process import Manager
 
 PARTITIONS = 2
 DEVICES = 4

@@ -16,9 +16,9 @@ from aiokafka.errors import KafkaError
 from chaos.harm import Harmed
 from outfitter_proto.bus import Bus, Entry, TopicSpec, connect
 from outfitter_proto.bus.kafka.writing.producer import TransactionalProducer
-from support.broker import KafkaBroker
-from support.committed import committed
-from support.kafka_proxy import END_TXN, Fault, Harm
+from support.bus.committed import committed
+from support.kafka.broker import KafkaBroker
+from support.kafka.proxy import END_TXN, Fault, Harm
 
 pytestmark = pytest.mark.kafka
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.streams import HOST, PARTITION, TOPIC_ID, Player, World, compact, expire, lived_in
+from support.checker.streams import HOST, PARTITION, TOPIC_ID, Player, World, compact, expire, lived_in
 
 
 def play(seed: int, markers: bool, turns: int) -> World:

@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from outfitter_verify import Partition, Reading, check
-from support.streams import HOST, Stream, World, lived_in
+from support.checker.streams import HOST, Stream, World, lived_in
 
 DEEP = "how deep a value is nested: "
 ODD: tuple[Any, ...] = (

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from outfitter_verify import CHECKS, check
-from support.plants import PLANTS, allocations, answers, order, releases, writers  # noqa: F401 - imported for what they plant
-from support.streams import HOST, PARTITION, lived_in
+from support.checker.plants import PLANTS, allocations, answers, order, releases, writers  # noqa: F401 - imported for what they plant
+from support.checker.streams import HOST, PARTITION, lived_in
 
 
 @pytest.mark.parametrize("name", PLANTS)

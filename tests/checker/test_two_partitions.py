@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from outfitter_verify.check import check
 from outfitter_verify.logs import Partition, Reading
-from support.streams import PARTITION, PARTITIONS, World
+from support.checker.streams import PARTITION, PARTITIONS, World
 
 
 def holding(worker: str, *devices: str, shared: bool = False) -> World:

@@ -16,7 +16,7 @@ from outfitter_service.cli._lib import options
 from outfitter_service.cli._lib.errors import describe, leaves
 from outfitter_service.cli._lib.lazy import Entry
 from outfitter_service.query.errors import OutfitterCliError
-from support import command_line
+from support.processes import command_line
 
 
 @pytest.fixture

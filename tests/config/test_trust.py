@@ -9,7 +9,7 @@ import pytest
 
 from outfitter_proto.support import file_ownership
 from outfitter_service.config import ConfigurationError, connection, inspect, load, sources
-from support.command_line import outfitter
+from support.processes.command_line import outfitter
 
 CONFIG = 'bus = "sqlite:////nowhere/theirs.db"\n'
 

@@ -15,8 +15,8 @@ from outfitter_service.core import request_check
 from outfitter_service.core.decide import Decision, decide, is_due
 from outfitter_service.core.queue import SCANNED_PER_CHANGE
 from outfitter_service.core.state.ledger import DropAllocation
-from support.core_driver import CoreDriver, asks
-from support.decided import change_all, decision_of
+from support.core.core_driver import CoreDriver, asks
+from support.core.decided import change_all, decision_of
 
 
 def dropped(core: CoreDriver) -> list[list[str]]:

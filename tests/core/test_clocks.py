@@ -11,7 +11,7 @@ from outfitter_proto.codec import encode
 from outfitter_service.core import model as m
 from outfitter_service.core.decide import is_due
 from outfitter_service.core.state.ledger import PutRecord
-from support.core_driver import HOST, CoreDriver
+from support.core.core_driver import HOST, CoreDriver
 
 YEAR = timedelta(days=400)
 

@@ -9,7 +9,7 @@ from outfitter_proto.records import MAX_LISTED_DEVICES
 from outfitter_service.core import model as m
 from outfitter_service.core.decide import implied
 from outfitter_service.core.state.ledger import Ledger, PutAllocation
-from support.core_driver import CoreDriver, asks, device, ill
+from support.core.core_driver import CoreDriver, asks, device, ill
 
 PREPARES = m.ResourceSpec(name="gpu", amount=1, prepares=True)
 CONFIRMS = m.ResourceSpec(name="gpu", amount=1, confirms=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from outfitter_proto.records import Deregister, Register, Source
 from outfitter_service.core import model as m
 from outfitter_service.core.decide import Rules
-from support.core_driver import HOST, CoreDriver, asks, specs
+from support.core.core_driver import HOST, CoreDriver, asks, specs
 
 
 def test_a_failed_answer_stays_what_it_was_when_its_worker_deregisters() -> None:

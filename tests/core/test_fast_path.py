@@ -1,5 +1,5 @@
 """The short way of a plain grant says what the steps come to. Every message of every other core test is held against
-that as well (support/core_driver.py and support/core_world.py)."""
+that as well (support/core/core_driver.py and support/core/world.py)."""
 
 from copy import deepcopy
 from typing import Any
@@ -11,9 +11,9 @@ from outfitter_proto.records import Register, ResourceRequest, Source
 from outfitter_service.core import fast_path
 from outfitter_service.core import model as m
 from outfitter_service.core.decide import Decision, decide_in_full
-from support.core_driver import HOST, CoreDriver, asks, device, ill
-from support.core_world import whole
-from support.decided import apply, decision_of, touched
+from support.core.core_driver import HOST, CoreDriver, asks, device, ill
+from support.core.decided import apply, decision_of, touched
+from support.core.world import whole
 
 MAYBE = st.sampled_from([False, False, False, True])
 DEVICES = st.sampled_from(

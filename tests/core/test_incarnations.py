@@ -5,8 +5,8 @@ import pytest
 from outfitter_proto.records import Owner, Unwatched
 from outfitter_service.core import model as m
 from outfitter_service.core.state.ledger import DropAllocation
-from support.core_driver import CoreDriver, asks
-from support.decided import touched
+from support.core.core_driver import CoreDriver, asks
+from support.core.decided import touched
 
 GPU = m.ResourceSpec(name="gpu", amount=1)
 

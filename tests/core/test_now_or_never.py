@@ -12,7 +12,7 @@ from outfitter_proto.records import Register, Source
 from outfitter_service.core import model as m
 from outfitter_service.core import reasons
 from outfitter_service.core.decide import is_due
-from support.core_driver import HOST, CoreDriver, asks, device, ill
+from support.core.core_driver import HOST, CoreDriver, asks, device, ill
 
 ASKED = m.ResourceSpec(name="gpu", amount=1, on_demand=True)
 SILENT = m.ResourceSpec(name="gpu", amount=1)

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from outfitter_service.core import model as m
 from outfitter_service.core.decide import decide
 from outfitter_service.core.state.ledger import Ledger, PutAllocation
-from support.core_driver import HOST, CoreDriver, asks, device
-from support.decided import apply, decision_of, touched
+from support.core.core_driver import HOST, CoreDriver, asks, device
+from support.core.decided import apply, decision_of, touched
 
 HINT = "the script prints fixed devices; see param.discovery-script.inventory-amount"
 SCRIPT = m.ResourceSpec(name="gpu", amount=1, on_demand=True, hint=HINT)

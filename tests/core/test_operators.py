@@ -9,7 +9,7 @@ import pytest
 from outfitter_proto.records import Allocation
 from outfitter_service.core import model as m
 from outfitter_service.core.state.ledger import Ledger, PutAllocation, PutRecord
-from support.core_driver import HOST, CoreDriver, asks
+from support.core.core_driver import HOST, CoreDriver, asks
 
 SHARED = m.ResourceSpec(name="gpu", amount=1, shared=True)
 EXCLUSIVE = m.ResourceSpec(name="gpu", amount=1)

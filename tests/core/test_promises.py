@@ -12,8 +12,8 @@ from msgspec import structs
 from outfitter_proto.records import Deregister, Health, Heartbeat, Register, ResourceRequest, Unwatched
 from outfitter_service.core import model as m
 from outfitter_service.core.decide import Rules
-from support.core_driver import HOST
-from support.core_world import World, known
+from support.core.core_driver import HOST
+from support.core.world import World, known
 
 WORKERS = st.sampled_from(["v", "w", "x", "y", "z"])
 INCARNATIONS = st.sampled_from(["1", "2", "3"])

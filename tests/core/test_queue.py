@@ -4,7 +4,7 @@ import pytest
 
 from outfitter_service.core import model as m
 from outfitter_service.core.decide import SHOWN_POSITIONS, renumber
-from support.core_driver import CoreDriver, asks, device, ill
+from support.core.core_driver import CoreDriver, asks, device, ill
 
 GPU = m.ResourceSpec(name="gpu", amount=1)
 FPGA = m.ResourceSpec(name="fpga", amount=1)

@@ -8,7 +8,7 @@ import pytest
 from outfitter_proto.records import FINAL_STATES, AllocationState
 from outfitter_service.core.decision import DecisionBuilder
 from outfitter_service.core.states import TABLE, IllegalStepError, Step, advance, diagram
-from support.core_driver import CoreDriver
+from support.core.core_driver import CoreDriver
 
 ILLEGAL = [
     pytest.param(state, step, id=f"{state or 'none'}-{step}")

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from support.documents import ROOT, blocks
-from support.manager import environment
+from support.managers.process import environment
 
 PAGE = ROOT / "drivers" / "README.md"
 FILES = dict(

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from support.broker import KafkaBroker
 from support.documents import ROOT, blocks
-from support.manager import environment
+from support.kafka.broker import KafkaBroker
+from support.managers.process import environment
 
 SHELL = [block.text for block in blocks(ROOT / "README.md") if block.language == "sh"]
 EXPORT = SHELL[0]

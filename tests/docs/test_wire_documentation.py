@@ -16,8 +16,8 @@ from outfitter_proto import schema
 from outfitter_proto.bus import Entry, TopicSpec, connect
 from outfitter_proto.partitioning import murmur2, partition_of
 from outfitter_proto.records import Deregister, Heartbeat, Owner, Register
-from support.broker import KafkaBroker
 from support.documents import ROOT, blocks
+from support.kafka.broker import KafkaBroker
 
 PAGE = ROOT / "proto" / "README.md"
 TEXT = PAGE.read_text()

@@ -11,7 +11,7 @@ from outfitter_drivers.api import DriverParams, ExternalResourceDriver
 from outfitter_drivers.registry import GROUP, load_factory
 from outfitter_drivers.testing import DriverContract
 from support.documents import ROOT
-from support.gpu_machine import PROGRAM, executable, nvidia_smi
+from support.drivers.gpu_machine import PROGRAM, executable, nvidia_smi
 
 ROWS = """\
 0, GPU-00000000-aaaa, 143771, 00000000:19:00.0, NVIDIA H200

@@ -23,8 +23,8 @@ from outfitter_drivers.api import (
 from outfitter_drivers.gpu.discovery_script import ScriptDriver
 from outfitter_drivers.gpu.factory import GPUDriverFactory
 from outfitter_drivers.script import parse_indexes, run_script, shortened
-from support.gpu_machine import executable
-from support.processes import has_ended, wait_until_ended
+from support.drivers.gpu_machine import executable
+from support.processes.ending import has_ended, wait_until_ended
 
 TABLE = json.loads((Path(__file__).parent.parent / "conformance/discovery-stdout.json").read_text())["cases"]
 WORKER = Worker(host="h", resource="gpu", worker="w", incarnation="i")

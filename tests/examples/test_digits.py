@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 
 from outfitter.testing import FakeOutfitter
-from support.manager import Manager
+from support.managers.process import Manager
 
 PATH = Path(__file__).parents[2] / "examples" / "digits" / "digits.py"
 ENOUGH = 0.88

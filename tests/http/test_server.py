@@ -15,7 +15,7 @@ from outfitter_service.http import server
 from outfitter_service.http.connections import HEAD_S, KEEP_ALIVE_S, MOST
 from outfitter_service.http.server import listening
 from outfitter_service.metrics import Metrics
-from support.manager import Manager, StartManager
+from support.managers.process import Manager, StartManager
 
 ASKED = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
 HALF = b"GET /metrics HTTP/1.1\r\nHost: x\r\n"

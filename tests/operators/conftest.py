@@ -10,8 +10,8 @@ import pytest
 
 from outfitter import RuntimeContext
 from outfitter.testing import FakeOutfitter
-from support.broker import KafkaBroker
-from support.scripted_manager import ScriptedManager
+from support.kafka.broker import KafkaBroker
+from support.managers.scripted import ScriptedManager
 
 HOST = "gpu-3"
 GPUS = [{"id": f"GPU-{name}", "index": str(index)} for index, name in enumerate("abcd")]

@@ -16,8 +16,8 @@ from outfitter_proto.codec import decode_registration, encode
 from outfitter_proto.names import topics
 from outfitter_proto.partitioning import partition_of
 from outfitter_proto.records import AllocationState, Deregister, Heartbeat, Register, Registration
-from support.remaking import add_partitions
-from support.scripted_manager import ScriptedManager
+from support.bus.remaking import add_partitions
+from support.managers.scripted import ScriptedManager
 
 FEW, MANY = 3, 7
 CLUSTER = "outfitter"

@@ -9,7 +9,7 @@ import pytest
 from operators.conftest import GPUS, HOST
 from outfitter import RuntimeContext
 from outfitter.testing import FakeOutfitter
-from support.scripted_manager import ScriptedManager
+from support.managers.scripted import ScriptedManager
 
 FORGED = {"LD_PRELOAD": "/tmp/evil.so", "PATH": "/tmp", "OUTFITTER_BUS": "sqlite:///tmp/x", "A=B": "c", "N": "a\0b"}
 HONEST = {"CUDA_VISIBLE_DEVICES": "GPU-a"}

@@ -13,7 +13,7 @@ from outfitter import RuntimeContext
 from outfitter_proto import codec, keys, names, topics
 from outfitter_proto.bus import Entry, TopicSpec, Writer, connect
 from outfitter_proto.records import Allocation, ResolvedRequest, Source
-from support.broker import KafkaBroker
+from support.kafka.broker import KafkaBroker
 
 pytestmark = pytest.mark.kafka
 

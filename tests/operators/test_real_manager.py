@@ -15,7 +15,7 @@ import outfitter
 from outfitter import RuntimeContext
 from outfitter_proto import topics
 from outfitter_proto.bus import connect
-from support.manager import Manager, add_device
+from support.managers.process import Manager, add_device
 
 
 async def make_topics(url: str, cluster: str) -> None:

@@ -27,8 +27,8 @@ from outfitter.testing import FakeOutfitter
 from outfitter_proto import topics
 from outfitter_proto.bus import BusConfigurationError, BusUnavailableError, connect
 from outfitter_proto.records import Register
-from support.faulty_bus import FaultyBus
-from support.scripted_manager import ScriptedManager, host_record, publish_record
+from support.bus.faulty_bus import FaultyBus
+from support.managers.scripted import ScriptedManager, host_record, publish_record
 
 pytestmark = pytest.mark.timeout(60)
 

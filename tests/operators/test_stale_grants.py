@@ -19,8 +19,8 @@ from outfitter_proto.bus import BusUnavailableError, connect
 from outfitter_proto.partitioning import partition_of
 from outfitter_proto.records import Register
 from outfitter_proto.support.processes import process_owner
-from support.faulty_bus import FaultyBus
-from support.scripted_manager import ScriptedManager, host_record, publish_record
+from support.bus.faulty_bus import FaultyBus
+from support.managers.scripted import ScriptedManager, host_record, publish_record
 
 pytestmark = pytest.mark.timeout(60)
 

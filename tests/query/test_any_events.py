@@ -13,7 +13,7 @@ from outfitter_service.core import model as m
 from outfitter_service.core.decide import Rules
 from outfitter_service.query.replay import differences
 from outfitter_service.runtime.changelog.snapshots import Pace
-from support.recorded_writer import RecordedWriter
+from support.core.recorded_writer import RecordedWriter
 
 
 class Histories(Core):

@@ -17,8 +17,8 @@ from outfitter_service.config import Connection
 from outfitter_service.query import history_reader, rebuild
 from outfitter_service.runtime.changelog.snapshots import Pace
 from outfitter_service.runtime.processor.limits import Limits
-from support.faulty_bus import FaultyBus
-from support.in_process_manager import CLUSTER, HOST, deregister, register, serving, static
+from support.bus.faulty_bus import FaultyBus
+from support.managers.in_process import CLUSTER, HOST, deregister, register, serving, static
 
 MESSAGES = 60
 

@@ -9,7 +9,7 @@ import pytest
 from outfitter_proto.bus import connect
 from outfitter_service.config import Connection
 from outfitter_service.query import rebuild
-from support.fleet import PARTITIONS, Fleet, hosts
+from support.managers.fleet import PARTITIONS, Fleet, hosts
 
 pytestmark = pytest.mark.timeout(120)
 

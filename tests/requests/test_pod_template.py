@@ -10,7 +10,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from outfitter_service.requests import RequestError, request_in_pod_template
-from support.command_line import outfitter
+from support.processes.command_line import outfitter
 
 TWO = {"nvidia.com/gpu": "2"}
 TEMPLATE = """\

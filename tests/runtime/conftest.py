@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from support.faulty_bus import FaultyBus
-from support.in_process_manager import InProcessManager, serving
+from support.bus.faulty_bus import FaultyBus
+from support.managers.in_process import InProcessManager, serving
 
 Serve = Callable[..., AbstractAsyncContextManager[InProcessManager]]
 
@@ -28,5 +28,5 @@ async def bus(url: str) -> AsyncIterator[FaultyBus]:
 
 @pytest.fixture
 def serve(bus: FaultyBus, tmp_path: Path) -> Serve:
-    """`async with serve(config, **more) as manager`: see support/in_process_manager.py."""
+    """`async with serve(config, **more) as manager`: see support/managers/in_process.py."""
     return lambda config, **more: serving(more.pop("on", bus), config, tmp_path, **more)

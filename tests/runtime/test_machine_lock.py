@@ -16,7 +16,7 @@ import pytest
 
 from outfitter_service.runtime import machine_lock
 from outfitter_service.runtime.machine_lock import ManagerExistsError, alone_on_machine, holder_of, socket_name
-from support.manager import ManagerError, StartManager
+from support.managers.process import ManagerError, StartManager
 
 OLD = """
 import socket, sys

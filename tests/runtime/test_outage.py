@@ -16,8 +16,8 @@ from outfitter_service import logs
 from outfitter_service.runtime.clock import Clock
 from outfitter_service.runtime.outage_log import SAY_AGAIN_S, OutageLog
 from runtime.conftest import Serve
-from support.faulty_bus import FaultyBus, no_faults
-from support.in_process_manager import register, static
+from support.bus.faulty_bus import FaultyBus, no_faults
+from support.managers.in_process import register, static
 
 
 class Hands(Clock):

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from support.broker import Broker
-from support.manager import Manager, StartManager
+from support.kafka.broker import Broker
+from support.managers.process import Manager, StartManager
 
 TRIES = 12
 """How often some activity has failed before the broker comes back: each time would be a line, or several."""

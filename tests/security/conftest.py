@@ -8,7 +8,7 @@ import pytest
 
 from outfitter_proto import topics as all_topics
 from outfitter_proto.bus import connect
-from support.secure_broker import SecureBroker, secure_broker
+from support.kafka.secure_broker import SecureBroker, secure_broker
 
 __all__ = ["secure_broker"]
 

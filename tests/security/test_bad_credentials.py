@@ -15,8 +15,8 @@ from outfitter.session.worker_session import WorkerSession
 from outfitter_proto.bus import BusAuthenticationError, connect
 from outfitter_proto.names import topics as names_of
 from outfitter_proto.records import Register, ResourceRequest
-from support.secure_broker import SecureBroker, right
-from support.secured_manager import HOST, WITHIN, client, managing
+from support.kafka.secure_broker import SecureBroker, right
+from support.managers.secured import HOST, WITHIN, client, managing
 
 pytestmark = pytest.mark.kafka
 

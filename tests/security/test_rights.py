@@ -28,10 +28,10 @@ from outfitter_proto.names import managers_group
 from outfitter_proto.names import topics as names_of
 from outfitter_proto.records import Register, ResourceRequest
 from outfitter_service.query import ledger_view
-from support.committed import committed
+from support.bus.committed import committed
 from support.documents import ROOT
-from support.secure_broker import SecureBroker, right
-from support.secured_manager import HOST, WITHIN, client, managing
+from support.kafka.secure_broker import SecureBroker, right
+from support.managers.secured import HOST, WITHIN, client, managing
 
 pytestmark = pytest.mark.kafka
 

@@ -22,10 +22,10 @@ from outfitter_proto.bus import Entry, connect
 from outfitter_proto.bus.kafka import KafkaBus
 from outfitter_proto.names import topics as names_of
 from outfitter_service.runtime.dead_letter_quota import A_MINUTE
-from support.committed import committed
-from support.manager import Manager, ManagerError, StartManager, files_config
-from support.secure_broker import SecureBroker, right
-from support.secured_manager import HOST
+from support.bus.committed import committed
+from support.kafka.secure_broker import SecureBroker, right
+from support.managers.process import Manager, ManagerError, StartManager, files_config
+from support.managers.secured import HOST
 
 pytestmark = pytest.mark.kafka
 

@@ -23,8 +23,8 @@ from outfitter_proto.bus import (
 )
 from outfitter_proto.bus.kafka import KafkaBus
 from outfitter_proto.bus.kafka.connecting import connection, diagnosis
-from support.committed import committed
-from support.secure_broker import SESSION_S, SecureBroker, right
+from support.bus.committed import committed
+from support.kafka.secure_broker import SESSION_S, SecureBroker, right
 
 pytestmark = pytest.mark.kafka
 

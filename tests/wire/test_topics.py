@@ -10,7 +10,7 @@ import pytest
 from outfitter_proto import topics
 from outfitter_proto.bus import TopicInfo, TopicSpec
 from outfitter_proto.names import topics as topic_names
-from support.faulty_bus import FaultyBus
+from support.bus.faulty_bus import FaultyBus
 
 
 class Secretive(FaultyBus):

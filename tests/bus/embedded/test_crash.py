@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from outfitter_proto.bus import Entry, TopicSpec, connect
-from support.committed import committed
+from support.bus.committed import committed
 
 COMMITTER = Path(__file__).parent / "committing_process.py"
 KILLS = 36

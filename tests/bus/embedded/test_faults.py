@@ -32,7 +32,7 @@ from outfitter_proto.bus.embedded.connecting.location import parse
 from outfitter_proto.bus.embedded.connecting.lock import Lock
 from outfitter_proto.bus.embedded.connecting.notify import Notifier
 from outfitter_proto.bus.embedded.connecting.thread import JobThread, TurnTimeoutError
-from support.few_descriptors import descriptors_left
+from support.processes.few_descriptors import descriptors_left
 
 COMMITTER = Path(__file__).parent / "committing_process.py"
 

@@ -19,7 +19,7 @@ from outfitter_proto.bus.embedded.connecting.database import Database
 from outfitter_proto.bus.embedded.connecting.location import parse
 from outfitter_proto.bus.embedded.housekeeping import DAY_MS, Housekeeping
 from outfitter_proto.bus.reading import fetch_what_is_left, read_to
-from support.committed import committed
+from support.bus.committed import committed
 
 COMPACT = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0"}
 

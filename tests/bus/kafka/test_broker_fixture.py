@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from support.broker import LAUNCHER, Broker, BrokerError, KafkaBroker, answers, shared_broker
+from support.kafka.broker import LAUNCHER, Broker, BrokerError, KafkaBroker, answers, shared_broker
 
 CACHE = LAUNCHER.parents[2] / ".cache" / "kafka"
 

@@ -34,7 +34,7 @@ from outfitter_proto.bus import (
 from outfitter_proto.bus.kafka import KafkaBus
 from outfitter_proto.bus.kafka.connecting.cluster import REQUEST_TIMEOUT
 from outfitter_proto.bus.kafka.connecting.log_throttle import LOGGERS
-from support.broker import Broker, KafkaBroker
+from support.kafka.broker import Broker, KafkaBroker
 
 pytestmark = pytest.mark.kafka
 

@@ -26,7 +26,7 @@ from outfitter_proto.bus.kafka.connecting import connection as connection_module
 from outfitter_proto.bus.kafka.connecting.log_throttle import EVERY, LOGGERS, OncePerInterval
 from outfitter_proto.bus.kafka.coordination import Coordination
 from outfitter_proto.bus.kafka.writing import producer as producer_module
-from support.broker import KafkaBroker
+from support.kafka.broker import KafkaBroker
 
 MODULES = (
     aiokafka.client,

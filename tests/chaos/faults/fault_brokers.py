@@ -15,7 +15,7 @@ from confluent_kafka.admin import NewTopic
 from chaos.scene import Note, playing
 from outfitter_proto.bus import Bus, BusUnavailableError, Entry, TopicSpec, UnknownTopicError, connect
 from outfitter_proto.bus.kafka import KafkaBus, authorization
-from support.cluster import KafkaCluster
+from support.kafka.cluster import KafkaCluster
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(400)]
 

@@ -15,8 +15,8 @@ from chaos.harm import Harmed, strike
 from chaos.scene import Note, Scene, playing
 from outfitter_proto.bus import Entry, connect
 from outfitter_proto.names import topics
-from support.broker import KafkaBroker
-from support.kafka_proxy import END_TXN, Harm
+from support.kafka.broker import KafkaBroker
+from support.kafka.proxy import END_TXN, Harm
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
 

@@ -12,7 +12,7 @@ import pytest
 
 from chaos.harm import Harmed, strike
 from chaos.scene import DEVICES, Note, playing
-from support.kafka_proxy import END_TXN, Harm
+from support.kafka.proxy import END_TXN, Harm
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from chaos.scene import Note, playing
-from support.cluster import KafkaCluster, running
-from support.small_disk import SmallDisk
+from support.kafka.cluster import KafkaCluster, running
+from support.kafka.small_disk import SmallDisk
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
 

@@ -9,7 +9,7 @@ import pytest
 
 from chaos.harm import Harmed, in_a_transaction
 from chaos.scene import PARTITIONS, Note, Scene, playing
-from support.manager import Manager
+from support.managers.process import Manager
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
 

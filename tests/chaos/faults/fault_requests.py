@@ -13,7 +13,7 @@ import pytest
 
 from chaos.harm import STRIKES_WITHIN, Harmed, strike
 from chaos.scene import Note, playing
-from support.kafka_proxy import (
+from support.kafka.proxy import (
     ADD_PARTITIONS_TO_TXN,
     END_TXN,
     FETCH,

@@ -21,9 +21,9 @@ from chaos.harm import Harmed, strike
 from chaos.scene import PARTITIONS, Note, Scene, playing
 from outfitter_proto.bus import Entry, connect
 from outfitter_proto.names import topics
-from support import remaking
-from support.kafka_proxy import END_TXN, Harm
-from support.manager import Manager
+from support.bus import remaking
+from support.kafka.proxy import END_TXN, Harm
+from support.managers.process import Manager
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
 

@@ -8,7 +8,7 @@ import pytest
 from confluent_kafka.admin import NewTopic
 
 from outfitter_verify import UnreadableError, verify
-from support.secure_broker import SecureBroker, right, secure_broker
+from support.kafka.secure_broker import SecureBroker, right, secure_broker
 
 __all__ = ["secure_broker"]
 

@@ -22,8 +22,8 @@ from outfitter_proto.bus.kafka import KafkaBus
 from outfitter_proto.names import topics
 from outfitter_verify import Report, UnreadableError, verify
 from outfitter_verify.buses import kafka
-from support.broker import Broker, KafkaBroker
-from support.manager import Manager, StartManager, files_config
+from support.kafka.broker import Broker, KafkaBroker
+from support.managers.process import Manager, StartManager, files_config
 
 WORKERS = 6
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from outfitter_verify.wire import partition_of
-from support.streams import HOST, NEIGHBOUR, PARTITION, PARTITIONS, World
+from support.checker.streams import HOST, NEIGHBOUR, PARTITION, PARTITIONS, World
 
 ELSEWHERE = next(name for name in map("gpu-{}".format, range(99)) if partition_of(name, PARTITIONS) != PARTITION)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from outfitter_verify.registrations.answers import RATION
-from support.streams import World
+from support.checker.streams import World
 
 
 def refused(*, letters: int, late_ms: int = 0) -> World:

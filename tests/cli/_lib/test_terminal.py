@@ -17,7 +17,7 @@ from outfitter_proto.support.printable import printable, printable_json
 from outfitter_service.cli._lib import output
 from outfitter_service.cli._lib.errors import complain
 from outfitter_service.query.errors import OutfitterCliError, warn
-from support.manager import Manager, files_config
+from support.managers.process import Manager, files_config
 
 EVIL = "\x1b]0;PWNED\x07\x1b[2J\r\nh1  fake  allocated\x9b31m\u202egnp.exe\u2028and\x7f"
 FORBIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")

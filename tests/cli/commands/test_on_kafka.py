@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from support.broker import KafkaBroker
-from support.manager import Manager, files_config
+from support.kafka.broker import KafkaBroker
+from support.managers.process import Manager, files_config
 
 pytestmark = pytest.mark.kafka
 

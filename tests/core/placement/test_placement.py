@@ -7,8 +7,8 @@ from outfitter.session import status
 from outfitter_proto.records import Health
 from outfitter_service.core import model as m
 from outfitter_service.core.state.ledger import Inventory, SetInventory
-from support.core_driver import CoreDriver, asks, device, ill
-from support.decided import change_all
+from support.core.core_driver import CoreDriver, asks, device, ill
+from support.core.decided import change_all
 
 GPU = m.ResourceSpec(name="gpu", amount=1)
 FPGA = m.ResourceSpec(name="fpga", amount=1)

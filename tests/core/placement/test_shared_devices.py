@@ -7,7 +7,7 @@ from itertools import permutations
 import pytest
 
 from outfitter_service.core import model as m
-from support.core_driver import CoreDriver, asks, device, ill
+from support.core.core_driver import CoreDriver, asks, device, ill
 
 GPU = m.ResourceSpec(name="gpu", amount=1)
 CUDA = m.ResourceSpec(name="cuda", amount=1)

@@ -16,8 +16,8 @@ from outfitter_proto.records import HOLDING_STATES, Allocation
 from outfitter_service.core import model as m
 from outfitter_service.core.state.host_state import exclusive_ids
 from outfitter_service.core.state.ledger import Ledger, PutAllocation, PutRecord, SetInventory
-from support.core_driver import HOST, CoreDriver, asks, device, ill
-from support.core_world import whole
+from support.core.core_driver import HOST, CoreDriver, asks, device, ill
+from support.core.world import whole
 
 A, B, C = (m.ResourceSpec(name=name) for name in "abc")
 

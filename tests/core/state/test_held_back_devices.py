@@ -13,7 +13,7 @@ from outfitter_service.core import model as m
 from outfitter_service.core.hosts import host_record
 from outfitter_service.core.state import held_back_devices
 from outfitter_service.core.state.ledger import Ledger, PutAllocation, PutRecord
-from support.core_driver import HOST, START, CoreDriver, asks, device, ill
+from support.core.core_driver import HOST, START, CoreDriver, asks, device, ill
 
 GPU = m.ResourceSpec(name="gpu", amount=1)
 SCRIPT = m.ResourceSpec(name="gpu", amount=1, on_demand=True)

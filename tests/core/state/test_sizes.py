@@ -15,8 +15,8 @@ from outfitter_service.core.decide import Decision, Rules
 from outfitter_service.core.hosts import host_record
 from outfitter_service.core.state.ledger import Inventory
 from outfitter_service.core.state.sizes import LONGEST_REASON, REQUEST_BYTES
-from support.core_driver import HOST, START, CoreDriver, asks, specs
-from support.core_world import written
+from support.core.core_driver import HOST, START, CoreDriver, asks, specs
+from support.core.world import written
 
 MOST = 20_000
 NOTE = "n" * 400

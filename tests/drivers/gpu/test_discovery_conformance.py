@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from support.gpu_machine import answer, discovery, nvidia_smi
+from support.drivers.gpu_machine import answer, discovery, nvidia_smi
 
 TABLES = Path(__file__).parents[2] / "conformance"
 NVIDIA_SCRIPT = json.loads((TABLES / "nvidia-script.json").read_text())["cases"]

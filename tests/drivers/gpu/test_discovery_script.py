@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from outfitter_drivers.gpu import coordination
 from outfitter_drivers.gpu.coordination import CoordinationError, Owner
-from support.gpu_machine import PROGRAM, answer, discovery, nvidia_smi
-from support.processes import wait_until_ended
+from support.drivers.gpu_machine import PROGRAM, answer, discovery, nvidia_smi
+from support.processes.ending import wait_until_ended
 
 Run = Callable[..., tuple[str, int, str]]
 BOOT = Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -24,7 +24,7 @@ from outfitter_drivers.gpu.discovery_script import AllocateReleaseDriver, Script
 from outfitter_drivers.gpu.factory import FLINK_DEFAULT_PATH, GPUDriverFactory
 from outfitter_drivers.gpu.nvidia import NvidiaDriver, parse_gpus
 from outfitter_proto.records import Health
-from support.gpu_machine import executable, nvidia_smi
+from support.drivers.gpu_machine import executable, nvidia_smi
 
 NOBODY = Worker(host="h", resource="gpu")
 WORKER = Worker(host="h", resource="gpu", worker="w", incarnation="w-1", owner_pid=4711)

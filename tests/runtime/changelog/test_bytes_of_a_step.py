@@ -37,7 +37,7 @@ from outfitter_service.runtime.liveness.tracker import LivenessTracker
 from outfitter_service.runtime.processor.commit.batch import LOGGED, Batch
 from outfitter_service.runtime.processor.reporting.gauges import StateGauges
 from outfitter_service.runtime.processor.reporting.reporter import CommitReporter
-from support.assignments import assignment_of
+from support.managers.assignments import assignment_of
 
 GPU = {"resource": "gpu"}
 

@@ -27,11 +27,11 @@ from outfitter_service.runtime.input.scope import PartitionScope
 from outfitter_service.runtime.instruments import Instruments
 from outfitter_service.runtime.processor.processor import Limits
 from outfitter_service.runtime.sweeper.group_member import SweeperMember
-from support.broker import KafkaBroker
-from support.committed import committed
-from support.faulty_bus import FaultyBus, Killed, no_faults
-from support.in_process_manager import HOST, InProcessManager, deregister, heartbeat, register, serving, static
-from support.remaking import add_partitions, ledger
+from support.bus.committed import committed
+from support.bus.faulty_bus import FaultyBus, Killed, no_faults
+from support.bus.remaking import add_partitions, ledger
+from support.kafka.broker import KafkaBroker
+from support.managers.in_process import HOST, InProcessManager, deregister, heartbeat, register, serving, static
 
 FEW, MANY = 4, 8
 OLD, NEW = 1, 5

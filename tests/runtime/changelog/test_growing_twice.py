@@ -34,11 +34,11 @@ from outfitter_service.runtime.input.scope import PartitionScope
 from outfitter_service.runtime.instruments import Instruments
 from outfitter_service.runtime.processor.processor import Limits
 from outfitter_service.runtime.sweeper.group_member import SweeperMember
-from support.committed import committed
-from support.faulty_bus import FaultyBus
-from support.in_process_manager import InProcessManager, serving, static
-from support.remaking import ledger
-from support.verdict import verdict
+from support.bus.committed import committed
+from support.bus.faulty_bus import FaultyBus
+from support.bus.remaking import ledger
+from support.checker.verdict import verdict
+from support.managers.in_process import InProcessManager, serving, static
 
 EPISODES = int(os.environ.get("GROWTH_EPISODES", "5"))
 SIZES = 2, 3, 5

@@ -11,8 +11,8 @@ import pytest
 from outfitter_proto.bus import Entry
 from outfitter_service.runtime.changelog.restore import LedgerRefusedError
 from runtime.conftest import Serve
-from support.faulty_bus import FaultyBus
-from support.in_process_manager import TOPICS, another, register, static
+from support.bus.faulty_bus import FaultyBus
+from support.managers.in_process import TOPICS, another, register, static
 
 Change = Callable[[dict[str, Any]], dict[str, Any]]
 

@@ -14,10 +14,10 @@ from outfitter_service.runtime.input.scope import HostScope
 from outfitter_service.runtime.processor import takeover
 from outfitter_service.runtime.processor.processor import ForeignManagerError
 from runtime.conftest import Serve
-from support.faulty_bus import FaultyBus
-from support.in_process_manager import HOST, TOPICS, another, register, static
-from support.scripted_manager import host_record
-from support.verdict import verdict
+from support.bus.faulty_bus import FaultyBus
+from support.checker.verdict import verdict
+from support.managers.in_process import HOST, TOPICS, another, register, static
+from support.managers.scripted import host_record
 
 
 class Counting(FaultyBus):

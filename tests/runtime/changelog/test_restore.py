@@ -17,8 +17,8 @@ from outfitter_service.runtime.changelog import restore as restore_module
 from outfitter_service.runtime.changelog.restore import LedgerRefusedError, restore
 from outfitter_service.runtime.input.scope import HostScope, PartitionScope
 from runtime.conftest import Serve
-from support.faulty_bus import FaultyBus
-from support.in_process_manager import HOST, TOPICS, register, static
+from support.bus.faulty_bus import FaultyBus
+from support.managers.in_process import HOST, TOPICS, register, static
 
 SCOPE = HostScope(HOST, f"host/{HOST}")
 EVERYBODY = PartitionScope(0, 1, "partition/0")

@@ -12,8 +12,8 @@ from outfitter_proto.records import Deregister, Register, ResourceRequest
 from outfitter_service.core import model as m
 from outfitter_service.core.decide import Rules
 from outfitter_service.runtime.changelog.snapshots import BETWEEN_TIMES, SMALLEST_PIECE_BYTES, Pace, Snapshots
-from support.core_driver import HOST
-from support.recorded_writer import RecordedWriter
+from support.core.core_driver import HOST
+from support.core.recorded_writer import RecordedWriter
 
 RULES = Rules(writer="host/h", specs={"gpu": m.ResourceSpec(name="gpu", amount=1)}, lease_s=None, retention_s=1e6)
 ONE_EACH = Pace(piece_bytes=1)

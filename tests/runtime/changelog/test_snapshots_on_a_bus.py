@@ -15,8 +15,8 @@ from outfitter_service.config import Connection
 from outfitter_service.query import rebuild
 from outfitter_service.runtime.changelog.snapshots import Pace
 from outfitter_service.runtime.processor.limits import Limits
-from support.faulty_bus import FaultyBus, WrappedWriter, no_faults
-from support.in_process_manager import (
+from support.bus.faulty_bus import FaultyBus, WrappedWriter, no_faults
+from support.managers.in_process import (
     CLUSTER,
     HOST,
     TOPICS,

@@ -25,12 +25,12 @@ from outfitter_service.runtime.changelog.shape import TopicCheck, TopicsChangedE
 from outfitter_service.runtime.identity import host_identity, of_partition, replica_identity
 from outfitter_service.runtime.input.scope import HostScope, PartitionScope
 from outfitter_service.runtime.processor.processor import Limits
-from support.assignments import assignment_of
-from support.broker import Broker, KafkaBroker
-from support.faulty_bus import FaultyBus
-from support.in_process_manager import HOST, InProcessManager, deregister, register, serving, static
-from support.manager import Manager, ManagerError, StartManager
-from support.remaking import add_partitions, evaporate, ledger, remake, restore
+from support.bus.faulty_bus import FaultyBus
+from support.bus.remaking import add_partitions, evaporate, ledger, remake, restore
+from support.kafka.broker import Broker, KafkaBroker
+from support.managers.assignments import assignment_of
+from support.managers.in_process import HOST, InProcessManager, deregister, register, serving, static
+from support.managers.process import Manager, ManagerError, StartManager
 
 pytestmark = pytest.mark.kafka
 

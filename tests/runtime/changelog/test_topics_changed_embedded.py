@@ -14,9 +14,9 @@ from outfitter_proto import topics as wanted
 from outfitter_proto.names import topics
 from outfitter_service.runtime.changelog.shape import TopicsChangedError
 from outfitter_service.runtime.processor.processor import Limits
-from support.faulty_bus import FaultyBus
-from support.in_process_manager import CLUSTER, InProcessManager, deregister, register, serving, static
-from support.remaking import add_partitions
+from support.bus.faulty_bus import FaultyBus
+from support.bus.remaking import add_partitions
+from support.managers.in_process import CLUSTER, InProcessManager, deregister, register, serving, static
 
 OFTEN = Limits(lease_grace_s=0.1, look_s=0.05)
 

@@ -12,7 +12,7 @@ from outfitter_drivers.api import Device
 from outfitter_service.runtime.drivers.translation import known_device
 from outfitter_verify import verify
 from runtime.conftest import Serve
-from support.in_process_manager import HOST, deregister, register
+from support.managers.in_process import HOST, deregister, register
 
 RESOURCES = """
 lease-grace = "0s"

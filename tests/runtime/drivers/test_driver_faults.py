@@ -40,7 +40,7 @@ from outfitter_service.runtime.drivers.supervisor import Loaded, Supervisor
 from outfitter_service.runtime.drivers.translation import AT_A_STRETCH, MOST_DEVICES, SHORTEST_DELAY_S, known_devices
 from runtime.conftest import Serve
 from simulation.loop import running
-from support.in_process_manager import another, register
+from support.managers.in_process import another, register
 
 
 def test_a_configured_driver_timeout_is_the_drivers_own_limit_too(tmp_path: Path) -> None:

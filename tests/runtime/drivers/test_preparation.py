@@ -10,10 +10,10 @@ import pytest
 from outfitter_drivers.api import Grant, PermanentDriverError, TemporaryDriverError
 from outfitter_proto.bus import CommitUnknownError
 from runtime.conftest import Serve
-from support.faulty_bus import FaultyBus, no_faults
-from support.in_process_manager import deregister, preparing, register, static
-from support.preparing_driver import BENCHES, Bench
-from support.verdict import verdict
+from support.bus.faulty_bus import FaultyBus, no_faults
+from support.checker.verdict import verdict
+from support.drivers.preparing import BENCHES, Bench
+from support.managers.in_process import deregister, preparing, register, static
 
 TIMEOUT = 'driver-timeout = "200ms"'
 

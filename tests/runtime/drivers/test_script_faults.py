@@ -9,8 +9,8 @@ import anyio.lowlevel
 import pytest
 
 from runtime.conftest import Serve
-from support.in_process_manager import deregister, register
-from support.processes import wait_until_ended
+from support.managers.in_process import deregister, register
+from support.processes.ending import wait_until_ended
 
 
 def scripted(folder: Path, lines: str, extra: str = "") -> str:

@@ -18,9 +18,9 @@ from outfitter_proto import topics as all_topics
 from outfitter_proto.bus import Entry, TooLargeError, TopicSpec
 from outfitter_proto.codec import WireError, decode_registration
 from runtime.conftest import Serve
-from support.faulty_bus import FaultyBus
-from support.in_process_manager import CLUSTER, HOST, TOPICS, deregister, heartbeat, register, static
-from support.verdict import verdict
+from support.bus.faulty_bus import FaultyBus
+from support.checker.verdict import verdict
+from support.managers.in_process import CLUSTER, HOST, TOPICS, deregister, heartbeat, register, static
 
 
 def body(**fields: Any) -> bytes:

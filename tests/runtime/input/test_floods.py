@@ -21,11 +21,11 @@ from outfitter_service.runtime.identity import of_partition, replica_identity
 from outfitter_service.runtime.input.scope import PartitionScope
 from outfitter_service.runtime.processor.limits import Limits
 from runtime.processor.commit.test_large_commits import NarrowBus
-from support.broker import KafkaBroker
-from support.faulty_bus import FaultyBus
-from support.fleet import PARTITIONS, Fleet
-from support.in_process_manager import CLUSTER, TOPICS, InProcessManager, bulky, register, serving, static
-from support.verdict import verdict
+from support.bus.faulty_bus import FaultyBus
+from support.checker.verdict import verdict
+from support.kafka.broker import KafkaBroker
+from support.managers.fleet import PARTITIONS, Fleet
+from support.managers.in_process import CLUSTER, TOPICS, InProcessManager, bulky, register, serving, static
 
 FLOOD = 20_000
 """Registrations: several times what is read ahead."""

@@ -15,9 +15,9 @@ from outfitter_proto.bus import Entry
 from outfitter_proto.codec import MAX_MESSAGE_BYTES
 from runtime.conftest import Serve
 from runtime.processor.commit.test_size_of_answers import packed, read
-from support.faulty_bus import FaultyBus
-from support.in_process_manager import HOST, TOPICS, InProcessManager, bulky, deregister, heartbeat, register, static
-from support.verdict import verdict
+from support.bus.faulty_bus import FaultyBus
+from support.checker.verdict import verdict
+from support.managers.in_process import HOST, TOPICS, InProcessManager, bulky, deregister, heartbeat, register, static
 
 TIMES = 30
 CRC_AT, RECORDS_AT = 17, 61

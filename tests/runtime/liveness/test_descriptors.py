@@ -23,8 +23,8 @@ from outfitter_service.cli.commands.worker.run import DESCRIPTORS
 from outfitter_service.runtime.drivers.translation import DriverCallError, foreign_code
 from outfitter_service.runtime.liveness import descriptors
 from outfitter_service.runtime.outage_log import OutageLog
-from support.few_descriptors import descriptors_left
-from support.manager import OUTFITTER, Manager, StartManager, environment
+from support.managers.process import OUTFITTER, Manager, StartManager, environment
+from support.processes.few_descriptors import descriptors_left
 
 OWNERS = """
 import os, signal, sys

@@ -12,8 +12,8 @@ from datetime import UTC, datetime, timedelta
 import anyio
 
 from outfitter_proto.bus import Entry, connect
-from support.in_process_manager import TOPICS, register
-from support.manager import Manager, StartManager
+from support.managers.in_process import TOPICS, register
+from support.managers.process import Manager, StartManager
 
 LEASE_S = 4.0
 

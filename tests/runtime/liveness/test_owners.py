@@ -15,9 +15,9 @@ from msgspec import UNSET
 from outfitter_proto.bus import BusUnavailableError, Entry
 from outfitter_service.runtime.processor.processor import Limits
 from runtime.conftest import Serve
-from support.faulty_bus import FaultyBus, no_faults
-from support.in_process_manager import HOST, TOPICS, InProcessManager, another, deregister, heartbeat, register, static
-from support.owners import body, owner_of, process
+from support.bus.faulty_bus import FaultyBus, no_faults
+from support.managers.in_process import HOST, TOPICS, InProcessManager, another, deregister, heartbeat, register, static
+from support.processes.owners import body, owner_of, process
 
 __all__ = ["process"]
 

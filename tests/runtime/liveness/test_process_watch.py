@@ -18,7 +18,7 @@ from outfitter_proto.records import Unwatched
 from outfitter_proto.support.processes import boot_id, pid_namespace, start_ticks, time_namespace
 from outfitter_service.runtime.liveness import descriptors, process_table
 from outfitter_service.runtime.liveness.process_watch import ProcessWatch
-from support.owners import owner_of, process
+from support.processes.owners import owner_of, process
 
 __all__ = ["process"]
 

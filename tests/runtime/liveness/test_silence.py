@@ -19,10 +19,10 @@ from outfitter_service.runtime.liveness.deaths import LAST_WORDS_S
 from outfitter_service.runtime.liveness.tracker import LivenessTracker
 from outfitter_service.runtime.processor.processor import Limits
 from runtime.conftest import Serve
-from support.assignments import assignment_of
-from support.faulty_bus import FaultyBus, no_faults
-from support.in_process_manager import CLUSTER, HOST, TOPICS, another, deregister, heartbeat, register, static
-from support.verdict import verdict
+from support.bus.faulty_bus import FaultyBus, no_faults
+from support.checker.verdict import verdict
+from support.managers.assignments import assignment_of
+from support.managers.in_process import CLUSTER, HOST, TOPICS, another, deregister, heartbeat, register, static
 from support.wire_samples import AT
 
 SHORT = 0.4

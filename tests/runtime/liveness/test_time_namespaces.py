@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from support.manager import Manager, StartManager
+from support.managers.process import Manager, StartManager
 
 WORKER = """
 from outfitter import RuntimeContext

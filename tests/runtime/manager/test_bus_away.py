@@ -19,9 +19,10 @@ from outfitter_proto.bus import BusConfigurationError, BusUnavailableError, Entr
 from outfitter_proto.bus.embedded.connecting.database import Database
 from outfitter_service.runtime.clock import Clock
 from runtime.conftest import Serve
-from support.broker import Broker
-from support.faulty_bus import FaultyBus, no_faults
-from support.in_process_manager import (
+from support.bus.faulty_bus import FaultyBus, no_faults
+from support.checker.verdict import verdict
+from support.kafka.broker import Broker
+from support.managers.in_process import (
     CLUSTER,
     HOST,
     TOPICS,
@@ -32,8 +33,7 @@ from support.in_process_manager import (
     register,
     static,
 )
-from support.manager import StartManager
-from support.verdict import verdict
+from support.managers.process import StartManager
 
 
 async def not_ready(in_process: InProcessManager) -> None:

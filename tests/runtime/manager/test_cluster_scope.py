@@ -12,9 +12,9 @@ import anyio
 import pytest
 
 from outfitter_proto.partitioning import partition_of
-from support.fleet import PARTITIONS, Fleet, hosts
-from support.manager import StartManager
-from support.verdict import verdict
+from support.checker.verdict import verdict
+from support.managers.fleet import PARTITIONS, Fleet, hosts
+from support.managers.process import StartManager
 
 
 @pytest.fixture

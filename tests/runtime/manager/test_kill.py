@@ -21,8 +21,8 @@ from outfitter_proto import topics as all_topics
 from outfitter_proto.bus import Bus, Entry, connect
 from outfitter_proto.names import topics
 from outfitter_verify import Report
-from support.manager import Manager, StartManager, files_config
-from support.verdict import verdict
+from support.checker.verdict import verdict
+from support.managers.process import Manager, StartManager, files_config
 
 KILLS = 7
 GPUS = 4

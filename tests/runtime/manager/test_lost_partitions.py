@@ -18,8 +18,8 @@ from outfitter_service.metrics import Metrics
 from outfitter_service.runtime.identity import replica_identity
 from outfitter_service.runtime.instruments import Instruments
 from outfitter_service.runtime.manager.cluster_member import Replica
-from support.faulty_bus import FaultyBus
-from support.in_process_manager import CLUSTER, register
+from support.bus.faulty_bus import FaultyBus
+from support.managers.in_process import CLUSTER, register
 
 
 class Member(Membership):

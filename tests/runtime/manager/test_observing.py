@@ -11,8 +11,8 @@ import pytest
 from outfitter_proto.records import AllocationState, ReasonCode
 from outfitter_service.metrics import Metrics
 from runtime.conftest import Serve
-from support.in_process_manager import deregister, heartbeat, register, static
-from support.manager import StartManager
+from support.managers.in_process import deregister, heartbeat, register, static
+from support.managers.process import StartManager
 
 ZERO = {
     "outfitter_devices": [

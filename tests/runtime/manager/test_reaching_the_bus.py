@@ -13,8 +13,8 @@ from outfitter_proto.bus import BusUnavailableError
 from outfitter_service import config as configuration
 from outfitter_service.runtime.manager import service
 from outfitter_service.runtime.manager.service import Service
-from support.faulty_bus import FaultyBus
-from support.in_process_manager import static
+from support.bus.faulty_bus import FaultyBus
+from support.managers.in_process import static
 
 POINTS = ("start:before", "start:after", "create_topics:before", "topic:before", "topic:after")
 

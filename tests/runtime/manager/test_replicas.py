@@ -10,10 +10,10 @@ from pathlib import Path
 import anyio
 import pytest
 
-from support.broker import KafkaBroker
-from support.fleet import PARTITIONS, Fleet, hosts
-from support.manager import Manager
-from support.verdict import verdict
+from support.checker.verdict import verdict
+from support.kafka.broker import KafkaBroker
+from support.managers.fleet import PARTITIONS, Fleet, hosts
+from support.managers.process import Manager
 
 pytestmark = pytest.mark.kafka
 NAMES = hosts(24)

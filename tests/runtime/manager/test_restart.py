@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from runtime.conftest import Serve
-from support.in_process_manager import another, deregister, heartbeat, register, static
-from support.manager import add_device, files_config
-from support.verdict import verdict
+from support.checker.verdict import verdict
+from support.managers.in_process import another, deregister, heartbeat, register, static
+from support.managers.process import add_device, files_config
 
 TWO = (
     'external-resources = ["gpu", "disk"]\n'

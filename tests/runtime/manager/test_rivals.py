@@ -11,9 +11,9 @@ import pytest
 from outfitter_service.runtime.identity import of_partition, replica_identity
 from outfitter_service.runtime.input.scope import PartitionScope
 from outfitter_service.runtime.processor.processor import ForeignManagerError
-from support.faulty_bus import FaultyBus
-from support.fleet import Fleet, hosts
-from support.in_process_manager import CLUSTER, serving, static
+from support.bus.faulty_bus import FaultyBus
+from support.managers.fleet import Fleet, hosts
+from support.managers.in_process import CLUSTER, serving, static
 
 
 @pytest.fixture

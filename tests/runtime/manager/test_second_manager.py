@@ -12,10 +12,10 @@ from outfitter_service.runtime.machine_lock import ManagerExistsError, alone_on_
 from outfitter_service.runtime.processor import takeover
 from outfitter_service.runtime.processor.processor import ForeignManagerError, Limits
 from runtime.conftest import Serve
-from support.faulty_bus import FaultyBus
-from support.in_process_manager import HOST, InProcessManager, another, register, static
-from support.manager import ManagerError, StartManager
-from support.verdict import verdict
+from support.bus.faulty_bus import FaultyBus
+from support.checker.verdict import verdict
+from support.managers.in_process import HOST, InProcessManager, another, register, static
+from support.managers.process import ManagerError, StartManager
 
 
 async def another_takes_over(first: InProcessManager, serve: Serve, url: str, go: anyio.Event) -> InProcessManager:

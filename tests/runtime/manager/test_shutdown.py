@@ -16,11 +16,11 @@ from outfitter_drivers.api import Grant
 from outfitter_proto.bus import BusUnavailableError
 from outfitter_verify.buses import embedded
 from runtime.conftest import Serve
-from support.faulty_bus import FaultyBus
-from support.in_process_manager import another, preparing, register, static
-from support.manager import OUTFITTER, Manager, ManagerError, StartManager, files_config
-from support.preparing_driver import BENCHES, Bench
-from support.verdict import verdict
+from support.bus.faulty_bus import FaultyBus
+from support.checker.verdict import verdict
+from support.drivers.preparing import BENCHES, Bench
+from support.managers.in_process import another, preparing, register, static
+from support.managers.process import OUTFITTER, Manager, ManagerError, StartManager, files_config
 
 DRIVERS = '''"""Drivers that do not close."""
 import threading

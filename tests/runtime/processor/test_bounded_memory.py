@@ -20,9 +20,9 @@ from outfitter_service.runtime.processor.commit import batch
 from outfitter_service.runtime.processor.processor import Limits
 from runtime.conftest import Serve
 from runtime.processor.commit.test_large_commits import NarrowBus
-from support.faulty_bus import FaultyBus, no_faults
-from support.in_process_manager import HOST, TOPICS, InProcessManager, bulky, deregister, heartbeat, register, static
-from support.verdict import verdict
+from support.bus.faulty_bus import FaultyBus, no_faults
+from support.checker.verdict import verdict
+from support.managers.in_process import HOST, TOPICS, InProcessManager, bulky, deregister, heartbeat, register, static
 
 FLOOD = 2 * READ_AHEAD + 2000
 

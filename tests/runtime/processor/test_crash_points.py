@@ -21,9 +21,10 @@ from outfitter_proto import topics as all_topics
 from outfitter_proto.bus import BusUnavailableError, CommitUnknownError, Entry, FencedError
 from outfitter_verify import Report
 from runtime.conftest import Serve
-from support import verdict as checker
-from support.faulty_bus import FaultyBus, no_faults
-from support.in_process_manager import (
+from support.bus.faulty_bus import FaultyBus, no_faults
+from support.checker import verdict as checker
+from support.drivers.preparing import BENCHES, Bench
+from support.managers.in_process import (
     CLUSTER,
     HOST,
     TOPICS,
@@ -36,7 +37,6 @@ from support.in_process_manager import (
     serving,
     static,
 )
-from support.preparing_driver import BENCHES, Bench
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -12,9 +12,9 @@ from outfitter_service.core import model as m
 from outfitter_service.runtime.processor import event_queue
 from outfitter_service.runtime.processor.commit import batch
 from runtime.conftest import Serve
-from support.in_process_manager import deregister, preparing, register
-from support.preparing_driver import BENCHES, Bench
-from support.verdict import verdict
+from support.checker.verdict import verdict
+from support.drivers.preparing import BENCHES, Bench
+from support.managers.in_process import deregister, preparing, register
 
 
 @pytest.mark.parametrize("kind", [m.OwnerDied, m.LeaseExpired, m.Prepared, m.Unprepared])

@@ -18,8 +18,8 @@ from outfitter_service.runtime.instruments import Instruments
 from outfitter_service.runtime.manager.cluster_member import Replica
 from outfitter_service.runtime.processor.commit.batch_limits import BatchLimits
 from outfitter_service.runtime.processor.limits import Limits
-from support.faulty_bus import FaultyBus
-from support.in_process_manager import CLUSTER, InProcessManager, register, serving, static
+from support.bus.faulty_bus import FaultyBus
+from support.managers.in_process import CLUSTER, InProcessManager, register, serving, static
 
 IDENTITY = of_partition(replica_identity(CLUSTER), 0)
 

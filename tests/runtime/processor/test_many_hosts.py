@@ -21,8 +21,8 @@ from outfitter_service.runtime.drivers import pool as pool_module
 from outfitter_service.runtime.identity import of_partition, replica_identity
 from outfitter_service.runtime.input.scope import PartitionScope
 from outfitter_service.runtime.processor import deadlines
-from support.faulty_bus import FaultyBus
-from support.in_process_manager import CLUSTER, register, serving, static
+from support.bus.faulty_bus import FaultyBus
+from support.managers.in_process import CLUSTER, register, serving, static
 
 HOSTS = [f"h{number}" for number in range(12)]
 AT_ONCE = 5

@@ -24,8 +24,8 @@ from outfitter_service.runtime.input.lookahead import LookAheadBuffer
 from outfitter_service.runtime.input.scope import HostScope
 from runtime.conftest import Serve
 from runtime.processor.test_takeover import TaintedBus
-from support.faulty_bus import FaultyBus
-from support.in_process_manager import HOST, TOPICS, register, static
+from support.bus.faulty_bus import FaultyBus
+from support.managers.in_process import HOST, TOPICS, register, static
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from msgspec import structs
 from outfitter_proto.bus import Entry
 from outfitter_service.runtime.identity import Identity, host_identity
 from runtime.conftest import Serve
-from support.in_process_manager import CLUSTER, TOPICS, InProcessManager, register, static
+from support.managers.in_process import CLUSTER, TOPICS, InProcessManager, register, static
 
 WARNS = "live allocations under another host name"
 

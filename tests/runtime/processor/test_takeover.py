@@ -14,9 +14,9 @@ from outfitter_service.core import model as m
 from outfitter_service.runtime.processor import processor
 from outfitter_service.runtime.processor.processor import ForeignManagerError
 from runtime.conftest import Serve
-from support.faulty_bus import FaultyBus, WrappedWriter, no_faults
-from support.in_process_manager import another, register, static
-from support.owners import body, owner_of
+from support.bus.faulty_bus import FaultyBus, WrappedWriter, no_faults
+from support.managers.in_process import another, register, static
+from support.processes.owners import body, owner_of
 
 
 class TaintedBus(FaultyBus):

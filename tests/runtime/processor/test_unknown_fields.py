@@ -13,9 +13,9 @@ from outfitter_proto import names
 from outfitter_proto.bus import Entry, connect
 from outfitter_proto.decoding.unknown import UNNAMED
 from runtime.conftest import Serve
-from support.in_process_manager import deregister, heartbeat, register, static
-from support.manager import Manager
-from support.verdict import verdict
+from support.checker.verdict import verdict
+from support.managers.in_process import deregister, heartbeat, register, static
+from support.managers.process import Manager
 
 MISSPELT = "unknown field $.resorces was ignored; did you mean resources?"
 

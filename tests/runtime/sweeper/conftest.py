@@ -18,8 +18,8 @@ from outfitter_service.metrics import Metrics
 from outfitter_service.runtime.identity import host_identity
 from outfitter_service.runtime.instruments import Instruments
 from outfitter_service.runtime.sweeper.group_member import SweeperMember
-from support.faulty_bus import FaultyBus
-from support.in_process_manager import (
+from support.bus.faulty_bus import FaultyBus
+from support.managers.in_process import (
     CLUSTER,
     TOPICS,
 )

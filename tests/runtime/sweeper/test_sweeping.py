@@ -26,9 +26,9 @@ from outfitter_service.runtime.input.scope import PartitionScope, unroutable
 from outfitter_service.runtime.instruments import Instruments
 from outfitter_service.runtime.sweeper.group_member import SweeperMember
 from runtime.sweeper.conftest import GRACE_S, letters, say, sweeping, swept
-from support import verdict as checker
-from support.faulty_bus import FaultyBus
-from support.in_process_manager import (
+from support.bus.faulty_bus import FaultyBus
+from support.checker import verdict as checker
+from support.managers.in_process import (
     CLUSTER,
     HOST,
     TOPICS,

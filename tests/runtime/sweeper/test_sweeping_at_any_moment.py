@@ -13,9 +13,9 @@ import pytest
 from outfitter_proto import topics as all_topics
 from outfitter_proto.bus import Bus, CommitUnknownError
 from runtime.sweeper.conftest import GRACE_S, letters, say, sweeping, swept
-from support import verdict as checker
-from support.faulty_bus import FaultyBus
-from support.in_process_manager import (
+from support.bus.faulty_bus import FaultyBus
+from support.checker import verdict as checker
+from support.managers.in_process import (
     CLUSTER,
     HOST,
     InProcessManager,

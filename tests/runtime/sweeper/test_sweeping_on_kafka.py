@@ -21,10 +21,10 @@ from outfitter_proto.partitioning import partition_of
 from outfitter_proto.records import DeadLetter
 from outfitter_service.runtime.dead_letter_quota import A_MINUTE
 from outfitter_verify import verify
-from support.broker import KafkaBroker
-from support.committed import committed
-from support.in_process_manager import register
-from support.manager import Manager, StartManager
+from support.bus.committed import committed
+from support.kafka.broker import KafkaBroker
+from support.managers.in_process import register
+from support.managers.process import Manager, StartManager
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]
 

@@ -24,8 +24,8 @@ from outfitter_service.runtime.manager.service import Service
 from outfitter_service.runtime.sweeper import group_member as sweeper_module
 from outfitter_service.runtime.sweeper.group_member import CANDIDATES, SweeperMember, at_work, is_candidate
 from runtime.sweeper.conftest import WITHIN_S, say
-from support.faulty_bus import FaultyBus
-from support.in_process_manager import (
+from support.bus.faulty_bus import FaultyBus
+from support.managers.in_process import (
     CLUSTER,
     TOPICS,
     register,

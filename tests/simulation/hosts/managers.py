@@ -32,7 +32,7 @@ from simulation.hosts.owners import BOOT, Owners
 from simulation.loop import Loop, Process
 from simulation.model.client import ModelBus
 from simulation.model.network import Link
-from support.assignments import assignment_of
+from support.managers.assignments import assignment_of
 
 CLUSTER = "outfitter"
 TOPICS: Topics = topics(CLUSTER)

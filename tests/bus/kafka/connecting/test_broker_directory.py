@@ -10,7 +10,7 @@ from outfitter_proto.bus import TopicSpec, connect
 from outfitter_proto.bus.kafka.connecting import broker_directory
 from outfitter_proto.bus.kafka.connecting.broker_directory import BrokerDirectory
 from outfitter_proto.bus.kafka.connecting.login import Node
-from support.broker import KafkaBroker
+from support.kafka.broker import KafkaBroker
 
 A, B, C = Node("a", 1), Node("b", 2), Node("c", 3)
 

@@ -19,8 +19,8 @@ from aiokafka.errors import KafkaError
 
 from outfitter_proto.bus import Entry, TopicSpec, connect
 from outfitter_proto.bus.kafka import bear_emptied_control_batches
-from support.broker import KafkaBroker
-from support.committed import committed
+from support.bus.committed import committed
+from support.kafka.broker import KafkaBroker
 
 pytestmark = pytest.mark.kafka
 

@@ -22,9 +22,9 @@ from outfitter_proto.bus.kafka.connecting.protocol import DescribeProducersReque
 from outfitter_proto.bus.kafka.writing import open_transactions
 from outfitter_proto.bus.kafka.writing.producer import Last, TransactionalProducer
 from outfitter_proto.bus.kafka.writing.writer import KafkaWriter
-from support.broker import LAUNCHER
-from support.committed import committed
-from support.kafka_proxy import ADD_PARTITIONS_TO_TXN, INIT_PRODUCER_ID, Harm
+from support.bus.committed import committed
+from support.kafka.broker import LAUNCHER
+from support.kafka.proxy import ADD_PARTITIONS_TO_TXN, INIT_PRODUCER_ID, Harm
 
 pytestmark = pytest.mark.kafka
 

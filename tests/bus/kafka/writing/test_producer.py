@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from outfitter_proto.bus.kafka.connecting.connection import Connector
 from outfitter_proto.bus.kafka.connecting.login import access
 from outfitter_proto.bus.kafka.connecting.protocol import pieces
-from support.broker import KafkaBroker
+from support.kafka.broker import KafkaBroker
 
 RECORDS = st.binary(max_size=40) | st.binary(max_size=40).map(bytearray) | st.none()
 TOPICS = st.lists(

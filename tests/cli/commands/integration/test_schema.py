@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from outfitter_proto import schema
-from support.command_line import outfitter
+from support.processes.command_line import outfitter
 
 
 def test_both_forms_are_printed_as_json(tmp_path: Path) -> None:

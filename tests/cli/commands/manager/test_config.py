@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from support.command_line import outfitter
+from support.processes.command_line import outfitter
 
 GOOD = """
 bus = "kafka://broker:9092"

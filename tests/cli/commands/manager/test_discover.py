@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from support.manager import OUTFITTER, environment, files_config
+from support.managers.process import OUTFITTER, environment, files_config
 
 SLOW_DRIVER = """
 import anyio

@@ -16,9 +16,9 @@ from outfitter_proto.partitioning import partition_of
 from outfitter_service.cli.commands.manager.topics import make
 from outfitter_service.config import Connection
 from outfitter_service.query.errors import OutfitterCliError
-from support.broker import KafkaBroker
-from support.faulty_bus import FaultyBus
-from support.manager import OUTFITTER, Manager, ManagerError, environment, files_config
+from support.bus.faulty_bus import FaultyBus
+from support.kafka.broker import KafkaBroker
+from support.managers.process import OUTFITTER, Manager, ManagerError, environment, files_config
 
 
 def topics(bus: str, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -18,7 +18,7 @@ from outfitter_proto import names
 from outfitter_proto.bus import Entry, connect
 from outfitter_proto.records import DeadLetter, MessageSource
 from outfitter_service.cli.commands.view.dead_letters import plain
-from support.manager import OUTFITTER, Manager, StartManager, files_config
+from support.managers.process import OUTFITTER, Manager, StartManager, files_config
 
 SAID = {
     b"no json": "{",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from support.manager import StartManager
+from support.managers.process import StartManager
 
 DRIVER = """
 from pathlib import Path

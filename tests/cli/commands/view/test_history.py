@@ -17,7 +17,7 @@ from outfitter_proto.bus import Entry, connect
 from outfitter_proto.names import topics
 from outfitter_proto.partitioning import partition_of
 from outfitter_service.query import ledger_view
-from support.manager import Manager, StartManager, files_config
+from support.managers.process import Manager, StartManager, files_config
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from support import command_line
-from support.manager import Manager, add_device, files_config
+from support.managers.process import Manager, add_device, files_config
+from support.processes import command_line
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from support.manager import Manager, StartManager
+from support.managers.process import Manager, StartManager
 
 PATIENCE = 30.0
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from support.manager import OUTFITTER, environment
+from support.managers.process import OUTFITTER, environment
 
 
 def processes_of(folder: Path) -> list[str]:

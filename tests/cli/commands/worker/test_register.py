@@ -13,7 +13,7 @@ import pytest
 
 from outfitter_proto import codec
 from outfitter_proto.records import Allocation
-from support.manager import OUTFITTER, Manager, StartManager, environment
+from support.managers.process import OUTFITTER, Manager, StartManager, environment
 
 
 def test_it_says_until_when_it_holds(shared_manager: Manager) -> None:

@@ -13,9 +13,9 @@ import pytest
 
 from cli.commands.worker.conftest import PATIENCE, finish, line_of
 from outfitter.testing import FakeOutfitter
-from support.manager import OUTFITTER, Manager, environment
-from support.processes import wait_until_ended
-from support.scripted_manager import ScriptedManager
+from support.managers.process import OUTFITTER, Manager, environment
+from support.managers.scripted import ScriptedManager
+from support.processes.ending import wait_until_ended
 
 # --- exit codes ----------------------------------------------------------------------------------------
 

@@ -12,8 +12,8 @@ import anyio
 import pytest
 
 from outfitter import RuntimeContext
-from support.broker import Broker
-from support.manager import Manager, files_config
+from support.kafka.broker import Broker
+from support.managers.process import Manager, files_config
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]
 

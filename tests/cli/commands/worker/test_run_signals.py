@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from cli.commands.worker.conftest import PATIENCE, finish, line_of
-from support.manager import OUTFITTER, Manager
+from support.managers.process import OUTFITTER, Manager
 
 SAY_SIGNALS = """
 import signal, sys

@@ -12,9 +12,9 @@ from outfitter_proto.bus import Entry, TooLargeError, Writer
 from outfitter_service.core import model as m
 from outfitter_service.runtime.processor import event_queue
 from runtime.conftest import Serve
-from support.faulty_bus import FaultyBus, WrappedWriter
-from support.in_process_manager import TOPICS, InProcessManager, bulky, deregister, register, static
-from support.verdict import verdict
+from support.bus.faulty_bus import FaultyBus, WrappedWriter
+from support.checker.verdict import verdict
+from support.managers.in_process import TOPICS, InProcessManager, bulky, deregister, register, static
 
 
 @pytest.fixture(params=[False, True], ids=["kept", "spent"], autouse=True)

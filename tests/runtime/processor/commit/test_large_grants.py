@@ -19,10 +19,10 @@ from outfitter_proto.support.processes import process_owner
 from outfitter_service.runtime.changelog.snapshots import Pace
 from outfitter_service.runtime.processor.processor import Limits
 from runtime.conftest import Serve
-from support.faulty_bus import FaultyBus
-from support.in_process_manager import CLUSTER, InProcessManager, deregister, register, static
-from support.reporting import SOURCES, Source, reporting
-from support.verdict import verdict
+from support.bus.faulty_bus import FaultyBus
+from support.checker.verdict import verdict
+from support.drivers.reporting import SOURCES, Source, reporting
+from support.managers.in_process import CLUSTER, InProcessManager, deregister, register, static
 
 LICENCE = "floating-licence-of-the-simulation-package"
 

@@ -19,9 +19,9 @@ from outfitter_proto.bus import Bus, Entry
 from outfitter_proto.bus.kafka.reading import batches
 from outfitter_service.runtime.identity import of_partition, replica_identity
 from outfitter_service.runtime.input.scope import PartitionScope
-from support.faulty_bus import FaultyBus
-from support.in_process_manager import CLUSTER, HOST, TOPICS, InProcessManager, heartbeat, register, serving, static
-from support.verdict import verdict
+from support.bus.faulty_bus import FaultyBus
+from support.checker.verdict import verdict
+from support.managers.in_process import CLUSTER, HOST, TOPICS, InProcessManager, heartbeat, register, serving, static
 
 MOST_TIMES = 10
 ZSTD = 4

@@ -17,8 +17,8 @@ from outfitter_proto.bus.kafka import KafkaBus
 from outfitter_proto.bus.kafka.reading import answer_allowance, batches
 from outfitter_proto.names import topics
 from runtime.processor.commit.test_size_of_answers import packed
-from support.broker import KafkaBroker
-from support.in_process_manager import InProcessManager, deregister, register, serving, static
+from support.kafka.broker import KafkaBroker
+from support.managers.in_process import InProcessManager, deregister, register, serving, static
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]
 

@@ -13,8 +13,8 @@ from outfitter_service.core.decide import decide
 from outfitter_service.runtime.processor.commit import batch
 from outfitter_service.runtime.processor.reporting.exclusivity_check import Holders, Violation
 from runtime.conftest import Serve
-from support.faulty_bus import FaultyBus
-from support.in_process_manager import TOPICS, another, register, static
+from support.bus.faulty_bus import FaultyBus
+from support.managers.in_process import TOPICS, another, register, static
 from support.wire_samples import AT
 
 

@@ -23,8 +23,8 @@ from outfitter_service.metrics import StateCounts
 from outfitter_service.runtime.processor.reporting import gauges
 from outfitter_service.runtime.processor.reporting.gauges import OTHER, StateGauges
 from runtime.conftest import Serve
-from support.faulty_bus import FaultyBus
-from support.in_process_manager import deregister, register, static
+from support.bus.faulty_bus import FaultyBus
+from support.managers.in_process import deregister, register, static
 from support.wire_samples import AT
 
 HOLDING = {"preparing", "allocated", "releasing"}

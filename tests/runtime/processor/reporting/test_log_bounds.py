@@ -12,7 +12,7 @@ import structlog
 from outfitter_service import logs
 from outfitter_service.runtime.processor.reporting import reporter
 from runtime.conftest import Serve
-from support.in_process_manager import deregister, register, static
+from support.managers.in_process import deregister, register, static
 
 
 def test_a_value_of_a_line_is_cut_at_300_characters(capfd: pytest.CaptureFixture[str]) -> None:

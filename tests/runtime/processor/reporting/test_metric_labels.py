@@ -7,8 +7,8 @@ from itertools import pairwise
 
 from outfitter_service.metrics import ALLOCATION_BUCKETS, Metrics
 from runtime.conftest import Serve
-from support.in_process_manager import deregister, register, static
-from support.manager import StartManager
+from support.managers.in_process import deregister, register, static
+from support.managers.process import StartManager
 
 
 def test_the_page_has_the_process_and_who_it_is_and_no_times_of_creation(start_manager: StartManager) -> None:

@@ -1,9 +1,9 @@
 """A driver for tests that prepares devices and takes them back, and a bench on which one sees what was done to them.
 
 The bench outlives managers, as hardware does; `param.bench` names it, and the driver is configured by its Python path
-`support.preparing_driver:PreparingDriverFactory`. It keeps the rules that drivers must keep (idempotent, no token below
-the highest one seen), and writes down where the manager broke its own: two calls about one device at once, a device
-prepared for a worker while it is another one's.
+`support.drivers.preparing:PreparingDriverFactory`. It keeps the rules that drivers must keep (idempotent, no token
+below the highest one seen), and writes down where the manager broke its own: two calls about one device at once, a
+device prepared for a worker while it is another one's.
 """
 
 from __future__ import annotations

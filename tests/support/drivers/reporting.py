@@ -1,6 +1,7 @@
 """A driver whose inventory is what a test says, when it says it: `SOURCES[name].report(...)`.
 
-It is configured by its Python path, `support.reporting:ReportingFactory`, and finds its source by `param.source`.
+It is configured by its Python path, `support.drivers.reporting:ReportingFactory`, and finds its source by
+`param.source`.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class ReportingFactory(ExternalResourceDriverFactory):
 def reporting(*sources: str, extra: str = "") -> str:
     """TOML of resources of these names, each with its own source; `extra` are settings of the last one."""
     resources = [
-        f'[external-resource.{name}]\namount = 1\ndriver = "support.reporting:ReportingFactory"\n'
+        f'[external-resource.{name}]\namount = 1\ndriver = "support.drivers.reporting:ReportingFactory"\n'
         f'param.source = "{name}"\n'
         for name in sources
     ]

@@ -32,7 +32,7 @@ from outfitter_service.runtime.identity import Identity, host_identity
 from outfitter_service.runtime.input.scope import Scope
 from outfitter_service.runtime.instruments import Instruments
 from outfitter_service.runtime.processor.processor import Limits, Processor
-from support.assignments import assignment_of
+from support.managers.assignments import assignment_of
 
 HOST = "h"
 CLUSTER = "outfitter"
@@ -71,10 +71,10 @@ def static(count: int = 2, name: str = "gpu", extra: str = "") -> str:
 
 
 def preparing(bench: str, extra: str = "") -> str:
-    """TOML of the resource `gpu` whose devices lie on a bench (support/preparing_driver.py)."""
+    """TOML of the resource `gpu` whose devices lie on a bench (support/drivers/preparing.py)."""
     return (
         'external-resources = ["gpu"]\n[external-resource.gpu]\namount = 1\n'
-        f'driver = "support.preparing_driver:PreparingDriverFactory"\nparam.bench = "{bench}"\n{extra}'
+        f'driver = "support.drivers.preparing:PreparingDriverFactory"\nparam.bench = "{bench}"\n{extra}'
     )
 
 

@@ -1,4 +1,4 @@
-"""Managers and clients of a broker that lets nobody in unasked (support/secure_broker.py)."""
+"""Managers and clients of a broker that lets nobody in unasked (support/kafka/secure_broker.py)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import anyio
 from outfitter_proto.bus import Bus, connect
 from outfitter_service.config import load
 from outfitter_service.runtime.manager.service import Service
-from support.secure_broker import SecureBroker
+from support.kafka.secure_broker import SecureBroker
 
 WITHIN = 30.0
 HOST = f"gpu-{secrets.token_hex(4)}"

@@ -31,8 +31,8 @@ from outfitter_service.core.decide import Decision, Rules, decide, decide_in_ful
 from outfitter_service.core.hosts import host_record
 from outfitter_service.core.state.host_state import HostState, queue_entry
 from outfitter_service.core.state.ledger import DropAllocation, Ledger, PutAllocation, PutRecord, SetInventory, SetScan
-from support.core_driver import HOST, START
-from support.decided import apply, change_all, decision_of, touched
+from support.core.core_driver import HOST, START
+from support.core.decided import apply, change_all, decision_of, touched
 
 ALIASES = {"g0": ("p0",), "g1": ("p1", "x1")}
 """Devices with several names; `p0` is also what another resource calls `g0`."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from support.plants import planted
-from support.streams import AT, HOST, World
+from support.checker.plants import planted
+from support.checker.streams import AT, HOST, World
 
 ALONE = {"amounts": {"gpu": 1}, "owner": None, "lease_s": 30.0}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from support.streams import World
+from support.checker.streams import World
 
 Plant = Callable[[World], None]
 PLANTS: dict[str, tuple[str, str, Plant]] = {}

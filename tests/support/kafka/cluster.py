@@ -5,7 +5,7 @@
         cluster.restart(2)      # and wait until all replicas are in sync and leaders where they belong
 
 Everything has three replicas and needs two. Each node listens twice for clients: at `bootstrap`, which may lead through
-proxies that do harm (support/kafka_proxy.py), and at `direct`, which never does: loads and checkers use that one.
+proxies that do harm (support/kafka/proxy.py), and at `direct`, which never does: loads and checkers use that one.
 An open port is not enough: see `KafkaCluster.start`. Ended by its own processes' ids, like `Broker`.
 """
 
@@ -24,7 +24,7 @@ from confluent_kafka import ElectionType, KafkaError, KafkaException, Producer, 
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic, ResourceType
 
 from outfitter_proto.bus import connect
-from support.broker import Broker, BrokerError, KafkaBroker, free_port
+from support.kafka.broker import Broker, BrokerError, KafkaBroker, free_port
 
 READY_WITHIN = 120.0
 """Seconds for three nodes on a busy machine."""

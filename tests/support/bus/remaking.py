@@ -13,7 +13,7 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 from outfitter_proto import topics
 from outfitter_proto.bus import Bus, Entry
 from outfitter_proto.names import topics as topic_names
-from support.committed import committed
+from support.bus.committed import committed
 
 
 async def remake(bus: Bus, cluster: str, names: Collection[str], *, partitions: int | None = None) -> None:

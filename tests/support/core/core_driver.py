@@ -20,7 +20,7 @@ from outfitter_proto.records import (
 from outfitter_service.core import model as m
 from outfitter_service.core.decide import Decision, Rules, decide, decide_in_full, renumber
 from outfitter_service.core.state.ledger import Ledger, PutAllocation, PutRecord
-from support.decided import apply, change_all, decision_of
+from support.core.decided import apply, change_all, decision_of
 
 HOST = "h"
 START = datetime(2026, 1, 1, tzinfo=UTC)

@@ -29,7 +29,7 @@ from aiokafka.protocol import coordination, produce, transaction
 from aiokafka.protocol.api import RequestStruct
 from aiokafka.protocol.types import Array, Schema
 
-from support.broker import free_port
+from support.kafka.broker import free_port
 
 PRODUCE, FETCH, METADATA, FIND_COORDINATOR = 0, 1, 3, 10
 INIT_PRODUCER_ID, ADD_PARTITIONS_TO_TXN, END_TXN = 22, 24, 26

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from outfitter_verify.wire import partition_of
-from support.plants import planted
-from support.streams import HOST, PARTITION, PARTITIONS, TOPIC_ID, World
+from support.checker.plants import planted
+from support.checker.streams import HOST, PARTITION, PARTITIONS, TOPIC_ID, World
 
 # --- commits ---
 

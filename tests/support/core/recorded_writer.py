@@ -1,6 +1,6 @@
 """A writer that commits to two topics in memory, ledger and history: the real batches and snapshots around the core.
 
-It has the interface of `core_world.World`, so that the same random events can be played on it. After each commit it
+It has the interface of `world.World`, so that the same random events can be played on it. After each commit it
 replays all of history and compares the end with the ledger, bytes and all.
 """
 
@@ -32,7 +32,7 @@ from outfitter_service.query.replay import Replay, differences
 from outfitter_service.runtime.changelog.snapshots import Pace, Snapshots
 from outfitter_service.runtime.processor.commit.batch import Batch
 from outfitter_service.runtime.processor.reporting.gauges import StateGauges
-from support.core_driver import HOST, START
+from support.core.core_driver import HOST, START
 
 TOPICS = topics()
 

@@ -14,7 +14,7 @@ from anyio.abc import Process
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 LIMIT_S = 40.0
-MEMBER = Path(__file__).parents[1] / "bus" / "member_process.py"
+MEMBER = Path(__file__).parents[2] / "bus" / "member_process.py"
 
 
 class MemberProcess:

@@ -36,7 +36,7 @@ from confluent_kafka.admin import (
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 
-from support.broker import READY_WITHIN, Broker, answers, free_port
+from support.kafka.broker import READY_WITHIN, Broker, answers, free_port
 
 _ANY = AclBindingFilter(
     ResourceType.ANY, None, ResourcePatternType.ANY, None, None, AclOperation.ANY, AclPermissionType.ANY

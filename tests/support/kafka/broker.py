@@ -22,7 +22,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-LAUNCHER = Path(__file__).resolve().parents[2] / "deploy" / "kafka" / "local_kafka.py"
+LAUNCHER = Path(__file__).resolve().parents[3] / "deploy" / "kafka" / "local_kafka.py"
 READY_WITHIN = 90.0
 """Seconds. A node killed with -9 waits up to 15 s for its own old session; the machine may be busy besides."""
 

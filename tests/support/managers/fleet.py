@@ -20,7 +20,7 @@ from outfitter_proto import topics as wanted_topics
 from outfitter_proto.bus import Bus, Entry, connect
 from outfitter_proto.names import topics
 from outfitter_proto.partitioning import partition_of
-from support.manager import Manager
+from support.managers.process import Manager
 
 PARTITIONS = 4
 CONFIG = """

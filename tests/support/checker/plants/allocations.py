@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from support.plants import planted
-from support.streams import HOST, PARTITION, World
+from support.checker.plants import planted
+from support.checker.streams import HOST, PARTITION, World
 
 # --- exclusivity ---
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from support.plants import planted
-from support.streams import DEVICES, World
+from support.checker.plants import planted
+from support.checker.streams import DEVICES, World
 
 # --- inventory ---
 

@@ -1,0 +1,1 @@
+"""Drivers and machines whose devices do what a test says."""

@@ -1,0 +1,1 @@
+"""Real brokers for tests, and harm to them."""

@@ -1,0 +1,1 @@
+"""Processes that tests start, own allocations with, or wait for."""
