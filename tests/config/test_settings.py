@@ -158,6 +158,11 @@ def test_an_address_to_listen_on_is_checked_alike_wherever_it_is_given(look: Loo
         assert "write HOST:PORT, such as 127.0.0.1:9477 or [::1]:9477" in inspection.problems[0].problem
 
 
+def test_a_user_name_with_half_a_character_is_refused(look: Look) -> None:
+    (problem,) = look("", environment={"OUTFITTER_KAFKA_SASL_USERNAME": "x\udcff"}).problems
+    assert (problem.key, problem.problem) == ("OUTFITTER_KAFKA_SASL_USERNAME", "is not UTF-8")
+
+
 def test_a_cluster_whose_topics_would_be_too_long_is_refused_with_its_length_and_the_limit(look: Look) -> None:
     longest = "c" * 235
     assert len(names.topics(look(f"outfitter.cluster: {longest}").settings.cluster).registrations) == 249

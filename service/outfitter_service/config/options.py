@@ -85,6 +85,15 @@ def text(value: str) -> str:
     return value.strip()
 
 
+def utf8_text(value: str) -> str:
+    """As `text`, but no bytes that are not UTF-8, as a variable or a path may have."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise ValueError("is not UTF-8") from None
+    return text(value)
+
+
 def name_of(what: str) -> Parse:
     def parse(value: str) -> str:
         return check_name(value.strip(), what)
@@ -272,7 +281,7 @@ SETTINGS += (
         "How to log in with a SASL protocol. SCRAM-SHA-512 by default.",
     ),
     Option(
-        "kafka.sasl-username", "text", text, _always(None),
+        "kafka.sasl-username", "text", utf8_text, _always(None),
         "Who logs in. Not with OAUTHBEARER, where the token says so.",
     ),
     Option(
