@@ -22,7 +22,6 @@ from outfitter_proto import __version__
 from outfitter_service.cli._lib.errors import complain, exit_code_of
 from outfitter_service.cli._lib.lazy import Entry, LazyGroup
 
-_PACKAGE = "outfitter_service.cli"
 _COLLECT_EVERY = 10_000
 """Objects between two garbage collections. With Python's default of 700 they take a tenth of the start, for nothing."""
 
@@ -32,61 +31,39 @@ RUN_FAILED = 125
 VERIFY_FAILED = 125
 """`outfitter verify` returns 1 for violations, so its own failures have another code."""
 
+
+def _entry(module: str, about: str, *, failure: int = 1) -> Entry:
+    """The command of a module in `commands`, which has the module's name."""
+    return Entry(f"outfitter_service.cli.commands.{module}:{module.partition('.')[2]}", about, failure)
+
+
 COMMANDS = {
-    "serve": Entry(
-        f"{_PACKAGE}.commands.manager.serve:serve", "Manage this machine's resources (runs in the foreground)."
-    ),
-    "run": Entry(
-        f"{_PACKAGE}.commands.worker.run:run", "Run a command that holds devices while it lives.", failure=RUN_FAILED
-    ),
-    "demo": Entry(
-        f"{_PACKAGE}.commands.worker.demo:demo",
-        "Show registrations, allocations and a queue at work, in a few seconds.",
-    ),
-    "register": Entry(f"{_PACKAGE}.commands.worker.register:register", "Ask for devices on behalf of a worker."),
-    "deregister": Entry(f"{_PACKAGE}.commands.worker.deregister:deregister", "Give back what a worker holds."),
-    "watch": Entry(f"{_PACKAGE}.commands.view.watch:watch", "Follow allocations as they change."),
-    "status": Entry(f"{_PACKAGE}.commands.view.status:status", "List the workers and what they hold or wait for."),
-    "devices": Entry(
-        f"{_PACKAGE}.commands.view.devices:devices", "List the devices, their health, and who holds them."
-    ),
-    "explain": Entry(f"{_PACKAGE}.commands.view.explain:explain", "Explain what a worker holds, or why it waits."),
-    "history": Entry(f"{_PACKAGE}.commands.view.history:history", "List what happened to workers and devices."),
-    "replay": Entry(
-        f"{_PACKAGE}.commands.view.replay:replay", "Show the workers as they were at a moment in the past."
-    ),
-    "dead-letters": Entry(
-        f"{_PACKAGE}.commands.view.dead_letters:dead_letters",
-        "Show the messages that managers refused, and why.",
-    ),
-    "ledger": Entry(f"{_PACKAGE}.commands.manager.ledger:ledger", "Repair the ledger by hand."),
-    "discover": Entry(
-        f"{_PACKAGE}.commands.manager.discover:discover", "Run one resource's driver once and print its infos."
-    ),
-    "topics": Entry(f"{_PACKAGE}.commands.manager.topics:topics", "Create or check the topics."),
-    "verify": Entry(
-        f"{_PACKAGE}.commands.manager.verify:verify",
-        "Check all committed records against the promises.",
-        failure=VERIFY_FAILED,
-    ),
-    "config": Entry(f"{_PACKAGE}.commands.manager.config:config", "Check a configuration, or show what is in effect."),
-    "schema": Entry(
-        f"{_PACKAGE}.commands.integration.schema:schema", "Print the wire contract as AsyncAPI or JSON Schema."
-    ),
-    "completion": Entry(
-        f"{_PACKAGE}.commands.integration.completion:completion", "Print the completion script for a shell."
-    ),
-    "kubernetes": Entry(
-        f"{_PACKAGE}.commands.integration.kubernetes:kubernetes", "Request the configured amounts in a pod template."
-    ),
-    "yarn": Entry(f"{_PACKAGE}.commands.integration.yarn:yarn", "Request the configured amounts from YARN."),
+    "serve": _entry("manager.serve", "Manage this machine's resources (runs in the foreground)."),
+    "run": _entry("worker.run", "Run a command that holds devices while it lives.", failure=RUN_FAILED),
+    "demo": _entry("worker.demo", "Show registrations, allocations and a queue at work, in a few seconds."),
+    "register": _entry("worker.register", "Ask for devices on behalf of a worker."),
+    "deregister": _entry("worker.deregister", "Give back what a worker holds."),
+    "watch": _entry("view.watch", "Follow allocations as they change."),
+    "status": _entry("view.status", "List the workers and what they hold or wait for."),
+    "devices": _entry("view.devices", "List the devices, their health, and who holds them."),
+    "explain": _entry("view.explain", "Explain what a worker holds, or why it waits."),
+    "history": _entry("view.history", "List what happened to workers and devices."),
+    "replay": _entry("view.replay", "Show the workers as they were at a moment in the past."),
+    "dead-letters": _entry("view.dead_letters", "Show the messages that managers refused, and why."),
+    "ledger": _entry("manager.ledger", "Repair the ledger by hand."),
+    "discover": _entry("manager.discover", "Run one resource's driver once and print its infos."),
+    "topics": _entry("manager.topics", "Create or check the topics."),
+    "verify": _entry("manager.verify", "Check all committed records against the promises.", failure=VERIFY_FAILED),
+    "config": _entry("manager.config", "Check a configuration, or show what is in effect."),
+    "schema": _entry("integration.schema", "Print the wire contract as AsyncAPI or JSON Schema."),
+    "completion": _entry("integration.completion", "Print the completion script for a shell."),
+    "kubernetes": _entry("integration.kubernetes", "Request the configured amounts in a pod template."),
+    "yarn": _entry("integration.yarn", "Request the configured amounts from YARN."),
 }
 
 
 @click.group(
-    cls=LazyGroup,
-    entries=COMMANDS,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    cls=LazyGroup, entries=COMMANDS, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
 )
 @click.version_option(__version__, message="%(prog)s %(version)s")
 def outfitter() -> None:
@@ -104,7 +81,9 @@ def _guarded(arguments: list[str]) -> int:
     context: click.Context | None = None
     try:
         if (instruction := os.environ.get("_OUTFITTER_COMPLETE")) is not None:
-            return _completed(instruction)
+            from outfitter_service.cli.commands.integration.completion import complete
+
+            return complete(outfitter, instruction)
         context = outfitter.make_context("outfitter", arguments)
         with context:
             result = outfitter.invoke(context)
@@ -121,13 +100,6 @@ def _guarded(arguments: list[str]) -> int:
         complain(error, debug=LazyGroup.debug(context))
         return exit_code_of(error, entry)
     return result if isinstance(result, int) else 0
-
-
-def _completed(instruction: str) -> int:
-    """Answer a shell's completion request."""
-    from outfitter_service.cli.commands.integration.completion import complete
-
-    return complete(outfitter, instruction)
 
 
 def _accept_any_text() -> None:

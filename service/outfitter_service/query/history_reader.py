@@ -5,7 +5,7 @@ It writes nothing, and keeps only the last fetch in memory, so the topic may hav
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AsyncExitStack
 from datetime import datetime, timedelta
 from typing import TypeVar
@@ -120,6 +120,17 @@ async def stretch(
     reader = await bus.open_reader(topic, partition, start=start, committed=True)
     await stack.enter_async_context(reader)
     return HistoryRange(reader, topic, partition, end)
+
+
+async def stretches(
+    stack: AsyncExitStack, bus: Bus, topic: str, partitions: Iterable[int], since: datetime | None
+) -> list[HistoryRange]:
+    """Open a range of each partition from about `since` on (None: all) up to the committed end. `stack` closes them."""
+    opened: list[HistoryRange] = []
+    for partition in partitions:
+        start = None if since is None else await offset_at(bus, topic, partition, since)
+        opened.append(await stretch(stack, bus, topic, partition, start=start))
+    return opened
 
 
 async def merged(stretches: list[HistoryRange]) -> AsyncIterator[Message]:

@@ -133,17 +133,8 @@ class Demonstration:
     def _the_manager_starts(self) -> None:
         _title(f"A manager serves host {self._demo.host}, which has {GPUS} GPUs")
         _say((self._demo.folder / "outfitter.toml").read_text().strip())
-        self._start(
-            "manager",
-            *_OUTFITTER,
-            "serve",
-            "--config",
-            "outfitter.toml",
-            "--http",
-            "127.0.0.1:0",
-            "--log-format",
-            "json",
-        )
+        options = "--config outfitter.toml --http 127.0.0.1:0 --log-format json"
+        self._start("manager", *_OUTFITTER, "serve", *options.split())
         self._await("the manager is ready", self._is_ready)
         self._await("its driver has found the GPUs", lambda: len(self._devices()) == GPUS)
         for device in self._devices():

@@ -6,9 +6,10 @@ those from the environment and the file keep their origin.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import click
 
@@ -32,41 +33,33 @@ def _named(what: str) -> Callable[[click.Context, click.Parameter, str | None], 
     return check
 
 
-bus = click.option(
-    "--bus",
-    metavar="URL",
-    envvar="OUTFITTER_BUS",
-    show_envvar=True,
-    help="kafka://HOST:PORT[,HOST:PORT] or sqlite:///PATH.",
-)
-config = click.option(
-    "--config",
+def _from_environment(name: str, metavar: str, about: str, **more: Any) -> Callable[[F], F]:
+    """An option whose value may come from the environment."""
+    return click.option(
+        f"--{name}", metavar=metavar, envvar=f"OUTFITTER_{name.upper()}", show_envvar=True, help=about, **more
+    )
+
+
+bus = _from_environment("bus", "URL", "kafka://HOST:PORT[,HOST:PORT] or sqlite:///PATH.")
+config = _from_environment(
+    "config",
+    "FILE",
+    "The configuration file: TOML, or Flink's. Default: ./outfitter.toml, then /etc/outfitter/outfitter.toml.",
     type=click.Path(),
-    metavar="FILE",
-    envvar="OUTFITTER_CONFIG",
-    show_envvar=True,
-    help="The configuration file: TOML, or Flink's. Default: ./outfitter.toml, then /etc/outfitter/outfitter.toml.",
 )
-host = click.option(
-    "--host",
-    metavar="NAME",
-    envvar="OUTFITTER_HOST",
-    show_envvar=True,
-    callback=_named("host"),
-    help="The host's name on the bus. Default: the machine's hostname.",
+host = _from_environment(
+    "host", "NAME", "The host's name on the bus. Default: the machine's hostname.", callback=_named("host")
 )
 only_host = click.option(
     "--host", metavar="NAME", callback=_named("host"),
     help="Only this host. Default: all hosts (OUTFITTER_HOST counts only for registrations).",
 )  # fmt: skip
 """For commands that show data: only `--host` restricts them to a host."""
-cluster = click.option(
-    "--cluster",
-    metavar="NAME",
-    envvar="OUTFITTER_CLUSTER",
-    show_envvar=True,
+cluster = _from_environment(
+    "cluster",
+    "NAME",
+    "The cluster, which is the prefix of its topics. Default: outfitter.",
     callback=_named("cluster"),
-    help="The cluster, which is the prefix of its topics. Default: outfitter.",
 )
 
 
@@ -160,11 +153,35 @@ def connection(command: F) -> F:
     return command
 
 
-def looking_on(command: F) -> F:
-    """Add `--bus`, `--config`, `--host` and `--cluster`, as `connection` does, to a command that only shows data."""
-    for option in (cluster, only_host, config, bus):
-        command = option(command)
-    return command
+def _connecting(*added: Callable[[F], F], dropped: Sequence[str]) -> Callable[[F], F]:
+    """A decorator that adds these options and passes the `Connection` by them as the first parameter. The command does
+    not get the values of `config` and of `dropped`, because the connection may have them from other sources."""
+
+    def decorate(command: F) -> F:
+        for option in added:
+            command = option(command)
+
+        @click.pass_context
+        @functools.wraps(command)
+        def connected(ctx: click.Context, /, **values: Any) -> Any:
+            from outfitter_service.config import connection
+
+            where = connection(values.pop("config"), given(ctx))
+            for name in dropped:
+                del values[name]
+            return command(where, **values)
+
+        return cast("F", connected)
+
+    return decorate
+
+
+connected = _connecting(cluster, host, config, bus, dropped=SHARED)
+"""Add `--bus`, `--config`, `--host` and `--cluster`, and pass the connection by them."""
+of_cluster = _connecting(cluster, config, bus, dropped=("bus", "cluster"))
+"""The same without `--host`."""
+looking_on = _connecting(cluster, only_host, config, bus, dropped=("bus", "cluster"))
+"""As `connected`, for a command that only shows data. Parameter `host` has the value of `--host`."""
 
 
 def given(ctx: click.Context, *more: str) -> dict[str, str]:
@@ -183,11 +200,10 @@ def given(ctx: click.Context, *more: str) -> dict[str, str]:
     return values
 
 
-def host_of(ctx: click.Context, worker: WorkerNames | None) -> str | None:
+def host_of(host: str | None, worker: WorkerNames | None) -> str | None:
     """The host that the command line names, by `--host` or as a part of `worker`; None: it names none."""
-    host = given(ctx).get("host")
     if worker is None or worker.host is None:
         return host
     if host not in {None, worker.host}:
-        raise click.UsageError(f"--host is {host}, but the worker is {worker}: leave one of the hosts out", ctx)
+        raise click.UsageError(f"--host is {host}, but the worker is {worker}: leave one of the hosts out")
     return worker.host

@@ -5,7 +5,7 @@ Progress, warnings and errors go to standard error, through `errors.warn` and `e
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
 import click
@@ -22,6 +22,20 @@ WIDEST = 64
 """Most characters by which a cell widens its column. A longer cell only shifts the rest of its row."""
 
 _UNITS = (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))
+
+
+def run_and_print(command: Callable[..., Awaitable[None]], *arguments: object) -> None:
+    """Run a coroutine function that prints. If the reader closes the pipe, only that error leaves it, in no group."""
+    import anyio
+
+    from outfitter_service.cli._lib.errors import leaves
+
+    try:
+        anyio.run(command, *arguments)
+    except BaseExceptionGroup as group:
+        if any(isinstance(leaf, BrokenPipeError) for leaf in leaves(group)):
+            raise BrokenPipeError from None
+        raise
 
 
 def print_json(value: Any, *, indent: int = 0) -> None:

@@ -38,12 +38,9 @@ def ledger() -> None:
 
 @ledger.command()
 @click.argument("key")
-@options.bus
-@options.config
-@options.cluster
+@options.of_cluster
 @click.option("--yes", is_flag=True, help="Do not ask. The manager must be stopped, and the worker dead.")
-@click.pass_context
-def forget(ctx: click.Context, /, key: str, config: str | None, yes: bool, **_options: object) -> None:
+def forget(where: Connection, /, key: str, yes: bool) -> None:
     """Delete the record under KEY (HOST/WORKER/INCARNATION, @host/HOST, @device/HOST/ID) from the ledger.
 
     For a damaged record because of which managers refuse a host: their message names the key. The devices of a deleted
@@ -52,9 +49,6 @@ def forget(ctx: click.Context, /, key: str, config: str | None, yes: bool, **_op
     """  # fmt: skip
     import anyio
 
-    from outfitter_service.config import connection
-
-    where = connection(config, options.given(ctx))
     target = anyio.run(_find, where, key)
     if target.change is None:
         near = f"; similar keys: {', '.join(target.near)}" if target.near else ""

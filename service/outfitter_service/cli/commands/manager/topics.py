@@ -27,9 +27,7 @@ def topics() -> None:
 
 
 @topics.command()
-@options.bus
-@options.config
-@options.cluster
+@options.of_cluster
 @click.option(
     "--partitions",
     type=click.IntRange(1, 10_000),
@@ -44,26 +42,14 @@ def topics() -> None:
     help="Copies of each partition. Default: one per broker, at most 3. With 3 or more, 2 must acknowledge.",
 )
 @options.json_output
-@click.pass_context
-def create(
-    ctx: click.Context,
-    /,
-    config: str | None,
-    partitions: int | None,
-    replication: int | None,
-    as_json: bool,
-    **_options: object,
-) -> int:
+def create(where: Connection, /, partitions: int | None, replication: int | None, as_json: bool) -> int:
     """Create the missing topics, and leave existing ones as they are.
 
     Then report what is not as it should be, as `check` does.
     """
     import anyio
 
-    from outfitter_service.config import connection
     from outfitter_service.query import ledger_view
-
-    where = connection(config, options.given(ctx))
 
     async def connected() -> tuple[list[str], list[Difference]]:
         async with ledger_view.opened(where, create=True) as bus:
@@ -71,7 +57,7 @@ def create(
 
     made, differences = anyio.run(connected)
     if as_json:
-        output.print_json({"created": made, "differences": [_plain(item) for item in differences]})
+        output.print_json({"created": made, "differences": [item._asdict() for item in differences]})
     else:
         for name in made:
             output.say(name)
@@ -83,12 +69,9 @@ def create(
 
 
 @topics.command()
-@options.bus
-@options.config
-@options.cluster
+@options.of_cluster
 @options.json_output
-@click.pass_context
-def check(ctx: click.Context, /, config: str | None, as_json: bool, **_options: object) -> int:
+def check(where: Connection, /, as_json: bool) -> int:
     """Report how the topics differ from what they must be, why it matters, and the remedy: exit code 1 if they do.
 
     What "must be" different keeps a manager from starting; a manager logs the rest when it starts. The command reads
@@ -100,10 +83,7 @@ def check(ctx: click.Context, /, config: str | None, as_json: bool, **_options: 
     from outfitter_proto import topics as wanted
     from outfitter_proto.bus import MissingBusError
     from outfitter_service.cli._lib import ledger_location
-    from outfitter_service.config import connection
     from outfitter_service.query import ledger_view
-
-    where = connection(config, options.given(ctx))
 
     async def compare() -> list[Difference]:
         try:
@@ -116,7 +96,7 @@ def check(ctx: click.Context, /, config: str | None, as_json: bool, **_options: 
 
     differences = anyio.run(compare)
     if as_json:
-        output.print_json({"ok": not differences, "differences": [_plain(item) for item in differences]})
+        output.print_json({"ok": not differences, "differences": [item._asdict() for item in differences]})
     elif differences:
         for item in sorted(differences, key=lambda item: not item.fatal):
             for line in (_headline(item), f"    why: {item.why}", f"    remedy: {item.remedy}"):
@@ -127,15 +107,9 @@ def check(ctx: click.Context, /, config: str | None, as_json: bool, **_options: 
 
 
 @topics.command()
-@options.bus
-@options.config
-@options.cluster
+@options.of_cluster
 @click.option(
-    "--partitions",
-    type=click.IntRange(1, 10_000),
-    metavar="N",
-    required=True,
-    help="Partitions that each topic gets.",
+    "--partitions", type=click.IntRange(1, 10_000), metavar="N", required=True, help="Partitions that each topic gets."
 )
 @click.option(
     "--force",
@@ -143,10 +117,7 @@ def check(ctx: click.Context, /, config: str | None, as_json: bool, **_options: 
     help="Even if some managers have not said that they stopped: they were killed, for example.",
 )
 @options.json_output
-@click.pass_context
-def grow(
-    ctx: click.Context, /, config: str | None, partitions: int, force: bool, as_json: bool, **_options: object
-) -> None:
+def grow(where: Connection, /, partitions: int, force: bool, as_json: bool) -> None:
     """Give all topics more partitions, and move each host's records to their new partition.
 
     Stop all managers first; workers may run on. No manager can start before this is complete. If it is interrupted, run
@@ -155,11 +126,8 @@ def grow(
     import anyio
     from msgspec import structs
 
-    from outfitter_service.config import connection
     from outfitter_service.query import ledger_view
     from outfitter_service.runtime.changelog.growth.grow import Grown, grow
-
-    where = connection(config, options.given(ctx))
 
     async def connected() -> Grown:
         async with ledger_view.opened(where) as bus:
@@ -182,10 +150,6 @@ def grow(
 
 def _headline(item: Difference) -> str:
     return f"{item.topic}: {item.setting} is {item.found}, {'must' if item.fatal else 'should'} be {item.wanted}"
-
-
-def _plain(item: Difference) -> dict[str, object]:
-    return item._asdict()
 
 
 async def make(

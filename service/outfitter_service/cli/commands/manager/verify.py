@@ -11,17 +11,15 @@ import click
 from outfitter_service.cli._lib import options, output
 
 if TYPE_CHECKING:
+    from outfitter_service.config import Connection
     from outfitter_verify import Report, Violation
 
 
 @click.command()
-@options.bus
-@options.config
-@options.cluster
+@options.of_cluster
 @options.since
 @options.json_output
-@click.pass_context
-def verify(ctx: click.Context, /, config: str | None, since: datetime | None, as_json: bool, **_options: object) -> int:
+def verify(where: Connection, /, since: datetime | None, as_json: bool) -> int:
     """Read all committed records, and check that every promise was kept at every moment since the oldest record.
 
     No device is in two live allocations, each registration has one answer, tokens grow, commits have no gap, and
@@ -30,10 +28,8 @@ def verify(ctx: click.Context, /, config: str | None, since: datetime | None, as
     its client cannot read, reports them as "not looked at", and `in full` is not yes then. With --since it still checks
     all records, but reports only violations in those that are not older.
     """
-    from outfitter_service.config import connection
     from outfitter_verify import verify as check_bus
 
-    where = connection(config, options.given(ctx))
     report = check_bus(where.bus, where.cluster, login=where.login)
     earliest = -math.inf if since is None else math.floor(since.timestamp() * 1000)
     violations = [violation for violation in report.violations if violation.timestamp_ms >= earliest]

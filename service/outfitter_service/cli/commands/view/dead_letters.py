@@ -12,7 +12,6 @@ from msgspec import UNSET, Struct
 
 from outfitter_proto.records.history import NobodysCode
 from outfitter_service.cli._lib import options, output
-from outfitter_service.cli._lib.errors import leaves
 from outfitter_service.query.errors import warn
 
 if TYPE_CHECKING:
@@ -72,35 +71,24 @@ class Filter(Struct, frozen=True, kw_only=True):
 @click.option("--limit", type=options.COUNT, metavar="N", default=SHOWN, show_default=True, help="Only the last N.")
 @click.option("--follow", is_flag=True, help="Show new ones as well, until Ctrl-C.")
 @options.json_lines
-@click.pass_context
 def dead_letters(
-    ctx: click.Context,
+    where: Connection,
     /,
-    config: str | None,
+    host: str | None,
     code: str | None,
     reason: str | None,
     since: datetime | None,
     limit: int,
     follow: bool,
     as_json: bool,
-    **_options: object,
 ) -> None:
     """Show the messages that managers refused, the oldest first: why, their place, their text.
 
     --host shows messages whose key is that host. With --json each line is an object. `text` has the message if it is
     UTF-8; otherwise `base64` has its bytes. A dead letter has at most 4 KiB of its message.
     """
-    import anyio
-
-    from outfitter_service.config import connection
-
-    chosen = Filter(host=options.given(ctx).get("host"), code=code, reason=reason, since=since)
-    try:
-        anyio.run(_print, connection(config, options.given(ctx)), chosen, limit, follow, as_json)
-    except BaseExceptionGroup as group:
-        if any(isinstance(leaf, BrokenPipeError) for leaf in leaves(group)):
-            raise BrokenPipeError from None  # the reader has closed the pipe
-        raise
+    chosen = Filter(host=host, code=code, reason=reason, since=since)
+    output.run_and_print(_print, where, chosen, limit, follow, as_json)
 
 
 async def _print(where: Connection, chosen: Filter, limit: int, follow: bool, as_json: bool) -> None:
@@ -111,12 +99,8 @@ async def _print(where: Connection, chosen: Filter, limit: int, follow: bool, as
 
     topic = names.topics(where.cluster).dead_letters
     async with ledger_view.opened(where) as bus, AsyncExitStack() as stack:
-        stretches: list[HistoryRange] = []
-        for partition in await ledger_view.partitions(bus, where.cluster, None):
-            start = (
-                None if chosen.since is None else await history_reader.offset_at(bus, topic, partition, chosen.since)
-            )
-            stretches.append(await history_reader.stretch(stack, bus, topic, partition, start=start))
+        partitions = await ledger_view.partitions(bus, where.cluster, None)
+        stretches = await history_reader.stretches(stack, bus, topic, partitions, chosen.since)
         last: deque[Letter] = deque(maxlen=limit)
         left_out = 0
         async for message in history_reader.merged(stretches):

@@ -13,6 +13,7 @@ from outfitter_service.query.errors import warn
 
 if TYPE_CHECKING:
     from outfitter_proto.records import Allocation, Host, ResourceInventory
+    from outfitter_service.config import Connection
     from outfitter_service.query.ledger_view import LedgerView
 
 NOT_REPORTED = "its driver does not report it"
@@ -47,23 +48,20 @@ class Line(Struct, frozen=True, kw_only=True):
 @click.command()
 @options.looking_on
 @options.json_output
-@click.pass_context
-def devices(ctx: click.Context, /, config: str | None, as_json: bool, **_options: object) -> None:
+def devices(where: Connection, /, host: str | None, as_json: bool) -> None:
     """List the devices of all hosts, or of --host: their health, and who holds them.
 
     Standard error names resources without devices, with the reason.
     """
     import anyio
 
-    from outfitter_service.config import connection
     from outfitter_service.query import ledger_view
 
-    where = connection(config, options.given(ctx))
-    ledger = anyio.run(ledger_view.read_from, where, options.given(ctx).get("host"))
-    hosts = sorted(ledger.hosts.values(), key=lambda host: host.host)
-    lines = [line for host in hosts for line in lines_of(ledger, host)]
-    for host in hosts:
-        _warn_of_absent(host)
+    ledger = anyio.run(ledger_view.read_from, where, host)
+    hosts = sorted(ledger.hosts.values(), key=lambda record: record.host)
+    lines = [line for record in hosts for line in lines_of(ledger, record)]
+    for record in hosts:
+        _warn_of_absent(record)
     if as_json:
         output.print_json(lines)
     else:

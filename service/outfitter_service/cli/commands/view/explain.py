@@ -15,6 +15,7 @@ from outfitter_service.query.errors import OutfitterCliError
 if TYPE_CHECKING:
     from outfitter_proto.records import Allocation, Host
     from outfitter_service.cli.commands.view.devices import Holder, Line
+    from outfitter_service.config import Connection
     from outfitter_service.query.ledger_view import LedgerView
 
 
@@ -50,21 +51,16 @@ class Explanation(Struct, frozen=True, kw_only=True):
 @click.argument("worker", type=options.WORKER, envvar="OUTFITTER_WORKER")
 @options.looking_on
 @options.json_output
-@click.pass_context
-def explain(
-    ctx: click.Context, /, worker: options.WorkerNames, config: str | None, as_json: bool, **_options: object
-) -> None:
+def explain(where: Connection, /, worker: options.WorkerNames, host: str | None, as_json: bool) -> None:
     """Explain the state of WORKER: what it holds, or why it waits, who is before it, and who holds the devices.
 
     WORKER is its name on any host, HOST/WORKER, or a run as HOST/WORKER/INCARNATION.
     """
     import anyio
 
-    from outfitter_service.config import connection
     from outfitter_service.query import ledger_view
 
-    where = connection(config, options.given(ctx))
-    ledger = anyio.run(ledger_view.read_from, where, options.host_of(ctx, worker))
+    ledger = anyio.run(ledger_view.read_from, where, options.host_of(host, worker))
     records = ledger.of_worker(worker.worker, worker.incarnation)
     if not records:
         raise OutfitterCliError(_unknown(ledger, worker))

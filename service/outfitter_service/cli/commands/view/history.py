@@ -14,7 +14,6 @@ from msgspec import Raw, Struct
 from outfitter_proto.keys import host_writer
 from outfitter_proto.support.printable import printable
 from outfitter_service.cli._lib import options, output
-from outfitter_service.cli._lib.errors import leaves
 from outfitter_service.query.errors import warn
 
 if TYPE_CHECKING:
@@ -69,10 +68,10 @@ class Filter(Struct, frozen=True, kw_only=True):
 @click.option("--follow", is_flag=True, help="Show new steps as well, until Ctrl-C or the time of --until.")
 @options.looking_on
 @options.json_lines
-@click.pass_context
 def history(
-    ctx: click.Context,
+    where: Connection,
     /,
+    host: str | None,
     worker: options.WorkerNames | None,
     incarnation: str | None,
     device: str | None,
@@ -80,9 +79,7 @@ def history(
     until: datetime | None,
     limit: int | None,
     follow: bool,
-    config: str | None,
     as_json: bool,
-    **_options: object,
 ) -> None:
     """List the last steps of all hosts' workers, or of --host's, the oldest first.
 
@@ -90,27 +87,11 @@ def history(
     several are shown), its devices, and the reason. With --json there is a line for each step in history:
     {"partition", "offset", "key", "record"}.
     """
-    import anyio
-
-    from outfitter_service.config import connection
-
-    chosen = Filter(
-        host=options.host_of(ctx, worker),
-        worker=worker,
-        incarnation=incarnation,
-        device=device,
-        since=since,
-        until=until,
-    )
+    host = options.host_of(host, worker)
+    chosen = Filter(host=host, worker=worker, incarnation=incarnation, device=device, since=since, until=until)
     if limit is None and not (as_json or follow or since):
         limit = SHOWN
-    show = _Lines(chosen, as_json=as_json)
-    try:
-        anyio.run(_tell, connection(config, options.given(ctx)), show, follow, limit)
-    except BaseExceptionGroup as group:
-        if any(isinstance(leaf, BrokenPipeError) for leaf in leaves(group)):
-            raise BrokenPipeError from None  # the reader has closed the pipe
-        raise
+    output.run_and_print(_tell, where, _Lines(chosen, as_json=as_json), follow, limit)
 
 
 async def _tell(where: Connection, show: _Lines, follow: bool, limit: int | None) -> None:
@@ -121,13 +102,8 @@ async def _tell(where: Connection, show: _Lines, follow: bool, limit: int | None
     chosen = show.chosen
     async with ledger_view.opened(where) as bus, AsyncExitStack() as stack:
         topic = await history_reader.topic_of(bus, where)
-        stretches: list[HistoryRange] = []
         partitions = await ledger_view.partitions(bus, where.cluster, chosen.host)
-        for partition in partitions:
-            start = None
-            if chosen.since is not None:
-                start = await history_reader.offset_at(bus, topic, partition, chosen.since)
-            stretches.append(await history_reader.stretch(stack, bus, topic, partition, start=start))
+        stretches = await history_reader.stretches(stack, bus, topic, partitions, chosen.since)
         seen = False
         last: deque[Message] = deque(maxlen=limit)
         left_out = 0

@@ -38,10 +38,7 @@ class Replayed(NamedTuple):
 )
 @options.looking_on
 @options.json_output
-@click.pass_context
-def replay(
-    ctx: click.Context, /, at: datetime | None, check: bool, config: str | None, as_json: bool, **_options: object
-) -> int:
+def replay(where: Connection, /, at: datetime | None, check: bool, host: str | None, as_json: bool) -> int:
     """Show the workers of all hosts, or of --host, as `outfitter status` showed them at a moment.
 
     With --json: the allocation records as they were on the bus.
@@ -49,13 +46,12 @@ def replay(
     import anyio
 
     from outfitter_service.cli.commands.view.status import print_workers
-    from outfitter_service.config import connection
     from outfitter_service.query import ledger_view
 
     now = datetime.now(UTC)
     if at is not None and at > now:
-        raise click.BadParameter(f"{at:%Y-%m-%dT%H:%M:%SZ} is in the future", ctx, param_hint="--at")
-    replayed = anyio.run(_replay, connection(config, options.given(ctx)), options.given(ctx).get("host"), at, check)
+        raise click.BadParameter(f"{at:%Y-%m-%dT%H:%M:%SZ} is in the future", param_hint="--at")
+    replayed = anyio.run(_replay, where, host, at, check)
     if as_json:
         output.print_json(ledger_view.as_on_the_wire(replayed.allocations))
     else:

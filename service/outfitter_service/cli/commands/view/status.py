@@ -13,6 +13,7 @@ from outfitter_service.query.errors import warn
 
 if TYPE_CHECKING:
     from outfitter_proto.bus import Bus
+    from outfitter_service.config import Connection
     from outfitter_service.query.ledger_view import LedgerView, Stored
 
 OVER_SHOWN = 20
@@ -31,17 +32,15 @@ STATES = ("pending", "preparing", "allocated", "releasing", "ended", "failed")
 @click.option("--limit", type=options.COUNT, metavar="N", help="At most N workers.")
 @click.option("--all", "everything", is_flag=True, help=f"All that ended or failed, not only the last {OVER_SHOWN}.")
 @options.json_output
-@click.pass_context
 def status(
-    ctx: click.Context,
+    where: Connection,
     /,
-    config: str | None,
+    host: str | None,
     worker: options.WorkerNames | None,
     states: Sequence[str],
     limit: int | None,
     everything: bool,
     as_json: bool,
-    **_options: object,
 ) -> None:
     """List the workers of all hosts, or of --host: what they hold, or why they wait.
 
@@ -52,11 +51,9 @@ def status(
     """
     import anyio
 
-    from outfitter_service.config import connection
     from outfitter_service.query import ledger_view
 
-    where = connection(config, options.given(ctx))
-    host = options.host_of(ctx, worker)
+    host = options.host_of(host, worker)
 
     async def read() -> ledger_view.LedgerView:
         async with ledger_view.opened(where) as bus:

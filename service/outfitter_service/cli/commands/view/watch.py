@@ -9,7 +9,6 @@ import click
 
 from outfitter_proto import keys
 from outfitter_service.cli._lib import options, output
-from outfitter_service.cli._lib.errors import leaves
 
 if TYPE_CHECKING:
     from outfitter_proto.bus import Reader
@@ -23,27 +22,15 @@ _PATIENCE = 5.0
 @click.argument("worker", type=options.WORKER, required=False)
 @options.looking_on
 @options.json_lines
-@click.pass_context
-def watch(
-    ctx: click.Context, /, worker: options.WorkerNames | None, config: str | None, as_json: bool, **_options: object
-) -> None:
+def watch(where: Connection, /, worker: options.WorkerNames | None, host: str | None, as_json: bool) -> None:
     """Print each change of an allocation or of a host's devices as a line, until Ctrl-C.
 
     Of all hosts, or of --host; of all workers, or of WORKER: its name, HOST/WORKER or HOST/WORKER/INCARNATION. The live
     allocations and hosts at the start come first.
     With --json a line is {"partition", "offset", "key", "record"}: the record as on the bus, or null if it was deleted.
     """
-    import anyio
-
-    from outfitter_service.config import connection
-
     show = functools.partial(_show_json if as_json else _Words().show, worker)
-    try:
-        anyio.run(_follow, connection(config, options.given(ctx)), options.host_of(ctx, worker), show)
-    except BaseExceptionGroup as group:
-        if any(isinstance(leaf, BrokenPipeError) for leaf in leaves(group)):
-            raise BrokenPipeError from None  # the reader has closed the pipe
-        raise
+    output.run_and_print(_follow, where, options.host_of(host, worker), show)
 
 
 async def _follow(where: Connection, host: str | None, show: functools.partial[None]) -> None:

@@ -77,7 +77,7 @@ def deregister(
         raise click.UsageError(
             f"--incarnation is {incarnation}, but the worker is {worker}: leave one of them out", ctx
         )
-    host = options.host_of(ctx, worker)
+    host = options.host_of(options.given(ctx).get("host"), worker)
     where = connection(config, options.given(ctx) | ({"host": host} if host else {}))
     leaving = Deregister(
         host=where.host, worker=worker.worker, incarnation=incarnation or worker.incarnation, reason=reason[:200]

@@ -28,7 +28,7 @@ ENDED_WITHIN = 5.0
 
 
 @click.command()
-@options.connection
+@options.connected
 @registration_options.request
 @click.option(
     "--wait",
@@ -37,18 +37,7 @@ ENDED_WITHIN = 5.0
     help="Wait for the answer and print it. Deregister if it is still pending then.",
 )
 @options.json_output
-@click.pass_context
-def register(
-    ctx: click.Context,
-    /,
-    config: str | None,
-    wait: float | None,
-    as_json: bool,
-    bus: str | None,
-    host: str | None,
-    cluster: str | None,
-    **request: Any,
-) -> int:
+def register(where: Connection, /, wait: float | None, as_json: bool, **request: Any) -> int:
     """Ask for devices on behalf of a worker, and print until when its lease lasts.
 
     The registration has no owner process and no heartbeats: register again within its lease, or deregister.
@@ -56,12 +45,8 @@ def register(
     Without --wait the command only sends, and perhaps nobody has answered yet. With --wait it prints the final
     allocation record (with --json as on the bus). The exit code is 0 if it is allocated, else 1.
     """  # fmt: skip
-    del bus, host, cluster  # `connection` has read them, also from other sources
     import anyio
 
-    from outfitter_service.config import connection
-
-    where = connection(config, options.given(ctx))
     message = registration_options.registration(where.host, **request)
     if wait is None:
         return anyio.run(_announce, where, message, as_json)
