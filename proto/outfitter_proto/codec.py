@@ -270,15 +270,3 @@ def decode_dead_letter(value: bytes) -> DeadLetter:
         return _dead_letter().decode(value)
     except _UNREADABLE as error:
         raise _translate("dead letter", value, DeadLetter, error) from error
-
-
-__all__ = [
-    "MAX_MESSAGE_BYTES",
-    "UnknownTypeError",
-    "WireError",
-    "decode_dead_letter",
-    "decode_history",
-    "decode_ledger",
-    "decode_registration",
-    "encode",
-]

@@ -484,6 +484,3 @@ def _decoded(message: Message) -> LedgerRecord | None:
         return codec.decode_ledger(message.value, key=message.key) if message.value is not None else None
     except codec.WireError:
         return None
-
-
-__all__ = ["MANAGER_PATIENCE", "WorkerSession"]

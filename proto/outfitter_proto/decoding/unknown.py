@@ -181,6 +181,3 @@ def _in_words(one: Unknown) -> str:
     near = get_close_matches(name[:64].lower(), one.known, n=1, cutoff=0.6)
     known = f"did you mean {near[0]}?" if near else f"known there are {', '.join(one.known)}"
     return f"unknown field {where} was ignored; {known}"
-
-
-__all__ = ["UNNAMED", "Known", "is_about_unknown_fields", "tolerant", "without"]

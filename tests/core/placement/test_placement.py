@@ -6,7 +6,8 @@ from msgspec import UNSET
 from outfitter.session import status
 from outfitter_proto.records import Health
 from outfitter_service.core import model as m
-from outfitter_service.core.state.ledger import Inventory, SetInventory
+from outfitter_service.core.state.inventory import Inventory
+from outfitter_service.core.state.ledger import SetInventory
 from support.core.core_driver import CoreDriver, asks, device, ill
 from support.core.decided import change_all
 

@@ -13,7 +13,7 @@ from outfitter_proto.records import Allocation, Health, Host, ManagerIdentity, R
 from outfitter_service.core import model as m
 from outfitter_service.core.decide import Decision, Rules
 from outfitter_service.core.hosts import host_record
-from outfitter_service.core.state.ledger import Inventory
+from outfitter_service.core.state.inventory import Inventory
 from outfitter_service.core.state.sizes import LONGEST_REASON, REQUEST_BYTES
 from support.core.core_driver import HOST, START, CoreDriver, asks, specs
 from support.core.world import written

@@ -12,23 +12,9 @@ from msgspec import Struct
 from outfitter_proto.keys import AllocationKey, StateKey, host_of
 from outfitter_proto.records import NO_COMMIT, NO_TOKEN, Allocation, CommitNumber, StateRecord, Token
 from outfitter_service.core.state.device_names import CanonicalName
-from outfitter_service.core.state.host_state import HostState, QueueEntry, exclusive_ids
+from outfitter_service.core.state.host_state import HostState, QueueEntry
 from outfitter_service.core.state.inventory import Inventory
 from outfitter_service.core.state.record_kinds import KINDS
-
-__all__ = [
-    "Change",
-    "DropAllocation",
-    "DropRecord",
-    "HostState",
-    "Inventory",
-    "Ledger",
-    "PutAllocation",
-    "PutRecord",
-    "SetInventory",
-    "SetScan",
-    "exclusive_ids",
-]
 
 
 class PutAllocation(Struct, frozen=True, gc=False):
