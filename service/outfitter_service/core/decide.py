@@ -10,7 +10,9 @@ promises, whatever is decided between the pieces.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from datetime import datetime
+from typing import Any
 
 from msgspec import structs
 
@@ -61,44 +63,44 @@ def decide_in_full(ledger: Ledger, rules: Rules, event: m.Incoming, now: datetim
     return builder.decision
 
 
+def _reschedule(builder: DecisionBuilder, event: m.Reschedule) -> None:
+    builder.decision.kind = "reschedule"
+    if discovery.release_held_back(builder, event.host):
+        builder.decision.follow_ups.append(event)
+    elif queue.scan(builder, event.host, whole=event.whole):
+        discovery.refresh_holders(builder, event.host)
+
+
+def _owner_died(builder: DecisionBuilder, event: m.OwnerDied) -> None:
+    ending.end_if_live(builder, event.allocation, ReasonCode.OWNER_DIED, event.detail)
+
+
+def _lease_expired(builder: DecisionBuilder, event: m.LeaseExpired) -> None:
+    silence = "no heartbeat within lease and grace"
+    ending.end_if_live(builder, event.allocation, ReasonCode.LEASE_EXPIRED, silence)
+
+
+_INTERNAL: Mapping[type, tuple[str, Callable[[DecisionBuilder, Any], object]]] = {
+    m.DriverReport: ("driver-report", discovery.report),
+    m.DriverRetry: ("driver-retry", discovery.retry),
+    m.OwnerDied: ("owner-died", _owner_died),
+    m.OwnerUnwatched: ("owner-unwatched", registration.unwatched),
+    m.LeaseExpired: ("lease-expired", _lease_expired),
+    m.Prepared: ("prepared", ending.prepared),
+    m.Unprepared: ("unprepared", ending.unprepared),
+    m.ReleaseDelayed: ("release-delayed", ending.release_delayed),
+    m.Tick: ("tick", ending.tick),
+    m.Reschedule: ("reschedule", _reschedule),
+}
+"""The cause and the rule of each internal event. A `Reschedule` has a cause of its own."""
+
+
 def _internal(ledger: Ledger, rules: Rules, event: m.Event, now: datetime) -> Decision:
-    match event:
-        case m.DriverReport():
-            builder = DecisionBuilder(ledger, rules, now, cause="driver-report")
-            discovery.report(builder, event)
-        case m.DriverRetry():
-            builder = DecisionBuilder(ledger, rules, now, cause="driver-retry")
-            discovery.retry(builder, event)
-        case m.OwnerDied(allocation=key, detail=detail):
-            builder = DecisionBuilder(ledger, rules, now, cause="owner-died")
-            ending.end_if_live(builder, key, ReasonCode.OWNER_DIED, detail)
-        case m.OwnerUnwatched():
-            builder = DecisionBuilder(ledger, rules, now, cause="owner-unwatched")
-            registration.unwatched(builder, event)
-        case m.LeaseExpired(allocation=key):
-            builder = DecisionBuilder(ledger, rules, now, cause="lease-expired")
-            ending.end_if_live(builder, key, ReasonCode.LEASE_EXPIRED, "no heartbeat within lease and grace")
-        case m.Prepared():
-            builder = DecisionBuilder(ledger, rules, now, cause="prepared")
-            ending.prepared(builder, event)
-        case m.Unprepared():
-            builder = DecisionBuilder(ledger, rules, now, cause="unprepared")
-            ending.unprepared(builder, event)
-        case m.ReleaseDelayed():
-            builder = DecisionBuilder(ledger, rules, now, cause="release-delayed")
-            ending.release_delayed(builder, event)
-        case m.Tick():
-            builder = DecisionBuilder(ledger, rules, now, cause="tick")
-            ending.tick(builder, event.host)
-        case m.Reschedule():
-            builder = DecisionBuilder(ledger, rules, now, cause=event.cause)
-            builder.decision.kind = "reschedule"
-            if discovery.release_held_back(builder, event.host):
-                builder.decision.follow_ups.append(event)
-            elif queue.scan(builder, event.host, whole=event.whole):
-                discovery.refresh_holders(builder, event.host)
-        case _:
-            raise TypeError(f"no rule for an event of type {type(event).__name__}")
+    if type(event) not in _INTERNAL:
+        raise TypeError(f"no rule for an event of type {type(event).__name__}")
+    cause, rule = _INTERNAL[type(event)]
+    builder = DecisionBuilder(ledger, rules, now, cause=event.cause if type(event) is m.Reschedule else cause)
+    rule(builder, event)
     return builder.decision
 
 

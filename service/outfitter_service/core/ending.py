@@ -129,10 +129,10 @@ def is_due(ledger: Ledger, rules: Rules, host: str, now: datetime) -> bool:
     return due or (rules.forgets_hosts and host_state.is_idle(since=over))
 
 
-def tick(builder: DecisionBuilder, host: str) -> None:
+def tick(builder: DecisionBuilder, event: m.Tick) -> None:
     """Fail the waiters whose `wait_s` is over, and delete final records after their retention."""
+    host, rules = event.host, builder.rules
     host_state = builder.host_state(host)
-    rules = builder.rules
     late, full = _give_up_late(builder, host_state)
     if late:
         queue.reschedule(builder, host)
