@@ -23,8 +23,6 @@ READ_AHEAD_BYTES = 16 * 1024 * 1024
 """Fetching pauses while so many records or bytes are undecided. Bounds the memory that a flood takes."""
 
 RETRY_S = 0.5
-MEASURE_S = 5.0
-"""Seconds between two look-ups of the input's end: the prefetch is bounded, so that only the bus knows the lag."""
 
 
 class Cursor(Struct, kw_only=True):
@@ -208,28 +206,3 @@ class InputReader(PrefetchBuffer):
     def is_readable(self) -> bool:
         """Whether the bus can be read; if not, `obstacle` says why."""
         return self.obstacle is None
-
-
-class InputLag:
-    """How far a processor is behind the end of its input, as far as the bus says."""
-
-    def __init__(self, assignment: Assignment) -> None:
-        self._assignment = assignment
-        self._end = 0
-
-    def reset(self, start: int) -> None:
-        """The input is read from `start` on."""
-        self._end = start
-
-    async def run(self) -> None:
-        """Keep the input's end up to date, until cancelled."""
-        while True:
-            try:
-                _, self._end = await self._assignment.input_bounds()
-            except BusError as error:
-                log.debug("cannot tell how far the input reaches", error=str(error))
-            await anyio.sleep(MEASURE_S)
-
-    def records(self, position: int, read_to: int) -> int:
-        """How many records, of whomever, are known from `position` on, where those before `read_to` were read."""
-        return max(self._end, read_to) - position

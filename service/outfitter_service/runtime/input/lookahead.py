@@ -16,11 +16,11 @@ from msgspec import Struct
 
 from outfitter_proto.bus import BusError, Message, Reader
 from outfitter_service.runtime.input.assignment import Assignment
+from outfitter_service.runtime.input.input_end import InputEnd
 from outfitter_service.runtime.input.input_reader import (
     READ_AHEAD,
     RETRY_S,
     Cursor,
-    InputLag,
     InputReader,
     PrefetchBuffer,
 )
@@ -204,18 +204,18 @@ class LookAhead:
 
 
 class Inputs(Struct, frozen=True):
-    """The two readers of one partition's input: of messages decided in turn, and of those decided before. `lag`: how
-    far both are from its end."""
+    """The two readers of one partition's input, of messages decided in turn and of those decided before, and its
+    `end`."""
 
     reader: InputReader
     lookahead: LookAhead
-    lag: InputLag
+    end: InputEnd
 
     def reset(self, cursor: Cursor, *, room: int | None = None) -> None:
         """Drop everything read and continue at `cursor`; `room` as in `LookAhead.reset`."""
         self.reader.reset(cursor.position)
         self.lookahead.reset(cursor, room=room)
-        self.lag.reset(cursor.position)
+        self.end.reset(cursor.position)
 
     def give_back(self, messages: Sequence[Message], looked_ahead: Sequence[Message]) -> None:
         """Put messages first again in both readers, because their commit failed."""

@@ -21,8 +21,8 @@ from outfitter_service.core import model as m
 from outfitter_service.core.state.ledger import Ledger
 from outfitter_service.runtime.clock import SYSTEM, Clock
 from outfitter_service.runtime.input.assignment import Assignment
+from outfitter_service.runtime.input.input_end import InputEnd
 from outfitter_service.runtime.liveness.deaths import OwnerDeaths
-from outfitter_service.runtime.liveness.input_end import InputEnd
 from outfitter_service.runtime.liveness.leases import Leases
 from outfitter_service.runtime.liveness.owners import Owners
 from outfitter_service.runtime.liveness.process_watch import ProcessWatch

@@ -24,7 +24,7 @@ from outfitter_service.runtime.changelog.topic_watch import TopicWatch
 from outfitter_service.runtime.dead_letter_quota import DeadLetterQuota, Quotas
 from outfitter_service.runtime.drivers.pool import DriverCalls
 from outfitter_service.runtime.input.assignment import Assignment
-from outfitter_service.runtime.input.input_reader import InputLag, InputReader
+from outfitter_service.runtime.input.input_reader import InputReader
 from outfitter_service.runtime.input.lookahead import Inputs, LookAhead
 from outfitter_service.runtime.instruments import Instruments
 from outfitter_service.runtime.liveness.process_watch import ProcessWatch
@@ -40,9 +40,7 @@ from outfitter_service.runtime.processor.reporting.reporter import CommitReporte
 from outfitter_service.runtime.processor.same_machine import SameMachine
 from outfitter_service.runtime.processor.settlement import InputLoss, Settlement
 from outfitter_service.runtime.processor.taken_partition import RecycledError, TakenPartition
-from outfitter_service.runtime.processor.takeover import ForeignManagerError, Takeover
-
-__all__ = ["ForeignManagerError", "Limits", "Processor"]
+from outfitter_service.runtime.processor.takeover import Takeover
 
 FIRST_DELAY_S = 0.1
 LONGEST_DELAY_S = 5.0
@@ -113,7 +111,7 @@ class Processor:
             wake=wakeup.set,
             quiet_limit=limits.quiet_limit,
         )
-        self.inputs = Inputs(reader, lookahead, InputLag(assignment))
+        self.inputs = Inputs(reader, lookahead, self.liveness.input_end)
         self._batch_limits = BatchLimits(records=limits.batch_records, max_bytes=rules.max_bytes)
         self._quotas = Quotas(DeadLetterQuota(clock.monotonic), DeadLetterQuota(clock.monotonic))
         self._snapshots = Snapshots(identity.writer, identity.instance, limits.history)
@@ -180,7 +178,7 @@ class Processor:
             polled_owners=liveness.owners.polled,
             unwatched_owners=liveness.owners.unwatched,
             leases=len(liveness.leases),
-            lag=self.inputs.lag.records(self.position, self.inputs.reader.position),
+            lag=self.inputs.end.lag(self.position, self.inputs.reader.position),
             oldest_unanswered_s=max(0.0, waits),
         )
 
@@ -348,7 +346,7 @@ class Processor:
         async with anyio.create_task_group() as tasks:
             self.inputs.reset(taken.cursor, room=taken.batch_bytes // AHEAD_SHARE)
             tasks.start_soon(self.inputs.reader.run)
-            tasks.start_soon(self.inputs.lag.run)
+            tasks.start_soon(self.inputs.end.run)
             if self._assignment.scope.host is None:
                 tasks.start_soon(self.inputs.lookahead.run)
             tasks.start_soon(self.liveness.listen)
