@@ -12,7 +12,7 @@ from outfitter_proto.codec import encode
 from outfitter_service.runtime.changelog.restore import restore, unchanged
 from outfitter_service.runtime.input.scope import HostScope
 from outfitter_service.runtime.processor import takeover
-from outfitter_service.runtime.processor.processor import ForeignManagerError
+from outfitter_service.runtime.processor.takeover import ForeignManagerError
 from runtime.conftest import Serve
 from support.bus.faulty_bus import FaultyBus
 from support.checker.verdict import verdict

@@ -10,7 +10,7 @@ import pytest
 
 from outfitter_service.runtime.identity import of_partition, replica_identity
 from outfitter_service.runtime.input.scope import PartitionScope
-from outfitter_service.runtime.processor.processor import ForeignManagerError
+from outfitter_service.runtime.processor.takeover import ForeignManagerError
 from support.bus.faulty_bus import FaultyBus
 from support.managers.fleet import Fleet, hosts
 from support.managers.in_process import CLUSTER, serving, static

@@ -10,7 +10,8 @@ import pytest
 from outfitter_proto.bus import BusUnavailableError, CommitUnknownError
 from outfitter_service.runtime.machine_lock import ManagerExistsError, alone_on_machine
 from outfitter_service.runtime.processor import takeover
-from outfitter_service.runtime.processor.processor import ForeignManagerError, Limits
+from outfitter_service.runtime.processor.processor import Limits
+from outfitter_service.runtime.processor.takeover import ForeignManagerError
 from runtime.conftest import Serve
 from support.bus.faulty_bus import FaultyBus
 from support.checker.verdict import verdict

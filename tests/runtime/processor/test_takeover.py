@@ -12,7 +12,7 @@ import pytest
 from outfitter_proto.bus import BusUnavailableError, Entry, Writer
 from outfitter_service.core import model as m
 from outfitter_service.runtime.processor import processor
-from outfitter_service.runtime.processor.processor import ForeignManagerError
+from outfitter_service.runtime.processor.takeover import ForeignManagerError
 from runtime.conftest import Serve
 from support.bus.faulty_bus import FaultyBus, WrappedWriter, no_faults
 from support.managers.in_process import another, register, static

@@ -25,7 +25,8 @@ from outfitter_service.runtime.drivers.pool import DriverPool
 from outfitter_service.runtime.identity import Identity
 from outfitter_service.runtime.instruments import Instruments
 from outfitter_service.runtime.manager.cluster_member import Replica
-from outfitter_service.runtime.processor.processor import ForeignManagerError, Limits, Processor
+from outfitter_service.runtime.processor.processor import Limits, Processor
+from outfitter_service.runtime.processor.takeover import ForeignManagerError
 from outfitter_service.runtime.sweeper.group_member import SweeperMember, at_work
 from simulation.hosts.hardware import Bench, Catalogue, Oddities, load
 from simulation.hosts.owners import BOOT, Owners

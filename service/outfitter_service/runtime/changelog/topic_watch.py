@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import anyio
 import structlog
-from msgspec import structs
+from msgspec import Struct, structs
 
 from outfitter_proto.bus import BusError, OffsetOutOfRangeError
 from outfitter_service.runtime.changelog.shape import Shape, TopicCheck
@@ -15,24 +15,15 @@ from outfitter_service.runtime.input.input_reader import Cursor, InputReader
 log = structlog.get_logger("outfitter.topics")
 
 
-class TopicWatch:
-    """Watches one processor's topics. It has no large objects: a cancelled task may stay in memory for a while."""
+class TopicWatch(Struct, frozen=True):
+    """Watches one processor's topics, with `every_s` seconds between two checks. It has no large objects: a cancelled
+    task may stay in memory for a while."""
 
-    def __init__(
-        self,
-        assignment: Assignment,
-        topic_check: TopicCheck,
-        input_reader: InputReader,
-        snapshots: Snapshots,
-        *,
-        every_s: float,
-    ) -> None:
-        """`every_s`: seconds between two checks."""
-        self._assignment = assignment
-        self._topic_check = topic_check
-        self._input_reader = input_reader
-        self._snapshots = snapshots
-        self._every_s = every_s
+    assignment: Assignment
+    topic_check: TopicCheck
+    input_reader: InputReader
+    snapshots: Snapshots
+    every_s: float
 
     async def run(self, cursor: Cursor, before: Shape) -> None:
         """Check repeatedly, until cancelled. `cursor` moves on meanwhile.
@@ -41,13 +32,13 @@ class TopicWatch:
             TopicsChangedError: the ledger was written for other topics.
         """
         while True:
-            await anyio.sleep(self._every_s)
+            await anyio.sleep(self.every_s)
             try:
-                now = await self._topic_check.check()
-                if now.registrations != cursor.topic_id and self._input_reader.lost is None:
-                    start, end = await self._assignment.input_bounds()
+                now = await self.topic_check.check()
+                if now.registrations != cursor.topic_id and self.input_reader.lost is None:
+                    start, end = await self.assignment.input_bounds()
                     message = f"the registrations topic was recreated (its id was {cursor.topic_id})"
-                    self._input_reader.replace_topic(OffsetOutOfRangeError(message, start=start, end=end))
+                    self.input_reader.replace_topic(OffsetOutOfRangeError(message, start=start, end=end))
             except BusError as error:
                 log.debug("cannot check the topics", error=str(error))
                 continue
@@ -59,6 +50,6 @@ class TopicWatch:
     def _report(self, before: Shape, now: Shape) -> None:
         if None not in (now.history, before.history) and now.history != before.history:
             log.warning("the history topic was recreated: its earlier entries are gone", id=now.history)
-            self._snapshots.restart()
+            self.snapshots.restart()
         if None not in (now.dead_letters, before.dead_letters) and now.dead_letters != before.dead_letters:
             log.warning("the dead letters' topic was recreated: the earlier ones are gone", id=now.dead_letters)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from msgspec import UNSET
+from msgspec import UNSET, Struct
 
 from outfitter_proto.records import NO_TOKEN, Checkpoint
 from outfitter_service.core import model as m
@@ -21,50 +21,37 @@ _ANSWERS = {m.Prepare: m.Prepared, m.Unprepare: m.Unprepared}
 """The event that ends each command."""
 
 
-class Adoption:
-    """Begins the tenures of one processor."""
+class Adoption(Struct, frozen=True):
+    """Begins the tenures of one processor. `take_over`: the machine that wrote the ledger before is gone for good."""
 
-    def __init__(
-        self,
-        assignment: Assignment,
-        *,
-        take_over: bool,
-        event_queue: EventQueue,
-        liveness: LivenessTracker,
-        drivers: DriverCalls,
-        reporter: CommitReporter,
-        snapshots: Snapshots,
-        input_loss: InputLoss,
-    ) -> None:
-        """`take_over`: the machine that wrote the ledger before is gone for good."""
-        self._assignment = assignment
-        self._take_over = take_over
-        self._event_queue = event_queue
-        self._liveness = liveness
-        self._drivers = drivers
-        self._reporter = reporter
-        self._snapshots = snapshots
-        self._input_loss = input_loss
+    assignment: Assignment
+    take_over: bool
+    event_queue: EventQueue
+    liveness: LivenessTracker
+    drivers: DriverCalls
+    reporter: CommitReporter
+    snapshots: Snapshots
+    input_loss: InputLoss
 
     async def restart(self, restored: Restored) -> None:
         """Observe levels again (the last inventories, liveness), and issue the command of each unfinished record."""
-        ledger, event_queue = restored.ledger, self._event_queue
-        self._reporter.replayed(restored)
-        self._snapshots.adopt(restored.checkpoint)
-        self._assignment.scope.note_growth(UNSET)
+        ledger, event_queue = restored.ledger, self.event_queue
+        self.reporter.replayed(restored)
+        self.snapshots.adopt(restored.checkpoint)
+        self.assignment.scope.note_growth(UNSET)
         event_queue.boot_ended(self._ended_boot(restored.checkpoint))
-        own = self._assignment.identity.host
+        own = self.assignment.identity.host
         hosts = [own] if own is not None else list(ledger.hosts)
         event_queue.restart(hosts)
-        await self._liveness.restart(ledger, event_queue.ended_boot_id, handed_out=event_queue.deaths())
-        self._drivers.leave_all_but(hosts)
+        await self.liveness.restart(ledger, event_queue.ended_boot_id, handed_out=event_queue.deaths())
+        self.drivers.leave_all_but(hosts)
         for host in hosts:
-            self._drivers.serve(host)
+            self.drivers.serve(host)
         answered = event_queue.answered()
         for record in ledger.allocations.values():
             command = implied(record)
             if command is not None and (_ANSWERS[type(command)], record.key, record.token or NO_TOKEN) not in answered:
-                self._drivers.perform(command, record)
+                self.drivers.perform(command, record)
 
     async def cursor(self, restored: Restored) -> Cursor:
         """Where the input continues.
@@ -72,7 +59,7 @@ class Adoption:
         Raises:
             BusError: the bus did not answer.
         """
-        assignment, last = self._assignment, restored.checkpoint
+        assignment, last = self.assignment, restored.checkpoint
         bus, registrations = assignment.bus, assignment.topics.registrations
         topic_id = (await bus.topic(registrations)).id
         base = (last.input.base or 0) if last is not None else 0
@@ -83,7 +70,7 @@ class Adoption:
             return Cursor(topic_id=topic_id, position=read.to, base=base, begin=read.begin or 0, ahead=ahead)
         if last is not None:
             base += last.input.reach
-            self._input_loss.accept(f"the registrations topic was replaced (its id was {last.input.topic_id})")
+            self.input_loss.accept(f"the registrations topic was replaced (its id was {last.input.topic_id})")
         earliest, _ = await assignment.input_bounds()
         is_new = last is None and assignment.identity.host is not None
         swept = restored.swept if is_new else None
@@ -97,8 +84,8 @@ class Adoption:
     def _ended_boot(self, last: Checkpoint | None) -> str | None:
         """The boot in which the last manager worked, if that boot has ended for certain: an earlier one of this
         machine, or of a machine that is gone for good."""
-        identity = self._assignment.identity
+        identity = self.assignment.identity
         if last is None or last.boot_id == identity.boot_id or identity.boot_id is None:
             return None
         same = identity.machine_id is not None and last.machine_id == identity.machine_id
-        return last.boot_id if same or self._take_over else None
+        return last.boot_id if same or self.take_over else None

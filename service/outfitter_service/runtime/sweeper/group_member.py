@@ -14,6 +14,7 @@ from functools import partial
 import anyio
 import structlog
 from anyio.abc import TaskGroup
+from msgspec import Struct
 
 from outfitter_proto import rights
 from outfitter_proto.bus import Bus, BusError, Membership
@@ -73,36 +74,26 @@ def _read(value: bytes | None) -> LedgerRecord | None:
 ACTIVITY = "joining the group of sweepers"
 
 
-class SweeperMember:
-    """Takes part in sweeping while `run` runs."""
+class SweeperMember(Struct, frozen=True):
+    """Takes part in sweeping while `run` runs.
 
-    def __init__(
-        self,
-        bus: Bus,
-        *,
-        partitions: int,
-        identity: Identity,
-        instruments: Instruments,
-        grace_s: float = GRACE_S,
-        session_s: float = SESSION_S,
-        heartbeat_s: float = HEARTBEAT_S,
-    ) -> None:
-        """`partitions`: how many the topics have. `identity`: that of the manager which sweeps. Seconds: how long a
-        message of a host without a manager waits for one (`grace_s`), what a killed member's partitions wait for
-        (`session_s`), and between signs of life (`heartbeat_s`)."""
-        self._bus = bus
-        self._partitions = partitions
-        self._identity = identity
-        self._instruments = instruments
-        self._grace_s = grace_s
-        self._session_s = session_s
-        self._heartbeat_s = heartbeat_s
-        self._sweeps: dict[int, tuple[PartitionSweeper, anyio.CancelScope]] = {}
+    `partitions`: how many the topics have. `identity`: that of the manager which sweeps. Seconds: how long a message of
+    a host without a manager waits for one (`grace_s`), what a killed member's partitions wait for (`session_s`), and
+    between signs of life (`heartbeat_s`)."""
+
+    bus: Bus
+    partitions: int
+    identity: Identity
+    instruments: Instruments
+    grace_s: float = GRACE_S
+    session_s: float = SESSION_S
+    heartbeat_s: float = HEARTBEAT_S
+    _sweeps: dict[int, tuple[PartitionSweeper, anyio.CancelScope]] = {}
 
     async def run_by_turns(self, others: Collection[str]) -> None:
         """Sweep always, or in some turns, depending on the `others` with a working manager. Returns if rights are
         missing."""
-        if is_candidate(self._identity.host or "", others):
+        if is_candidate(self.identity.host or "", others):
             await self.run()
             return
         log.info("other managers sweep, and this one only in some turns", others=len(others))
@@ -120,30 +111,30 @@ class SweeperMember:
         try:
             await self._run()
         finally:
-            self._instruments.outage.drop(ACTIVITY)
+            self.instruments.outage.drop(ACTIVITY)
 
     async def _run(self) -> None:
         backoff = Backoff(FIRST_DELAY_S, LONGEST_DELAY_S, jitter=0.2)
         while True:
-            begun = self._instruments.clock.monotonic()
+            begun = self.instruments.clock.monotonic()
             try:
-                missing = await self._bus.missing_rights(rights.of_sweeper(self._identity.cluster))
+                missing = await self.bus.missing_rights(rights.of_sweeper(self.identity.cluster))
                 if missing:
                     log.warning("this manager takes no part in sweeping", missing=missing)
                     return
-                membership = await self._bus.join(
-                    sweepers_group(self._identity.cluster),
-                    topics(self._identity.cluster).registrations,
-                    replica=self._identity.host,
-                    session_timeout=self._session_s,
-                    heartbeat_interval=self._heartbeat_s,
+                membership = await self.bus.join(
+                    sweepers_group(self.identity.cluster),
+                    topics(self.identity.cluster).registrations,
+                    replica=self.identity.host,
+                    session_timeout=self.session_s,
+                    heartbeat_interval=self.heartbeat_s,
                 )
-                self._instruments.outage.passed(ACTIVITY)
+                self.instruments.outage.passed(ACTIVITY)
                 async with membership:
                     await self._follow(membership)
             except BusError as error:
-                self._instruments.outage.met(ACTIVITY, error)
-            await anyio.sleep(backoff.next_delay(lasted=self._instruments.clock.monotonic() - begun))
+                self.instruments.outage.met(ACTIVITY, error)
+            await anyio.sleep(backoff.next_delay(lasted=self.instruments.clock.monotonic() - begun))
 
     async def _follow(self, membership: Membership) -> None:
         trouble: BusError | None = None
@@ -157,7 +148,7 @@ class SweeperMember:
                 tasks.cancel_scope.cancel()
         finally:
             self._sweeps.clear()
-            self._instruments.metrics.swept_partitions.set(0)
+            self.instruments.metrics.swept_partitions.set(0)
         if trouble is not None:
             raise trouble
 
@@ -171,7 +162,7 @@ class SweeperMember:
             )
             self._sweeps[new] = sweep, scope
             tasks.start_soon(self._sweep, sweep, scope)
-        self._instruments.metrics.swept_partitions.set(len(self._sweeps))
+        self.instruments.metrics.swept_partitions.set(len(self._sweeps))
 
     async def _sweep(self, sweep: PartitionSweeper, scope: anyio.CancelScope) -> None:
         with scope:
@@ -179,13 +170,13 @@ class SweeperMember:
 
     def _task(self, partition: int) -> SweepContext:
         return SweepContext(
-            bus=self._bus,
-            topics=topics(self._identity.cluster),
+            bus=self.bus,
+            topics=topics(self.identity.cluster),
             partition=partition,
-            partitions=self._partitions,
-            identity=self._identity,
-            instruments=self._instruments,
-            grace_s=self._grace_s,
+            partitions=self.partitions,
+            identity=self.identity,
+            instruments=self.instruments,
+            grace_s=self.grace_s,
         )
 
     def _hosts(self) -> list[str]:
