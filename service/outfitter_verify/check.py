@@ -63,15 +63,7 @@ def _partition(reading: Reading, logs: Partition, findings: Findings) -> Ledger:
     answers = Answers(logs, inputs, partitions=reading.partitions, grown=grown, findings=findings)
     releases = Releases(logs.registrations, answers.said, findings)
     history = History(logs.history, partitions=reading.partitions, findings=findings)
-    commits = Commits(
-        logs.allocations,
-        logs.registrations,
-        cluster=reading.cluster,
-        partitions=reading.partitions,
-        topic_id=topic_id,
-        markers=reading.markers,
-        findings=findings,
-    )
+    commits = Commits(logs.allocations, logs.registrations, reading, findings)
 
     def settled(writer: Writer, commit: Commit, records: list[Written]) -> None:
         if topic_id is None or commit.checkpoint.topic_id == topic_id:

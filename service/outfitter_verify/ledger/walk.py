@@ -28,7 +28,7 @@ class Suspicion(NamedTuple):
     records: tuple[str, ...]
     writer: str
     after: int
-    key: str | None
+    key: str | None = None
 
 
 class Change(NamedTuple):
@@ -115,9 +115,13 @@ class Ledger:
     def wrong(self, check: str, offset: int, what: str, *records: object) -> None:
         self._findings.wrong(check, self.log.place(offset), what, *records)
 
-    def suspect(self, check: str, offset: int, what: str, *records: str, writer: str, after: int,
-                key: str | None = None) -> None:  # fmt: skip
-        self._suspicions.append(Suspicion(check, offset, what, records, writer, after, key))
+    def suspect(self, check: str, offset: int, what: str, *records: str, writer: str, after: int) -> None:
+        self._suspicions.append(Suspicion(check, offset, what, records, writer, after))
+
+    def _suspect_after(self, other: Written, check: str, offset: int, what: str, key: str | None = None) -> None:
+        """Suspect a record because of another one that is before it in the ledger."""
+        place = str(self.log.place(other.offset))
+        self._suspicions.append(Suspicion(check, offset, what, (place,), other.record.writer, other.offset, key))
 
     def _judge(self) -> None:
         for suspicion in self._suspicions:
@@ -210,10 +214,7 @@ class Ledger:
         self._order.delete(before.record)
         self.gone[key] = before.record.source
         if before.record.state not in wire.FINAL and key not in self._damaged and not moved:
-            self.suspect(
-                "steps", offset, f"{key} is deleted while it is {before.record.state}",
-                str(self.log.place(before.offset)), writer=before.record.writer, after=before.offset,
-            )  # fmt: skip
+            self._suspect_after(before, "steps", offset, f"{key} is deleted while it is {before.record.state}")
 
     def _allocation(self, offset: int, record: wire.Allocation) -> None:
         self._findings.counts["records"] += 1
@@ -254,13 +255,8 @@ class Ledger:
         self._findings.counts["grants"] += granted > 0
         key = written.record.key
         for device, other in self._holdings.put(written.record):
-            holder = self.now[other]
-            self.suspect(
-                "exclusivity", written.offset,
-                f"{key} holds {device} of host {written.record.host}, which {other} holds as well",
-                str(self.log.place(holder.offset)),
-                writer=holder.record.writer, after=holder.offset, key=other,
-            )  # fmt: skip
+            what = f"{key} holds {device} of host {written.record.host}, which {other} holds as well"
+            self._suspect_after(self.now[other], "exclusivity", written.offset, what, key=other)
 
     def _step(self, written: Written) -> None:
         record, before = written.record, written.before
@@ -274,16 +270,14 @@ class Ledger:
         was = before.record
         place = str(self.log.place(before.offset))
         if record.source != was.source:
-            self.suspect(
-                "steps", written.offset, f"{key} answered registration {was.source} before, but now {record.source}",
-                place, writer=was.writer, after=before.offset,
-            )  # fmt: skip
+            what = f"{key} answered registration {was.source} before, but now {record.source}"
+            self._suspect_after(before, "steps", written.offset, what)
         elif was.state in wire.FINAL:
             what = f"{key} was {was.state}, which is final, but is {state} now"
             if wire.is_set_back(record.body, was.body):
                 return
             if record.source == wire.UNSEEN:  # perhaps deleted, and then deregistered again before its registration
-                self.suspect("steps", written.offset, what, place, writer=was.writer, after=before.offset)
+                self._suspect_after(before, "steps", written.offset, what)
             elif state != was.state or wire.fingerprint(record.body) != wire.fingerprint(was.body):
                 self.wrong("steps", written.offset, what, place)
         elif state != was.state and was.state in wire.STATES and (was.state, state) not in wire.LEAPS:
@@ -309,16 +303,12 @@ class Ledger:
         after = before.offset if before is not None else -1
         last = self.commits.writer(record.writer).last
         if last is not None and token <= last.token:
-            self.suspect(
-                "tokens", written.offset, f"{record.key} gets token {token}, but {last.token} was granted before",
-                writer=record.writer, after=after,
-            )  # fmt: skip
+            what = f"{record.key} gets token {token}, but {last.token} was granted before"
+            self.suspect("tokens", written.offset, what, writer=record.writer, after=after)
         other, where = self._tokens.setdefault((record.writer, token), (record.key, written.offset))
         if where != written.offset:
-            self.suspect(
-                "tokens", written.offset, f"{record.key} gets token {token}, which {other} has got",
-                str(self.log.place(where)), writer=record.writer, after=after,
-            )  # fmt: skip
+            what = f"{record.key} gets token {token}, which {other} has got"
+            self.suspect("tokens", written.offset, what, str(self.log.place(where)), writer=record.writer, after=after)
 
     def _keep(self, written: Written, checkpoint: wire.Checkpoint) -> None:
         if written.repeat:

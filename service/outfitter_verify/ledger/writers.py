@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from outfitter_verify.logs import Log
+from outfitter_verify.logs import Log, Reading
 from outfitter_verify.report import Findings
 from outfitter_verify.wire import Allocation, Checkpoint, had_place, partition_of
 
@@ -46,6 +46,10 @@ class Extent(NamedTuple):
     def end(self, key: bytes | None) -> int:
         """The offset before which all messages of a host are read."""
         return max(self.to, self.ahead.get(key or b"", 0))
+
+
+NOTHING = Extent(0, {})
+"""Nothing has been read."""
 
 
 def _number(name: str) -> int | None:
@@ -96,35 +100,22 @@ class Writer:
         return not any(low < before and high > after for low, high in self.gaps)
 
 
+@dataclass(slots=True)
 class Commits:
     """All writers of one partition of the ledger."""
 
-    def __init__(
-        self,
-        ledger: Log,
-        input_log: Log,
-        *,
-        cluster: str,
-        partitions: int,
-        topic_id: str | None,
-        markers: bool,
-        findings: Findings,
-    ) -> None:
-        self._ledger = ledger
-        self._input = input_log
-        self._cluster = cluster
-        self._partitions = partitions
-        self._topic_id = topic_id
-        self._markers = markers
-        self._findings = findings
-        self.writers: dict[str, Writer] = {}
+    ledger: Log
+    input_log: Log
+    reading: Reading
+    findings: Findings
+    writers: dict[str, Writer] = field(default_factory=dict)
 
     def writer(self, name: str) -> Writer:
         return self.writers.setdefault(name, Writer(name))
 
     def in_the_open(self, writer: str, after: int, before: int) -> bool:
         """Whether all records of `writer` between two offsets are visible."""
-        if not self._markers and self._ledger.holes(max(after, self._ledger.start - 1), before):
+        if not self.reading.markers and self.ledger.holes(max(after, self.ledger.start - 1), before):
             return False  # commits leave no holes on this bus, so a hole is a removed record
         known = self.writers.get(writer)
         return known is not None and known.in_the_open(after, before)
@@ -145,8 +136,8 @@ class Commits:
         index = bisect_left(writer.commits, number, key=lambda commit: commit.checkpoint.commit)
         if index == len(writer.commits) or writer.commits[index].checkpoint.commit != number:
             return False
-        low = writer.commits[index - 1].offset if index else self._ledger.start - 1
-        return self._markers or self._ledger.holes(low, writer.commits[index].offset) == 0
+        low = writer.commits[index - 1].offset if index else self.ledger.start - 1
+        return self.reading.markers or self.ledger.holes(low, writer.commits[index].offset) == 0
 
     def commit(self, offset: int, checkpoint: Checkpoint) -> tuple[Writer, Commit]:
         """Add a checkpoint, and check it against the one before."""
@@ -157,28 +148,27 @@ class Commits:
         self._position(commit)
         self._instance(writer, commit)
         writer.commits.append(commit)
-        self._findings.counts["commits"] += 1
+        self.findings.counts["commits"] += 1
         return writer, commit
 
     def _wrong(self, check: str, offset: int, what: str, *records: object) -> None:
-        self._findings.wrong(check, self._ledger.place(offset), what, *records)
+        self.findings.wrong(check, self.ledger.place(offset), what, *records)
 
     def _identity(self, offset: int, checkpoint: Checkpoint) -> None:
-        self._findings.count("partitions")
+        self.findings.count("partitions")
         kind, _, name = checkpoint.writer.partition("/")
-        home = partition_of(name, self._partitions) if kind == "host" else _number(name)
-        moved = kind == "host" and had_place(name, self._ledger.partition, self._partitions)
-        if home not in (None, self._ledger.partition) and not moved:
+        home = partition_of(name, self.reading.partitions) if kind == "host" else _number(name)
+        moved = kind == "host" and had_place(name, self.ledger.partition, self.reading.partitions)
+        if home not in (None, self.ledger.partition) and not moved:
             self._wrong("partitions", offset, f"writer {checkpoint.writer} belongs in partition {home}")
-        if checkpoint.partition != self._ledger.partition:
+        if checkpoint.partition != self.ledger.partition:
             self._wrong("partitions", offset, f"it names input partition {checkpoint.partition}")
-        if checkpoint.cluster != self._cluster:
-            self._wrong(
-                "writers", offset, f"it is of cluster {checkpoint.cluster!r}, but in the topics of {self._cluster!r}"
-            )
+        if checkpoint.cluster != self.reading.cluster:
+            what = f"it is of cluster {checkpoint.cluster!r}, but in the topics of {self.reading.cluster!r}"
+            self._wrong("writers", offset, what)
 
     def _number(self, writer: Writer, commit: Commit) -> None:
-        self._findings.count("commits")
+        self.findings.count("commits")
         number = commit.checkpoint.commit
         before = commit.before.commit if commit.before is not None else 0
         shown = self._before(writer)
@@ -191,19 +181,20 @@ class Commits:
             missing = number - before - 1
             # each missing commit had a checkpoint, and a marker on a bus with markers; the marker of the commit before
             # is in between, too
-            needed = missing * (2 if self._markers else 1) + (1 if self._markers and writer.commits else 0)
-            if self._ledger.holes(low, commit.offset) < needed:
+            markers = self.reading.markers
+            needed = missing * (2 if markers else 1) + (1 if markers and writer.commits else 0)
+            if self.ledger.holes(low, commit.offset) < needed:
                 self._wrong("commits", commit.offset, f"{writer.name} commits number {number} after {before}", *shown)
             else:
-                self._findings.note_partial("commits", "older commits are gone, as compaction removes them")
+                self.findings.note_partial("commits", "older commits are gone, as compaction removes them")
             writer.gaps.append((low, commit.offset))
         token = commit.before.token if commit.before is not None else 0
-        self._findings.count("tokens")
+        self.findings.count("tokens")
         if commit.checkpoint.token < token:
             self._wrong("tokens", commit.offset, f"token {commit.checkpoint.token} after {token}", *shown)
 
     def _position(self, commit: Commit) -> None:
-        self._findings.count("positions")
+        self.findings.count("positions")
         here, before = commit.checkpoint, commit.before
         if here.start > here.to:
             self._wrong("positions", commit.offset, f"it read from {here.start} to {here.to}")
@@ -213,15 +204,15 @@ class Commits:
             self._wrong("positions", commit.offset, f"it read from {here.start} although {before.to} was next")
         if before is not None and here.topic_id != before.topic_id and here.base < before.base + before.reach:
             self._wrong("positions", commit.offset, "the input was replaced, and its numbers start below the last ones")
-        if here.topic_id == self._topic_id and here.to > self._input.end:
-            self._wrong("positions", commit.offset, f"it read to {here.to}, but the input ends at {self._input.end}")
+        if here.topic_id == self.reading.topic_id and here.to > self.input_log.end:
+            self._wrong("positions", commit.offset, f"it read to {here.to}, but the input ends at {self.input_log.end}")
         self._ahead(commit)
         if (
             before is not None
             and here.commit == before.commit + 1
             and not here.writer.startswith("sweeper/")  # a sweeper writes nothing without unroutable messages
             and (here.topic_id, here.base) == (before.topic_id, before.base)
-            and here.start > before.to >= self._input.start
+            and here.start > before.to >= self.input_log.start
         ):
             # each commit continues where the one before stopped, unless the input was deleted meanwhile
             self._wrong("positions", commit.offset, f"it read from {here.start}, but {before.to} was next")
@@ -230,12 +221,12 @@ class Commits:
         """Check hosts that are read further: they are in this partition, and the position of a host never goes back."""
         here, before = commit.checkpoint, commit.before
         for host, offset in here.ahead.items():
-            if not had_place(host, self._ledger.partition, self._partitions):
+            if not had_place(host, self.ledger.partition, self.reading.partitions):
                 self._wrong("partitions", commit.offset, f"it read ahead for {host}, a host of another partition")
             if offset <= here.to:
                 self._wrong("positions", commit.offset, f"{host} is ahead at {offset}, but it read to {here.to} anyway")
-            if here.topic_id == self._topic_id and offset > self._input.end:
-                what = f"it read to {offset} for {host}, but the input ends at {self._input.end}"
+            if here.topic_id == self.reading.topic_id and offset > self.input_log.end:
+                what = f"it read to {offset} for {host}, but the input ends at {self.input_log.end}"
                 self._wrong("positions", commit.offset, what)
         if before is None or (here.topic_id, here.base) != (before.topic_id, before.base):
             return
@@ -248,8 +239,8 @@ class Commits:
         here, before = commit.checkpoint, commit.before
         if before is not None and here.instance == before.instance:
             return
-        self._findings.count("instances")
-        self._findings.counts["managers"] += 1
+        self.findings.count("instances")
+        self.findings.counts["managers"] += 1
         earlier = writer.instances.get(here.instance)
         # a partition may return to an earlier manager: its numbers and positions must still fit
         if earlier is not None and writer.host is not None:
@@ -257,12 +248,12 @@ class Commits:
                 "instances", commit.offset,
                 f"manager {here.instance} of {writer.name} commits although {before.instance if before else ''} "
                 "had taken over",
-                self._ledger.place(earlier), *self._before(writer),
+                self.ledger.place(earlier), *self._before(writer),
             )  # fmt: skip
         writer.instances[here.instance] = commit.offset
 
     def _before(self, writer: Writer) -> tuple[str, ...]:
-        return (str(self._ledger.place(writer.commits[-1].offset)),) if writer.commits else ()
+        return (str(self.ledger.place(writer.commits[-1].offset)),) if writer.commits else ()
 
     # --- what a commit says of its records ---
 
@@ -273,7 +264,7 @@ class Commits:
         records, writer.opened = writer.opened, []
         for written in records:
             number = written.record.commit
-            place = self._ledger.place(commit.offset)
+            place = self.ledger.place(commit.offset)
             if not (written.repeat or here.moved or before < number <= here.commit):
                 seen = self.in_the_open(writer.name, written.before.offset if written.before else -1, written.offset)
                 if number > here.commit or seen:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from outfitter_verify import wire
 from outfitter_verify.ledger.walk import Ledger
-from outfitter_verify.ledger.writers import Commit, Extent, Writer, Written
+from outfitter_verify.ledger.writers import NOTHING, Commit, Extent, Writer, Written
 from outfitter_verify.logs import Partition, Record
 from outfitter_verify.registrations.messages import Kind, Said, judge
 from outfitter_verify.report import Findings
@@ -41,7 +41,6 @@ class Input(NamedTuple):
     only: bool
 
 
-NOTHING = Extent(0, {})
 _MOST_IN_BATCH = 1_000_000
 
 RATION, RATION_MS = 100, 120_000

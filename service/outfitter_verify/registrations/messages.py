@@ -67,7 +67,7 @@ def _plain(body: Mapping[str, Any]) -> bool:
     priority, labels = body.get("priority", 0), body.get("labels", {})
     owner = body.get("owner")
     return (
-        _requests(body.get("resources"))
+        (body.get("resources") is None or _some(body["resources"]))
         and _operators(body.get("operators"))
         and (body.get("lease_s") is None or _seconds(body["lease_s"], least=1e-6))
         and (body.get("wait_s") is None or _seconds(body["wait_s"], least=0))
@@ -82,10 +82,6 @@ def _operators(value: object) -> bool:
     return value is None or (
         isinstance(value, dict) and all(map(wire.is_name, value)) and all(map(_some, value.values()))
     )
-
-
-def _requests(value: object) -> bool:
-    return value is None or _some(value)
 
 
 def _some(value: object) -> bool:

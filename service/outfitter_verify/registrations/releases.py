@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from outfitter_verify import wire
 from outfitter_verify.ledger.walk import Ledger
-from outfitter_verify.ledger.writers import Commit, Extent, Written
+from outfitter_verify.ledger.writers import NOTHING, Commit, Extent, Written
 from outfitter_verify.logs import Log
 from outfitter_verify.registrations.messages import Kind, Said
 from outfitter_verify.report import Findings
@@ -23,9 +23,6 @@ HONEST_MS = 2_000
 """Milliseconds by which a silence may seem shorter than its lease, because of two synchronised clocks."""
 LONG_OVER_MS = 600_000
 """Milliseconds after its end from which on a lease is certainly over, if its manager reads and commits."""
-
-NOWHERE = Extent(0, {})
-"""Nothing has been read."""
 
 _RELEASE_CODES = {"deregistered", "lease-expired", "owner-died", "prepare-failed"}
 _KNOWN = _RELEASE_CODES | {"superseded"}
@@ -146,7 +143,7 @@ class Releases:
             self._findings.note_partial("releases", "a lease was set by the manager's configuration")
         elif sign is None:
             self._findings.note_partial("releases", "registrations were deleted by retention")
-        elif self._set_back.get(record.writer, NOWHERE).covers(sign.offset, record.host.encode()):
+        elif self._set_back.get(record.writer, NOTHING).covers(sign.offset, record.host.encode()):
             self._findings.note_partial("releases", "a manager's clock was set back while a worker was silent")
         else:
             silent_ms = record.since_ms - sign.at_ms
