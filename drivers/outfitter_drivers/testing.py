@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
+from typing import Any
 
 import anyio
 
@@ -32,7 +33,23 @@ from outfitter_drivers.api import (
 from outfitter_proto import environment
 from outfitter_proto.records import Health
 
-Check = Callable[[ExternalResourceDriver], Awaitable[None]]
+
+def _checked(check: Callable[[DriverContract, ExternalResourceDriver], Awaitable[None]]) -> Callable[[Any], None]:
+    """A test that builds a driver, checks it and closes it."""
+
+    def test(self: DriverContract) -> None:
+        async def main() -> None:
+            driver = self.make_driver()
+            try:
+                await check(self, driver)
+            finally:
+                with anyio.fail_after(driver.call_timeout, shield=True):
+                    await driver.aclose()
+
+        anyio.run(main)
+
+    test.__name__ = check.__name__
+    return test
 
 
 class DriverContract:
@@ -53,175 +70,138 @@ class DriverContract:
     def worker(self, name: str = "worker") -> Worker:
         return Worker(host=self.host, resource="thing", worker=name, incarnation=f"{name}-1")
 
-    def test_it_names_as_many_distinct_devices_as_are_wanted(self) -> None:
-        async def check(driver: ExternalResourceDriver) -> None:
-            infos = await self._retrieve(driver)
-            assert len(infos) >= self.amount
-            assert len(set(infos)) == len(infos)
-            for info in infos:
-                assert isinstance(info, ExternalResourceInfo)
-                _assert_device(driver.device(info))
+    @_checked
+    async def test_it_names_as_many_distinct_devices_as_are_wanted(self, driver: ExternalResourceDriver) -> None:
+        infos = await self._retrieve(driver)
+        assert len(infos) >= self.amount
+        assert len(set(infos)) == len(infos)
+        for info in infos:
+            assert isinstance(info, ExternalResourceInfo)
+            _assert_device(driver.device(info))
 
-        self._run(check)
+    @_checked
+    async def test_asking_again_and_at_once_changes_nothing(self, driver: ExternalResourceDriver) -> None:
+        first = set(await self._retrieve(driver))
+        answers: list[set[ExternalResourceInfo]] = []
 
-    def test_asking_again_and_at_once_changes_nothing(self) -> None:
-        async def check(driver: ExternalResourceDriver) -> None:
-            first = set(await self._retrieve(driver))
-            answers: list[set[ExternalResourceInfo]] = []
+        async def ask() -> None:
+            answers.append(set(await self._retrieve(driver)))
 
-            async def ask() -> None:
-                answers.append(set(await self._retrieve(driver)))
+        async with anyio.create_task_group() as tasks:
+            for _ in range(3):
+                tasks.start_soon(ask)
+        assert answers == [first] * 3
 
-            async with anyio.create_task_group() as tasks:
-                for _ in range(3):
-                    tasks.start_soon(ask)
-            assert answers == [first] * 3
+    @_checked
+    async def test_wanting_too_many_is_a_verdict_that_says_why(self, driver: ExternalResourceDriver) -> None:
+        try:
+            infos = await driver.retrieve_resource_info(self.too_many, self.worker())
+        except DriverError as verdict:
+            assert str(verdict), "a verdict needs a message"
+        else:
+            raise AssertionError(f"{len(infos)} devices where {self.too_many} were wanted")
 
-        self._run(check)
-
-    def test_wanting_too_many_is_a_verdict_that_says_why(self) -> None:
-        async def check(driver: ExternalResourceDriver) -> None:
+    @_checked
+    async def test_an_amount_that_is_not_positive_is_refused(self, driver: ExternalResourceDriver) -> None:
+        for amount in (0, -1):
             try:
-                infos = await driver.retrieve_resource_info(self.too_many, self.worker())
-            except DriverError as verdict:
-                assert str(verdict), "a verdict needs a message"
-            else:
-                raise AssertionError(f"{len(infos)} devices where {self.too_many} were wanted")
+                await driver.retrieve_resource_info(amount, self.worker())
+            except ValueError:
+                continue
+            raise AssertionError(f"amount {amount} was answered")
 
-        self._run(check)
+    @_checked
+    async def test_a_cancelled_call_leaves_the_driver_usable(self, driver: ExternalResourceDriver) -> None:
+        for delay in (0, 0.001, 0.01):
+            with anyio.move_on_after(delay):
+                await self._retrieve(driver)
+        assert len(await self._retrieve(driver)) >= self.amount
 
-    def test_an_amount_that_is_not_positive_is_refused(self) -> None:
-        async def check(driver: ExternalResourceDriver) -> None:
-            for amount in (0, -1):
-                try:
-                    await driver.retrieve_resource_info(amount, self.worker())
-                except ValueError:
-                    continue
-                raise AssertionError(f"amount {amount} was answered")
+    @_checked
+    async def test_it_can_be_closed_unused(self, driver: ExternalResourceDriver) -> None:
+        assert isinstance(driver, ExternalResourceDriver)
 
-        self._run(check)
-
-    def test_a_cancelled_call_leaves_the_driver_usable(self) -> None:
-        async def check(driver: ExternalResourceDriver) -> None:
-            for delay in (0, 0.001, 0.01):
-                with anyio.move_on_after(delay):
-                    await self._retrieve(driver)
-            assert len(await self._retrieve(driver)) >= self.amount
-
-        self._run(check)
-
-    def test_it_can_be_closed_unused(self) -> None:
-        async def check(_: ExternalResourceDriver) -> None:
+    @_checked
+    async def test_its_inventory_lists_whole_devices_and_agrees_with_what_it_names(
+        self, driver: ExternalResourceDriver
+    ) -> None:
+        if not isinstance(driver, Inventory):
             return
+        devices = await self._first_set(driver)
+        for device in devices:
+            _assert_device(device)
+        names = [device.id or device.name or f"index {device.properties['index']}" for device in devices]
+        assert len(set(names)) == len(names), f"one device twice: {names}"
+        healthy = {device.info() for device in devices if device.health is Health.HEALTHY}
+        assert len(healthy) >= self.amount
+        assert set(await self._retrieve(driver)) <= healthy
 
-        self._run(check)
+    @_checked
+    async def test_two_inventories_at_once_see_the_same(self, driver: ExternalResourceDriver) -> None:
+        if isinstance(driver, Inventory):
+            assert list(await self._first_set(driver)) == list(await self._first_set(driver))
 
-    def test_its_inventory_lists_whole_devices_and_agrees_with_what_it_names(self) -> None:
-        async def check(driver: ExternalResourceDriver) -> None:
-            if not isinstance(driver, Inventory):
-                return
-            devices = await self._first_set(driver)
-            for device in devices:
-                _assert_device(device)
-            names = [device.id or device.name or f"index {device.properties['index']}" for device in devices]
-            assert len(set(names)) == len(names), f"one device twice: {names}"
-            healthy = {device.info() for device in devices if device.health is Health.HEALTHY}
-            assert len(healthy) >= self.amount
-            assert set(await self._retrieve(driver)) <= healthy
+    @_checked
+    async def test_preparing_and_taking_back_can_be_repeated(self, driver: ExternalResourceDriver) -> None:
+        if not isinstance(driver, Preparation):
+            return
+        grant = await self._grant(driver, token=5)
+        for act in (driver.prepare, driver.prepare, driver.unprepare, driver.unprepare):
+            with anyio.fail_after(driver.call_timeout):
+                await act(grant)
 
-        self._run(check)
+    @_checked
+    async def test_a_grant_with_an_older_token_is_not_prepared(self, driver: ExternalResourceDriver) -> None:
+        if not isinstance(driver, Preparation):
+            return
+        newer = await self._grant(driver, token=5)
+        await driver.prepare(newer)
+        older = Grant(
+            allocation="older", token=4, worker=newer.worker, device_ids=newer.device_ids, devices=newer.devices
+        )
+        try:
+            await driver.prepare(older)
+        except PermanentDriverError:
+            pass
+        else:
+            raise AssertionError("an older grant was prepared")
+        await driver.unprepare(older)
+        await driver.prepare(newer)
+        await driver.unprepare(newer)
 
-    def test_two_inventories_at_once_see_the_same(self) -> None:
-        async def check(driver: ExternalResourceDriver) -> None:
-            if isinstance(driver, Inventory):
-                assert list(await self._first_set(driver)) == list(await self._first_set(driver))
-
-        self._run(check)
-
-    def test_preparing_and_taking_back_can_be_repeated(self) -> None:
-        async def check(driver: ExternalResourceDriver) -> None:
-            if not isinstance(driver, Preparation):
-                return
-            grant = await self._grant(driver, token=5)
-            for act in (driver.prepare, driver.prepare, driver.unprepare, driver.unprepare):
-                with anyio.fail_after(driver.call_timeout):
-                    await act(grant)
-
-        self._run(check)
-
-    def test_a_grant_with_an_older_token_is_not_prepared(self) -> None:
-        async def check(driver: ExternalResourceDriver) -> None:
-            if not isinstance(driver, Preparation):
-                return
-            newer = await self._grant(driver, token=5)
-            await driver.prepare(newer)
-            older = Grant(
-                allocation="older", token=4, worker=newer.worker, device_ids=newer.device_ids, devices=newer.devices
-            )
-            try:
-                await driver.prepare(older)
-            except PermanentDriverError:
-                pass
-            else:
-                raise AssertionError("an older grant was prepared")
-            await driver.unprepare(older)
-            await driver.prepare(newer)
-            await driver.unprepare(newer)
-
-        self._run(check)
-
-    def test_a_grant_that_was_taken_back_is_not_prepared_again(self) -> None:
-        async def check(driver: ExternalResourceDriver) -> None:
-            if not isinstance(driver, Preparation):
-                return
-            grant = await self._grant(driver, token=5)
+    @_checked
+    async def test_a_grant_that_was_taken_back_is_not_prepared_again(self, driver: ExternalResourceDriver) -> None:
+        if not isinstance(driver, Preparation):
+            return
+        grant = await self._grant(driver, token=5)
+        await driver.prepare(grant)
+        await driver.unprepare(grant)
+        try:
             await driver.prepare(grant)
-            await driver.unprepare(grant)
-            try:
-                await driver.prepare(grant)
-            except PermanentDriverError:
-                pass
-            else:
-                raise AssertionError("a grant that was taken back was prepared again")
-            later = await self._grant(driver, token=6)
-            await driver.prepare(later)
-            await driver.unprepare(later)
+        except PermanentDriverError:
+            pass
+        else:
+            raise AssertionError("a grant that was taken back was prepared again")
+        later = await self._grant(driver, token=6)
+        await driver.prepare(later)
+        await driver.unprepare(later)
 
-        self._run(check)
+    @_checked
+    async def test_it_says_who_uses_a_device_in_words_or_nothing(self, driver: ExternalResourceDriver) -> None:
+        if isinstance(driver, InUseCheck):
+            user = await driver.in_use(await self._grant(driver, token=1))
+            assert user is None or user
 
-    def test_it_says_who_uses_a_device_in_words_or_nothing(self) -> None:
-        async def check(driver: ExternalResourceDriver) -> None:
-            if isinstance(driver, InUseCheck):
-                user = await driver.in_use(await self._grant(driver, token=1))
-                assert user is None or user
-
-        self._run(check)
-
-    def test_its_deployment_requests_are_names_with_amounts(self) -> None:
-        async def check(driver: ExternalResourceDriver) -> None:
-            if isinstance(driver, KubernetesRequest):
-                request: Mapping[str, object] = driver.kubernetes_resources(2)
-                assert all(isinstance(name, str) and isinstance(value, str) for name, value in request.items())
-            if isinstance(driver, YarnRequest):
-                request = driver.yarn_resources(2)
-                assert all(isinstance(name, str) and isinstance(value, int) for name, value in request.items())
-
-        self._run(check)
+    @_checked
+    async def test_its_deployment_requests_are_names_with_amounts(self, driver: ExternalResourceDriver) -> None:
+        if isinstance(driver, KubernetesRequest):
+            request: Mapping[str, object] = driver.kubernetes_resources(2)
+            assert all(isinstance(name, str) and isinstance(value, str) for name, value in request.items())
+        if isinstance(driver, YarnRequest):
+            request = driver.yarn_resources(2)
+            assert all(isinstance(name, str) and isinstance(value, int) for name, value in request.items())
 
     # --- helpers ---
-
-    def _run(self, check: Check) -> None:
-        """Build a driver, check it, close it."""
-
-        async def main() -> None:
-            driver = self.make_driver()
-            try:
-                await check(driver)
-            finally:
-                with anyio.fail_after(driver.call_timeout, shield=True):
-                    await driver.aclose()
-
-        anyio.run(main)
 
     async def _retrieve(self, driver: ExternalResourceDriver) -> Collection[ExternalResourceInfo]:
         with anyio.fail_after(driver.call_timeout):
