@@ -6,12 +6,13 @@ A body and its key must name the same host, because the broker checks neither.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from functools import cache
+from collections.abc import Callable, Iterable
+from functools import cache, partial
 from itertools import chain
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec.json import Decoder
 
 from outfitter_proto.decoding.bounds import WITHIN_BYTES, excess, excess_of_owner
 from outfitter_proto.records import (
@@ -52,26 +53,10 @@ encode = msgspec.json.Encoder().encode
 
 # Decoders are created on first use: a worker needs two of the four, and each takes a millisecond.
 
-
-@cache
-def _registration() -> msgspec.json.Decoder[Registration]:
-    return msgspec.json.Decoder(Registration)
-
-
-@cache
-def _ledger() -> msgspec.json.Decoder[LedgerRecord]:
-    return msgspec.json.Decoder(LedgerRecord)
-
-
-@cache
-def _history() -> msgspec.json.Decoder[HistoryRecord]:
-    return msgspec.json.Decoder(HistoryRecord)
-
-
-@cache
-def _dead_letter() -> msgspec.json.Decoder[DeadLetter]:
-    return msgspec.json.Decoder(DeadLetter)
-
+_registration: Callable[[], Decoder[Registration]] = cache(partial(Decoder, Registration))
+_ledger: Callable[[], Decoder[LedgerRecord]] = cache(partial(Decoder, LedgerRecord))
+_history: Callable[[], Decoder[HistoryRecord]] = cache(partial(Decoder, HistoryRecord))
+_dead_letter: Callable[[], Decoder[DeadLetter]] = cache(partial(Decoder, DeadLetter))
 
 _NAME = NAME_PATTERN[1 : NAME_PATTERN.index("$")]
 _is_name = re.compile(_NAME).fullmatch
@@ -148,7 +133,7 @@ def _obeyed(
         message = _registration().decode(encode(unknown.tolerant(Registration).decode(value)))
     except _UNREADABLE as other:
         if exact:
-            _known_part(what, value, Registration, error, _registration(), None)
+            _known_part(what, value, Registration, error, _registration())
         raise _inexact(what, value, other) from other
     if (problem := _not_text(value)) is not None:  # nobody has looked at the values of unknown fields
         raise WireError(what, problem)
@@ -209,14 +194,7 @@ def _misnamed(what: str, message: Registration) -> WireError:
     return WireError(what, fault.problem, fault.field)
 
 
-def _known_part(
-    what: str,
-    value: bytes,
-    kind: Any,
-    error: Exception,
-    decoder: msgspec.json.Decoder[T],
-    warnings: list[str] | None,
-) -> T:
+def _known_part(what: str, value: bytes, kind: Any, error: Exception, decoder: Decoder[T]) -> T:
     """A refused message without its unknown fields.
 
     Raises:
@@ -227,13 +205,10 @@ def _known_part(
     if not unknown.is_about_unknown_fields(error):
         raise _translate(what, value, kind, error) from error
     try:
-        value, told = unknown.without(value, kind)
-        message = decoder.decode(value)
+        value = unknown.without(value, kind).body
+        return decoder.decode(value)
     except _UNREADABLE as other:
         raise _translate(what, value, kind, other) from other
-    if warnings is not None:
-        warnings += told
-    return message
 
 
 def decode_ledger(value: bytes, *, key: bytes | None = None) -> LedgerRecord:
@@ -246,7 +221,7 @@ def decode_ledger(value: bytes, *, key: bytes | None = None) -> LedgerRecord:
     try:
         record = _ledger().decode(value)
     except _UNREADABLE as error:
-        record = _known_part(_ledger_record(key), value, LedgerRecord, error, _ledger(), None)
+        record = _known_part(_ledger_record(key), value, LedgerRecord, error, _ledger())
     if key is not None and record.key.encode() != key:
         raise WireError(_ledger_record(key), f"its body belongs under the key {record.key!r}")
     return record
@@ -261,7 +236,7 @@ def decode_history(value: bytes) -> HistoryRecord:
     try:
         return _history().decode(value)
     except _UNREADABLE as error:
-        return _known_part("history record", value, HistoryRecord, error, _history(), None)
+        return _known_part("history record", value, HistoryRecord, error, _history())
 
 
 def decode_dead_letter(value: bytes) -> DeadLetter:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import accumulate
 
 from msgspec import Struct
@@ -210,44 +211,35 @@ class Metrics:
         ProcessCollector(registry=r)
         about = {"version": __version__, "host": host, "cluster": cluster, "scope": scope}
         Info("outfitter", "The running manager.", registry=r).info(about)
-        self.ready = Gauge("outfitter_ready", "1 while the manager answers registrations.", registry=r)
-        self.descriptors_exhausted = Gauge(
-            "outfitter_descriptors_exhausted",
-            "1 while the manager may open no more files.",
-            registry=r,
+        counter = partial(Counter, registry=r)
+        gauge = partial(Gauge, registry=r)
+        histogram = partial(Histogram, registry=r)
+        self.ready = gauge("outfitter_ready", "1 while the manager answers registrations.")
+        self.descriptors_exhausted = gauge(
+            "outfitter_descriptors_exhausted", "1 while the manager may open no more files."
         )
         self.descriptors_exhausted.set_function(lambda: float(descriptors.lacking() is not None))
-        self.partition_ready = Gauge(
-            "outfitter_partition_ready",
-            "1 while this manager answers the registrations of a partition.",
-            ["partition"],
-            registry=r,
+        self.partition_ready = gauge(
+            "outfitter_partition_ready", "1 while this manager answers the registrations of a partition.", ["partition"]
         )
-        self.events = Counter(
-            "outfitter_events", "Decided events, by kind: messages and internal events.", ["kind"], registry=r
-        )
-        self.dead_letters = Counter("outfitter_dead_letters", "Messages that became dead letters.", registry=r)
-        self.dead_letters_omitted = Counter(
+        self.events = counter("outfitter_events", "Decided events, by kind: messages and internal events.", ["kind"])
+        self.dead_letters = counter("outfitter_dead_letters", "Messages that became dead letters.")
+        self.dead_letters_omitted = counter(
             "outfitter_dead_letters_omitted",
             "Of those, messages beyond the quota per minute. A summary letter counts them.",
-            registry=r,
         )
-        self.unknown_fields = Counter(
+        self.unknown_fields = counter(
             "outfitter_unknown_fields",
             "Messages with fields that this version does not know, by type. The fields were ignored.",
             ["kind"],
-            registry=r,
         )
         for kind in ("register", "heartbeat", "deregister"):
             self.unknown_fields.labels(kind)
-        self.swept = Counter(
-            "outfitter_swept",
-            "Unroutable messages that this manager made dead letters, by reason.",
-            ["reason"],
-            registry=r,
+        self.swept = counter(
+            "outfitter_swept", "Unroutable messages that this manager made dead letters, by reason.", ["reason"]
         )
-        self.swept_partitions = Gauge(
-            "outfitter_swept_partitions", "Partitions in which this manager sweeps unroutable messages.", registry=r
+        self.swept_partitions = gauge(
+            "outfitter_swept_partitions", "Partitions in which this manager sweeps unroutable messages."
         )
         self.allocation_seconds = Waits(
             "outfitter_allocation_seconds",
@@ -256,30 +248,22 @@ class Metrics:
             self.resources,
         )
         r.register(self.allocation_seconds)
-        self.grants = Counter("outfitter_grants", "Granted allocations.", ["resource"], registry=r)
-        self.failures = Counter("outfitter_failures", "Failed allocations, by reason.", ["reason"], registry=r)
-        self.releases = Counter("outfitter_releases", "Ended allocations, by reason.", ["reason"], registry=r)
-        self.lease_expiries = Counter("outfitter_lease_expiries", "Leases that expired.", registry=r)
-        self.driver_runs = Counter("outfitter_driver_runs", "Driver calls.", ["resource", "call"], registry=r)
-        self.driver_failures = Counter(
-            "outfitter_driver_failures", "Driver calls that failed or took too long.", ["resource", "call"], registry=r
+        self.grants = counter("outfitter_grants", "Granted allocations.", ["resource"])
+        self.failures = counter("outfitter_failures", "Failed allocations, by reason.", ["reason"])
+        self.releases = counter("outfitter_releases", "Ended allocations, by reason.", ["reason"])
+        self.lease_expiries = counter("outfitter_lease_expiries", "Leases that expired.")
+        self.driver_runs = counter("outfitter_driver_runs", "Driver calls.", ["resource", "call"])
+        self.driver_failures = counter(
+            "outfitter_driver_failures", "Driver calls that failed or took too long.", ["resource", "call"]
         )
-        self.driver_seconds = Histogram(
-            "outfitter_driver_seconds", "Duration of driver calls.", ["resource", "call"], registry=r
-        )
-        self.restore_seconds = Gauge("outfitter_ledger_restore_seconds", "Duration of the last restore.", registry=r)
-        self.restored_records = Gauge(
-            "outfitter_ledger_restored_records", "Records that the last restore read.", registry=r
-        )
-        self.commits = Counter("outfitter_commits", "Commits, by outcome.", ["outcome"], registry=r)
-        self.commit_seconds = Histogram(
-            "outfitter_commit_seconds", "Duration of commits.", buckets=COMMIT_BUCKETS, registry=r
-        )
-        self.input_lost = Counter("outfitter_input_lost", "Times the input position was out of range.", registry=r)
-        self.violations = Counter(
-            "outfitter_exclusivity_violations",
-            "Devices in two live allocations, found by the self-check. Must be 0.",
-            registry=r,
+        self.driver_seconds = histogram("outfitter_driver_seconds", "Duration of driver calls.", ["resource", "call"])
+        self.restore_seconds = gauge("outfitter_ledger_restore_seconds", "Duration of the last restore.")
+        self.restored_records = gauge("outfitter_ledger_restored_records", "Records that the last restore read.")
+        self.commits = counter("outfitter_commits", "Commits, by outcome.", ["outcome"])
+        self.commit_seconds = histogram("outfitter_commit_seconds", "Duration of commits.", buckets=COMMIT_BUCKETS)
+        self.input_lost = counter("outfitter_input_lost", "Times the input position was out of range.")
+        self.violations = counter(
+            "outfitter_exclusivity_violations", "Devices in two live allocations, found by the self-check. Must be 0."
         )
         for kind in EVENT_KINDS:
             self.events.labels(kind)

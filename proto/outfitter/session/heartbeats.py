@@ -9,6 +9,7 @@ import logging
 from collections.abc import Awaitable, Callable
 
 import anyio
+from msgspec import Struct
 
 from outfitter.errors import LeaseLostError
 from outfitter.session.lease import Clock
@@ -39,7 +40,7 @@ async def sleep(seconds: float, clock: Clock) -> None:
         await anyio.sleep(min(left, LONGEST_SLEEP))
 
 
-class LeaseKeeper:
+class LeaseKeeper(Struct, frozen=True):
     """Keeps the lease of `allocation_watch` alive. `beat` publishes one heartbeat.
 
     Once the lease is over, another worker may have the devices, and an acknowledged heartbeat proves nothing. Then the
@@ -49,20 +50,11 @@ class LeaseKeeper:
     block. Without it, the keeper logs an error. A worker that still waits is not warned: it has no devices.
     """
 
-    def __init__(
-        self,
-        allocation_watch: AllocationWatch,
-        beat: Callable[[], Awaitable[object]],
-        register_again: Callable[[], Awaitable[object]],
-        on_lease_at_risk: Callable[[LeaseLostError], object] | None,
-        outage_log: WorkerOutageLog,
-    ) -> None:
-        self._allocation_watch = allocation_watch
-        self._lease = allocation_watch.lease
-        self._publish = beat
-        self._register_again = register_again
-        self._on_lease_at_risk = on_lease_at_risk
-        self._outage_log = outage_log
+    allocation_watch: AllocationWatch
+    beat: Callable[[], Awaitable[object]]
+    register_again: Callable[[], Awaitable[object]]
+    on_lease_at_risk: Callable[[LeaseLostError], object] | None
+    outage_log: WorkerOutageLog
 
     async def run(self) -> None:
         """Send heartbeats until the allocation is over. Without a lease, wait for one."""
@@ -72,58 +64,60 @@ class LeaseKeeper:
 
     async def _beat(self) -> None:
         backoff = Backoff(*RETRY_BACKOFF_S)
-        while not self._allocation_watch.read().over:
-            interval = self._lease.interval
+        lease = self.allocation_watch.lease
+        while not self.allocation_watch.read().over:
+            interval = lease.interval
             if interval is None:
-                await self._allocation_watch.changed(self._allocation_watch.read().version)
+                await self.allocation_watch.changed(self.allocation_watch.read().version)
             elif await self._beat_once(interval):
                 backoff.reset()
-                await sleep(interval, self._lease.clock)
+                await sleep(interval, lease.clock)
             else:
                 await anyio.sleep(min(backoff.next_delay(), interval / 3))
 
     async def _beat_once(self, interval: float) -> bool:
-        within = min(PUBLISH_WITHIN, interval)
-        sent_at, at_risk = self._lease.clock(), self._lease.at_risk
+        lease, within = self.allocation_watch.lease, min(PUBLISH_WITHIN, interval)
+        sent_at, at_risk = lease.clock(), lease.at_risk
         registering = anyio.CancelScope()
         try:
             with anyio.fail_after(within):
-                await self._publish()
-            if self._lease.acknowledge(sent_at):
+                await self.beat()
+            if lease.acknowledge(sent_at):
                 if at_risk:
-                    self._allocation_watch.touch()
+                    self.allocation_watch.touch()
             else:
                 with anyio.move_on_after(interval) as registering:
-                    await self._register_again()
+                    await self.register_again()
         except (BusError, TimeoutError) as error:
-            self._outage_log.met(_SENDING, str(error) or f"no answer within {within:g} s")
+            self.outage_log.met(_SENDING, str(error) or f"no answer within {within:g} s")
             return False
-        self._outage_log.passed(_SENDING)
+        self.outage_log.passed(_SENDING)
         return not registering.cancelled_caught
 
     async def _watch(self) -> None:
+        lease = self.allocation_watch.lease
         granted = False  # a grant that was read late does not count until the manager has confirmed it
-        while not (snapshot := self._allocation_watch.read()).over:
-            left = self._lease.until_risk
+        while not (snapshot := self.allocation_watch.read()).over:
+            left = lease.until_risk
             if left is None or snapshot.record is None or status_of(snapshot.record) is not AllocationStatus.YOURS:
                 granted = False
-                await self._allocation_watch.changed(snapshot.version)
+                await self.allocation_watch.changed(snapshot.version)
             elif left > 0:
                 granted = True
-                await sleep(left, self._lease.clock)
+                await sleep(left, lease.clock)
             else:
                 if granted:
                     granted = False
-                    self._allocation_watch.touch()
+                    self.allocation_watch.touch()
                     self._warn()
-                await sleep((self._lease.interval or 1.0) / 10, self._lease.clock)
+                await sleep((lease.interval or 1.0) / 10, lease.clock)
 
     def _warn(self) -> None:
-        error = lease_lost(self._allocation_watch)
-        if self._on_lease_at_risk is None:
+        error = lease_lost(self.allocation_watch)
+        if self.on_lease_at_risk is None:
             log.error("%s", error)
             return
         try:
-            self._on_lease_at_risk(error)
+            self.on_lease_at_risk(error)
         except Exception:  # user code: no error of it may stop the heartbeats
             log.exception("on_lease_at_risk raised")

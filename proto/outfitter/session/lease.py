@@ -16,6 +16,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from msgspec import Struct
+
 AT_RISK_AFTER = 2 / 3
 """The share of a lease after which it is at risk: two heartbeats are missing, one can still come."""
 
@@ -27,17 +29,15 @@ MOST_CLAIMS = 16
 Clock = Callable[[], float]
 
 
-class _Claim:
+class _Claim(Struct):
     """An open registration at `offset` of the input, sent from `sent_at` on.
 
     If the allocation still stands when the manager reads it, the worker was alive until `alive_at`.
     """
 
-    __slots__ = ("alive_at", "offset", "sent_at")
-
-    def __init__(self, sent_at: float, offset: int) -> None:
-        self.sent_at = self.alive_at = sent_at
-        self.offset = offset
+    sent_at: float
+    offset: int
+    alive_at: float
 
 
 def boot_time() -> float:
@@ -85,7 +85,7 @@ class Lease:
 
     def claim(self, sent_at: float, offset: int) -> None:
         """Note an acknowledged registration, sent from `sent_at` on, at `offset` of the input."""
-        self._claims.append(_Claim(sent_at, offset))
+        self._claims.append(_Claim(sent_at, offset, alive_at=sent_at))
 
     def withdraw_claims(self) -> None:
         """Stop waiting for answers to earlier registrations."""

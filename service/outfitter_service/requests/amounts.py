@@ -37,14 +37,9 @@ def kubernetes_amounts(resources: Iterable[ResourceConfig], driver_of: DriverOf 
     """
     amounts: dict[str, str] = {}
     for config in _in_effect(resources):
-        said: Mapping[str, Any] = {}
-        if config.kubernetes_key is not None:
-            said = {config.kubernetes_key: config.amount}
-        else:
-            driver: object = driver_of(config)
-            if isinstance(driver, KubernetesRequest):
-                said = _said(config, driver.kubernetes_resources)
-        for key, amount in said.items():
+        driver: object = driver_of(config) if config.kubernetes_key is None else None
+        ask = driver.kubernetes_resources if isinstance(driver, KubernetesRequest) else None
+        for key, amount in _said(config, config.kubernetes_key, ask).items():
             amounts.setdefault(_named(config, key, kubernetes_key), str(_whole(config, amount)))
     return amounts
 
@@ -64,14 +59,9 @@ def yarn_amounts(
     """
     amounts: dict[str, int] = {}
     for config in _in_effect(resources):
-        said: Mapping[str, Any] = {}
-        if config.yarn_key is not None:
-            said = {config.yarn_key: config.amount}
-        else:
-            driver: object = driver_of(config)
-            if isinstance(driver, YarnRequest):
-                said = _said(config, driver.yarn_resources)
-        for key, found in said.items():
+        driver: object = driver_of(config) if config.yarn_key is None else None
+        ask = driver.yarn_resources if isinstance(driver, YarnRequest) else None
+        for key, found in _said(config, config.yarn_key, ask).items():
             amount = _whole(config, found)
             if maximum is not None:
                 _fits(config, key, amount, maximum)
@@ -83,12 +73,16 @@ def _in_effect(resources: Iterable[ResourceConfig]) -> Iterable[ResourceConfig]:
     return (config for config in resources if config.in_effect)
 
 
-def _said(config: ResourceConfig, ask: Callable[[int], Mapping[str, Any]]) -> Mapping[str, Any]:
-    """A driver's keys and amounts for the configured amount.
+def _said(config: ResourceConfig, key: str | None, ask: Callable[[int], Mapping[str, Any]] | None) -> Mapping[str, Any]:
+    """The configured amount under its configured key; otherwise a driver's keys and amounts for it, if any.
 
     Raises:
         RequestError: the driver failed, or the configured amount cannot be requested.
     """
+    if key is not None:
+        return {key: config.amount}
+    if ask is None:
+        return {}
     amount = _whole(config, config.amount)
     try:
         with registry.contained():
