@@ -8,7 +8,7 @@ setting `lease-grace` is a top-level key in TOML, `outfitter.lease-grace` in a f
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from outfitter_proto.bus import DEFAULT_BUS, addresses, schemes
@@ -312,6 +312,15 @@ SETTINGS += (
 
 SECRET_FILES = frozenset(f"{KAFKA}{name}-file" for name in ("sasl-password", "sasl-token", "key", "key-password"))
 """Settings that name files which other users must not read."""
+
+_LOGIN = [option for option in SETTINGS if option.name.startswith(KAFKA)]
+
+
+def login(values: Mapping[str, Any]) -> dict[str, str]:
+    """The settings for logging in to Kafka's brokers, from the values of all settings by field, for `bus.connect`."""
+    given = {option.name.removeprefix(KAFKA): values[option.field] for option in _LOGIN}
+    return {name: value for name, value in given.items() if value is not None}
+
 
 RESOURCE_OPTIONS: tuple[ResourceOption, ...] = (
     ResourceOption(

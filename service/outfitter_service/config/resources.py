@@ -56,6 +56,25 @@ class Given(NamedTuple):
     place: str
     key: str
 
+    def wrong(
+        self,
+        problem: str,
+        suggestion: str | None = None,
+        severity: Severity = Severity.ERROR,
+        *,
+        resource: str | None = None,
+        found: str | None = None,
+    ) -> Problem:
+        return Problem(
+            file=self.place,
+            key=self.key,
+            found=_shown(self.value) if found is None else found,
+            problem=problem,
+            suggestion=suggestion,
+            severity=severity,
+            resource=resource,
+        )
+
 
 class Resources(NamedTuple):
     """All listed resources, the origins of their values, and the problems."""
@@ -161,19 +180,9 @@ class _ResourceBuilder:
         return winner is item
 
     def _say(
-        self, name: str, item: Given, problem: str, suggestion: str | None, severity: Severity = Severity.ERROR
+        self, name: str, item: Given, problem: str, suggestion: str | None = None, severity: Severity = Severity.ERROR
     ) -> None:
-        self.problems.append(
-            Problem(
-                file=item.place,
-                key=item.key,
-                found=_shown(item.value),
-                problem=problem,
-                suggestion=suggestion,
-                severity=severity,
-                resource=name,
-            )
-        )
+        self.problems.append(item.wrong(problem, suggestion, severity, resource=name))
 
     def _not_listed(self, name: str, item: Given) -> None:
         if name in self._unlisted:
@@ -227,12 +236,12 @@ class _ResourceBuilder:
                 self._missing_amount(name, item)
             return definition.default
         if isinstance(item.value, list):
-            self._say(name, item, "must be one value, not a list", None)
+            self._say(name, item, "must be one value, not a list")
             return None
         try:
             value = definition.parse(item.value)
         except ValueError as error:
-            self._say(name, item, str(error), None)
+            self._say(name, item, str(error))
             return None
         if option == "amount" and value == 0:
             self._say(name, item, f"switches {name} off on this host: nothing is requested", None, Severity.INFO)
@@ -240,15 +249,9 @@ class _ResourceBuilder:
 
     def _missing_amount(self, name: str, item: Given | None) -> None:
         key = f"{options.PREFIX}{name}.amount"
-        self.problems.append(
-            Problem(
-                file=item.place if item else "",
-                key=key,
-                problem="is missing: a listed resource needs its amount per worker",
-                suggestion=f"add {key}: 1, or 0 to switch it off",
-                resource=name,
-            )
-        )
+        problem = "is missing: a listed resource needs its amount per worker"
+        missing = Given(None, item.place if item else "", key)
+        self._say(name, missing, problem, f"add {key}: 1, or 0 to switch it off")
 
     def _params(self, name: str) -> dict[str, str]:
         return {
@@ -282,7 +285,7 @@ class _ResourceBuilder:
             known = registry.known_names()
             near = nearest(wanted, known)
             if ":" in wanted or wanted in known:
-                self._say(name, item, str(error), None)
+                self._say(name, item, str(error))
             else:
                 valid = (
                     f"is no known driver; known are {', '.join(known)}, or a Python path such as package.module:Factory"
@@ -302,7 +305,7 @@ class _ResourceBuilder:
                 if other == config.name:
                     continue
                 problem = f"is the key of {other!r} too; every resource needs a key of its own"
-                self._say(config.name, self.values[config.name][option], problem, None)
+                self._say(config.name, self.values[config.name][option], problem)
                 for place in {position, next(i for i, c in enumerate(configs) if c.name == other)}:
                     configs[place] = _misconfigured(configs[place], f"{config.key(option)} {problem}")
         return configs

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from outfitter_proto.bus.schemes import is_local
 from outfitter_proto.support import file_ownership
@@ -68,11 +68,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     @property
     def login(self) -> dict[str, str]:
         """The settings for logging in to Kafka's brokers, for `bus.connect`."""
-        return {
-            option.name.removeprefix(options.KAFKA): value
-            for option in options.SETTINGS
-            if option.name.startswith(options.KAFKA) and (value := getattr(self, option.field)) is not None
-        }
+        return options.login(structs.asdict(self))
 
 
 class Inspection(NamedTuple):
@@ -277,15 +273,10 @@ class _Reading:
         from outfitter_proto.bus import BusConfigurationError
         from outfitter_proto.bus.kafka.connecting import login
 
-        given = {
-            name.removeprefix(options.KAFKA): values[option.field]
-            for name, option in _SETTINGS.items()
-            if name.startswith(options.KAFKA) and values[option.field] is not None
-        }
         try:
-            login.described(values["bus"], given, self.environment)
+            login.described(values["bus"], options.login(values), self.environment)
         except BusConfigurationError as error:
-            self._say(Given(None, "", options.KAFKA.rstrip(".")), str(error), None)
+            self._say(Given(None, "", options.KAFKA.rstrip(".")), str(error))
 
     def _check_session(self, values: Mapping[str, Any]) -> None:
         """Warn about a session that Kafka's brokers refuse unless they are set up for it."""
@@ -323,15 +314,15 @@ class _Reading:
         item = self.settings.get(option.name)
         text = item.value if item is not None else option.default()
         if isinstance(text, list) and item is not None:
-            self._say(item, "must be one value, not a list", None)
+            self._say(item, "must be one value, not a list")
             return None
         if text is None and item is not None:
-            self._say(item, "has no value; leave the key out or give it one", None)
+            self._say(item, "has no value; leave the key out or give it one")
             return None
         try:
             return None if text is None else option.parse(str(text))
         except ValueError as error:
-            self._say(item or Given(str(text), "default", option.name), str(error), None)
+            self._say(item or Given(str(text), "default", option.name), str(error))
             return None
 
     def _suggest_keys(self, configs: Iterable[ResourceConfig]) -> None:
@@ -360,24 +351,12 @@ class _Reading:
         self,
         item: Given,
         problem: str,
-        suggestion: str | None,
+        suggestion: str | None = None,
         severity: Severity = Severity.ERROR,
-        *,
-        resource: str | None = None,
-        found: str | None = None,
+        **of: str | None,
     ) -> None:
-        shown = ";".join(item.value) if isinstance(item.value, list) else item.value
-        self.problems.append(
-            Problem(
-                file=item.place,
-                key=item.key,
-                found=shown if found is None else found,
-                problem=problem,
-                suggestion=suggestion,
-                severity=severity,
-                resource=resource,
-            )
-        )
+        """`of`: see `Given.wrong`."""
+        self.problems.append(item.wrong(problem, suggestion, severity, **of))
 
 
 def _near_prefix(key: str) -> str | None:
