@@ -81,11 +81,7 @@ def inherited(environ: Mapping[str, str], more: Collection[str] = ()) -> dict[st
 
 
 def run_to_end(
-    command: Sequence[str],
-    *,
-    timeout: float,
-    env: Mapping[str, str] | None = None,
-    stop: socket.socket | None = None,
+    command: Sequence[str], *, timeout: float, env: Mapping[str, str] | None = None, stop: socket.socket | None = None
 ) -> Run:
     """Run a program for at most `timeout` seconds, or until `stop` is readable. Then kill what still runs in its
     session. `env` None: the variables that `inherited` returns.

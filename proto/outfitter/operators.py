@@ -9,12 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterator
 from typing import NamedTuple
 
-from outfitter.errors import (
-    AllocationFailedError,
-    AllocationNotUsableError,
-    ContextStateError,
-    UsedAfterForkError,
-)
+from outfitter.errors import AllocationFailedError, AllocationNotUsableError, ContextStateError, UsedAfterForkError
 from outfitter.infos import ExternalResourceInfos
 from outfitter.session import status
 from outfitter.session.watch import AllocationWatch, Snapshot, lease_lost

@@ -15,14 +15,7 @@ import msgspec
 from msgspec.json import Decoder
 
 from outfitter_proto.decoding.bounds import WITHIN_BYTES, excess, excess_of_owner
-from outfitter_proto.records import (
-    NAME_PATTERN,
-    DeadLetter,
-    HistoryRecord,
-    LedgerRecord,
-    Register,
-    Registration,
-)
+from outfitter_proto.records import NAME_PATTERN, DeadLetter, HistoryRecord, LedgerRecord, Register, Registration
 
 T = TypeVar("T")
 

@@ -10,10 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
-from outfitter.errors import (
-    AllocationEndedError,
-    LeaseLostError,
-)
+from outfitter.errors import AllocationEndedError, LeaseLostError
 from outfitter.session.lease import Lease
 from outfitter_proto.records import FINAL_STATES, Allocation
 

@@ -236,11 +236,7 @@ class _Reading:
         names = self._resource_names()
         directory = self.source.path.absolute().parent if self.source else None
         built = resources.build(
-            names,
-            self.of_resources,
-            directory=directory,
-            environment=self.environment,
-            overrides=self.overriding,
+            names, self.of_resources, directory=directory, environment=self.environment, overrides=self.overriding
         )
         self.problems += built.problems
         self._suggest_keys(built.configs)

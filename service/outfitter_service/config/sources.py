@@ -87,9 +87,7 @@ def none_found() -> ConfigurationError:
     doubts = [_passed_over(file, doubt) for file in DEFAULT_FILES if (doubt := file_ownership.doubt(file))]
     why = "; ".join(doubts) or f"neither of {tried} exists"
     problem = Problem(
-        file="",
-        key="--config",
-        problem=f"no configuration: --config and {VARIABLE} are not given, and {why}",
+        file="", key="--config", problem=f"no configuration: --config and {VARIABLE} are not given, and {why}"
     )
     return ConfigurationError([problem])
 

@@ -16,14 +16,7 @@ from typing import Any
 
 from msgspec import structs
 
-from outfitter_proto.records import (
-    NO_TOKEN,
-    Allocation,
-    Deregister,
-    Heartbeat,
-    ReasonCode,
-    Register,
-)
+from outfitter_proto.records import NO_TOKEN, Allocation, Deregister, Heartbeat, ReasonCode, Register
 from outfitter_service.core import discovery, ending, fast_path, queue, registration
 from outfitter_service.core import model as m
 from outfitter_service.core.decision import Decision, DecisionBuilder, Rules

@@ -11,13 +11,7 @@ from itertools import islice
 from msgspec import UNSET, structs
 
 from outfitter_proto.keys import AllocationKey, host_key
-from outfitter_proto.records import (
-    FINAL_STATES,
-    NO_TOKEN,
-    Allocation,
-    AllocationState,
-    ReasonCode,
-)
+from outfitter_proto.records import FINAL_STATES, NO_TOKEN, Allocation, AllocationState, ReasonCode
 from outfitter_service.core import model as m
 from outfitter_service.core import queue
 from outfitter_service.core.decision import DecisionBuilder, Rules

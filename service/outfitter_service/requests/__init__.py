@@ -6,10 +6,4 @@ Pure functions of configuration and templates, without connections to Kubernetes
 from outfitter_service.requests.amounts import RequestError, kubernetes_amounts, yarn_amounts
 from outfitter_service.requests.pod_template import MAIN_CONTAINER, request_in_pod_template
 
-__all__ = [
-    "MAIN_CONTAINER",
-    "RequestError",
-    "kubernetes_amounts",
-    "request_in_pod_template",
-    "yarn_amounts",
-]
+__all__ = ["MAIN_CONTAINER", "RequestError", "kubernetes_amounts", "request_in_pod_template", "yarn_amounts"]

@@ -45,10 +45,7 @@ def kubernetes_amounts(resources: Iterable[ResourceConfig], driver_of: DriverOf 
 
 
 def yarn_amounts(
-    resources: Iterable[ResourceConfig],
-    driver_of: DriverOf = no_driver,
-    *,
-    maximum: Mapping[str, int] | None = None,
+    resources: Iterable[ResourceConfig], driver_of: DriverOf = no_driver, *, maximum: Mapping[str, int] | None = None
 ) -> dict[str, int]:
     """YARN resource type → amount, for a request's resource information.
 

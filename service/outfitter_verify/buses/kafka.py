@@ -16,14 +16,7 @@ from outfitter_verify.buses.addresses import brokers
 from outfitter_verify.logs import Log, Partition, Reading, Record
 
 try:
-    from confluent_kafka import (
-        Consumer,
-        KafkaError,
-        KafkaException,
-        Message,
-        TopicCollection,
-        TopicPartition,
-    )
+    from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicCollection, TopicPartition
     from confluent_kafka.admin import AdminClient
 except ModuleNotFoundError:
     raise UnreadableError(

@@ -29,11 +29,7 @@ class EmbeddedReader(Reader):
                 raise BusUnavailableError(f"this reader of {self._topic.name!r} is closed: open another")
             self._listener.drain()
             look = partial(
-                log.fetch,
-                topic=self._topic,
-                partition=self._partition,
-                position=self.position,
-                max_records=max_records,
+                log.fetch, topic=self._topic, partition=self._partition, position=self.position, max_records=max_records
             )
             messages, position = await self._database.read(look)
             self.position = position  # last: a cancelled call must read nothing

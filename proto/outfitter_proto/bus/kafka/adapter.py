@@ -67,11 +67,7 @@ class KafkaBus(Bus):
     in the module `login`."""
 
     def __init__(
-        self,
-        url: str,
-        *,
-        login: Mapping[str, str] | None = None,
-        transaction_timeout: float = TRANSACTION_TIMEOUT,
+        self, url: str, *, login: Mapping[str, str] | None = None, transaction_timeout: float = TRANSACTION_TIMEOUT
     ) -> None:
         self.url = url
         self._access = access(url, login)
@@ -228,12 +224,7 @@ class KafkaBus(Bus):
             ) from error
         except kafka_errors.BrokerResponseError as error:
             raise refusal(
-                self._access,
-                error.errno,
-                topic=topic_of(error),
-                operation="Write",
-                name=identity,
-                detail=str(error),
+                self._access, error.errno, topic=topic_of(error), operation="Write", name=identity, detail=str(error)
             ) from error
         except (kafka_errors.KafkaError, AssertionError, OSError) as error:
             raise BusUnavailableError(f"{self.url}: could not take {identity!r}: {error}") from error

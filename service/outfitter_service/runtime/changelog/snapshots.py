@@ -133,10 +133,7 @@ class Snapshots:
         underway.handed = (part + 1, at)
         snapshot = Snapshot(writer=self._writer, begun=underway.begun, part=part, records=records, last=last)
         return Piece(
-            entry=Entry(self._writer.encode(), encode(snapshot)),
-            upto=at,
-            size=size,
-            last=underway.at if last else None,
+            entry=Entry(self._writer.encode(), encode(snapshot)), upto=at, size=size, last=underway.at if last else None
         )
 
     def settle(self, piece: Piece | None, written: int) -> None:

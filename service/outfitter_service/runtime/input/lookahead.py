@@ -17,13 +17,7 @@ from msgspec import Struct
 from outfitter_proto.bus import BusError, Message, Reader
 from outfitter_service.runtime.input.assignment import Assignment
 from outfitter_service.runtime.input.input_end import InputEnd
-from outfitter_service.runtime.input.input_reader import (
-    READ_AHEAD,
-    RETRY_S,
-    Cursor,
-    InputReader,
-    PrefetchBuffer,
-)
+from outfitter_service.runtime.input.input_reader import READ_AHEAD, RETRY_S, Cursor, InputReader, PrefetchBuffer
 from outfitter_service.runtime.input.scope import Scope
 
 log = structlog.get_logger("outfitter.lookahead")

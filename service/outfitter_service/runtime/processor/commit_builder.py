@@ -96,10 +96,7 @@ class CommitBuilder:
         deaths_left = ended_boot_id is not None and bool(unjudged_deaths or event_queue.deaths())
         commit.seal(
             Sealed(
-                notes=len(event_queue.notes),
-                stale_positions=frozenset(stale),
-                deaths_left=deaths_left,
-                closing=closing,
+                notes=len(event_queue.notes), stale_positions=frozenset(stale), deaths_left=deaths_left, closing=closing
             )
         )
         event_queue.extend(batch.effects.follow_ups)

@@ -67,11 +67,7 @@ class CommitLoop:
 
     def oldest(self) -> Message | None:
         """The message that has waited longest for the commit of its answer."""
-        for messages in (
-            self._sent.messages if self._sent else (),
-            self._open.messages,
-            self._inputs.reader.messages,
-        ):
+        for messages in (self._sent.messages if self._sent else (), self._open.messages, self._inputs.reader.messages):
             if messages:
                 return messages[0]
         return None

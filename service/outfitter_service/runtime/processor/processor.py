@@ -105,12 +105,7 @@ class Processor:
             outage=instruments.outage,
             most=limits.read_ahead,
         )
-        lookahead = LookAhead(
-            assignment,
-            reader,
-            wake=wakeup.set,
-            quiet_limit=limits.quiet_limit,
-        )
+        lookahead = LookAhead(assignment, reader, wake=wakeup.set, quiet_limit=limits.quiet_limit)
         self.inputs = Inputs(reader, lookahead, self.liveness.input_end)
         self._batch_limits = BatchLimits(records=limits.batch_records, max_bytes=rules.max_bytes)
         self._quotas = Quotas(DeadLetterQuota(clock.monotonic), DeadLetterQuota(clock.monotonic))

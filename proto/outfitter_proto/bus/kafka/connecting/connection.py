@@ -186,11 +186,7 @@ class Connector:
         access = self.access
         options = access.options()
         connection = Connection(
-            node.host,
-            node.port,
-            client_id=client_id,
-            request_timeout_ms=int(timeout * 1000),
-            **options,
+            node.host, node.port, client_id=client_id, request_timeout_ms=int(timeout * 1000), **options
         )
         try:
             await connection.connect()

@@ -54,14 +54,7 @@ class LoginRefusedError(Exception):
 UNKNOWN_THERE = NotImplementedError, kafka_errors.IncompatibleBrokerVersion
 """aiokafka's errors if it shares no version of a request with the broker. Nothing was sent."""
 
-FAILURES = (
-    OSError,
-    EOFError,
-    TimeoutError,
-    *UNKNOWN_THERE,
-    kafka_errors.KafkaError,
-    LoginRefusedError,
-)
+FAILURES = (OSError, EOFError, TimeoutError, *UNKNOWN_THERE, kafka_errors.KafkaError, LoginRefusedError)
 """The errors of connecting and sending requests."""
 
 

@@ -18,13 +18,7 @@ from outfitter_proto.bus.kafka.connecting.protocol import OFFSET_OUT_OF_RANGE, O
 from outfitter_proto.bus.kafka.reading import batches
 from outfitter_proto.bus.kafka.reading.answer_allowance import Allowance
 from outfitter_proto.bus.kafka.reading.batches import Batch
-from outfitter_proto.bus.port import (
-    BusConfigurationError,
-    BusUnavailableError,
-    Message,
-    OffsetOutOfRangeError,
-    Reader,
-)
+from outfitter_proto.bus.port import BusConfigurationError, BusUnavailableError, Message, OffsetOutOfRangeError, Reader
 
 LONG_POLL = 0.5
 """Seconds for which a broker holds an empty fetch. It sends new records at once."""

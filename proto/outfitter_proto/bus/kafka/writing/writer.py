@@ -17,14 +17,7 @@ from outfitter_proto.bus.kafka.connecting.protocol import TOPIC_AUTHORIZATION_FA
 from outfitter_proto.bus.kafka.reading.answer_allowance import Allowance
 from outfitter_proto.bus.kafka.reading.codecs import FAST, SMALL
 from outfitter_proto.bus.kafka.writing.producer import BUILDER_BYTES, TransactionalProducer, gzip
-from outfitter_proto.bus.port import (
-    BusUnavailableError,
-    CommitUnknownError,
-    Entry,
-    FencedError,
-    TooLargeError,
-    Writer,
-)
+from outfitter_proto.bus.port import BusUnavailableError, CommitUnknownError, Entry, FencedError, TooLargeError, Writer
 
 MAX_BATCH_BYTES = 900 * 1024
 """Limit of keys and values in a commit's last batch. The records' headers (about 15 bytes each) are added, and the

@@ -11,14 +11,7 @@ from msgspec import structs
 from outfitter_service.cli._lib import output
 from outfitter_service.cli._lib.options import config as config_option
 from outfitter_service.cli._lib.options import json_output
-from outfitter_service.config import (
-    ConfigurationError,
-    Problem,
-    ResourceConfig,
-    Settings,
-    Severity,
-    inspect,
-)
+from outfitter_service.config import ConfigurationError, Problem, ResourceConfig, Settings, Severity, inspect
 from outfitter_service.config.options import LIST_KEY
 from outfitter_service.config.problems import masked
 from outfitter_service.core.model import SpecState

@@ -9,13 +9,7 @@ from outfitter_proto.codec import encode
 from outfitter_proto.names import Topics
 from outfitter_proto.records import Allocation, Checkpoint, DeadLetter, Note, Refresh, StateRecord, Transition
 from outfitter_service.core.fast_path import FastGrant
-from outfitter_service.runtime.changelog.encoding import (
-    batches,
-    commit_entries,
-    ledger_batch,
-    note_entry,
-    step_entry,
-)
+from outfitter_service.runtime.changelog.encoding import batches, commit_entries, ledger_batch, note_entry, step_entry
 from outfitter_service.runtime.changelog.snapshots import Piece
 
 
