@@ -25,13 +25,13 @@ class Adoption(Struct, frozen=True):
     """Begins the tenures of one processor. `take_over`: the machine that wrote the ledger before is gone for good."""
 
     assignment: Assignment
-    take_over: bool
     event_queue: EventQueue
     liveness: LivenessTracker
     drivers: DriverCalls
     reporter: CommitReporter
     snapshots: Snapshots
     input_loss: InputLoss
+    take_over: bool
 
     async def restart(self, restored: Restored) -> None:
         """Observe levels again (the last inventories, liveness), and issue the command of each unfinished record."""

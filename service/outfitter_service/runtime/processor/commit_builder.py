@@ -27,7 +27,6 @@ class CommitBuilder:
     def __init__(
         self,
         taken: TakenPartition,
-        *,
         rules: Rules,
         limits: Limits,
         batch_limits: BatchLimits,

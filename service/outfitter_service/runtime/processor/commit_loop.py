@@ -42,7 +42,6 @@ class CommitLoop:
     def __init__(
         self,
         taken: TakenPartition,
-        *,
         builder: CommitBuilder,
         settlement: Settlement,
         deadlines: Deadlines,

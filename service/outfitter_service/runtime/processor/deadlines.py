@@ -27,7 +27,6 @@ class Deadlines:
     def __init__(
         self,
         taken: TakenPartition,
-        *,
         rules: Rules,
         inputs: Inputs,
         liveness: LivenessTracker,

@@ -112,32 +112,15 @@ class Processor:
         self._snapshots = Snapshots(identity.writer, identity.instance, limits.history)
         self._reporter = CommitReporter(instruments.metrics, **place)
         self._input_loss = InputLoss(
-            writer=identity.writer,
-            clock=clock,
-            reporter=self._reporter,
-            batch_limits=self._batch_limits,
-            inputs=self.inputs,
-            liveness=self.liveness,
-            event_queue=self.event_queue,
+            identity.writer, clock, self._reporter, self._batch_limits, self.inputs, self.liveness, self.event_queue
         )
         self._takeover = Takeover(
-            assignment,
-            topic_check=self._topic_check,
-            limits=limits,
-            clock=clock,
-            reporter=self._reporter,
-            judges_successors=owns_partition is None,
+            assignment, self._topic_check, limits, clock, self._reporter, judges_successors=owns_partition is None
         )
         self._adoption = Adoption(
-            assignment,
+            assignment, self.event_queue, self.liveness, drivers, self._reporter, self._snapshots, self._input_loss,
             take_over=limits.take_over,
-            event_queue=self.event_queue,
-            liveness=self.liveness,
-            drivers=drivers,
-            reporter=self._reporter,
-            snapshots=self._snapshots,
-            input_loss=self._input_loss,
-        )
+        )  # fmt: skip
         self._same_machine = SameMachine(assignment)
         self._topic_watch = TopicWatch(assignment, self._topic_check, reader, self._snapshots, every_s=limits.look_s)
 
@@ -297,45 +280,15 @@ class Processor:
         )
 
     def _begin(self, taken: TakenPartition) -> CommitLoop:
+        inputs, event_queue, clock = self.inputs, self.event_queue, self._instruments.clock
         builder = CommitBuilder(
-            taken,
-            rules=self._rules,
-            limits=self._limits,
-            batch_limits=self._batch_limits,
-            snapshots=self._snapshots,
-            quotas=self._quotas,
-            event_queue=self.event_queue,
-            clock=self._instruments.clock,
+            taken, self._rules, self._limits, self._batch_limits, self._snapshots, self._quotas, event_queue, clock
         )
         settlement = Settlement(
-            taken,
-            builder=builder,
-            inputs=self.inputs,
-            liveness=self.liveness,
-            drivers=self._drivers,
-            event_queue=self.event_queue,
-            reporter=self._reporter,
-            input_loss=self._input_loss,
+            taken, builder, inputs, self.liveness, self._drivers, event_queue, self._reporter, self._input_loss
         )
-        deadlines = Deadlines(
-            taken,
-            rules=self._rules,
-            inputs=self.inputs,
-            liveness=self.liveness,
-            event_queue=self.event_queue,
-            quotas=self._quotas,
-            clock=self._instruments.clock,
-        )
-        return CommitLoop(
-            taken,
-            builder=builder,
-            settlement=settlement,
-            deadlines=deadlines,
-            inputs=self.inputs,
-            event_queue=self.event_queue,
-            stop=self._stop,
-            clock=self._instruments.clock,
-        )
+        deadlines = Deadlines(taken, self._rules, inputs, self.liveness, event_queue, self._quotas, clock)
+        return CommitLoop(taken, builder, settlement, deadlines, inputs, event_queue, self._stop, clock)
 
     async def _work(self, taken: TakenPartition, loop: CommitLoop) -> BusError | None:
         async with anyio.create_task_group() as tasks:

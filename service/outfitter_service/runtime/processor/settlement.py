@@ -23,7 +23,7 @@ from outfitter_service.runtime.processor.reporting.reporter import CommitReporte
 from outfitter_service.runtime.processor.taken_partition import TakenPartition
 
 
-class InputLoss(Struct, frozen=True, kw_only=True):
+class InputLoss(Struct, frozen=True):
     """What a processor does when registrations were lost unread. `writer`: the writer of the note in history."""
 
     writer: str
@@ -51,7 +51,6 @@ class Settlement:
     def __init__(
         self,
         taken: TakenPartition,
-        *,
         builder: CommitBuilder,
         inputs: Inputs,
         liveness: LivenessTracker,

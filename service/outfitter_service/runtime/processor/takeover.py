@@ -39,11 +39,11 @@ class Takeover:
     def __init__(
         self,
         assignment: Assignment,
-        *,
         topic_check: TopicCheck,
         limits: Limits,
         clock: Clock,
         reporter: CommitReporter,
+        *,
         judges_successors: bool,
     ) -> None:
         """`judges_successors`: only the ledger says whether another manager works here now."""
