@@ -211,7 +211,7 @@ def test_to_forget_a_run_and_to_take_that_back_takes_no_longer_the_more_there_ar
     storm(core, "unseen", 2000)
     core.commit()
     host_state = core.host_state
-    host_state.incarnations["w"] = [(offset, Counted(key)) for offset, key in host_state.incarnations["w"]]
+    host_state.incarnations["w"] = tuple([(offset, Counted(key)) for offset, key in host_state.incarnations["w"]])
     host_state.past["w"] = [(since, Counted(key)) for since, key in host_state.past["w"]]
     change_all(core.ledger, [DropAllocation(f"h/w/unseen-{number}") for number in range(1000)])
     if takes_back:

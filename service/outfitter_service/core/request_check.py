@@ -26,7 +26,7 @@ class Resolved(Struct, gc=False):
 def resolve(rules: Rules, message: Register) -> Resolved:
     """Resolve a registration against the configured resources (Flink's rule where it names none)."""
     specs, requests = rules.specs, message.resources
-    unavailable: dict[str, Unavailable] = {}
+    unavailable: dict[str, Unavailable] = m.NO_ITEMS
     problem = None
     if requests is None:
         configured = {name: spec.amount for name, spec in specs.items()}
@@ -34,7 +34,7 @@ def resolve(rules: Rules, message: Register) -> Resolved:
     else:
         for name in requests:
             spec = specs.get(name)
-            if spec is None or spec.state != _OK:
+            if spec is None or spec.state is not _OK:
                 amounts_by_name = {name: one.amount for name, one in requests.items()}
                 amounts, unavailable, problem = _in_effect(specs, amounts_by_name, explicit=True)
                 break
@@ -52,7 +52,7 @@ def resolve(rules: Rules, message: Register) -> Resolved:
         priority=message.priority,
         labels=message.labels,
     )
-    return Resolved(request, unavailable or m.NO_ITEMS, problem)
+    return Resolved(request, unavailable, problem)
 
 
 def _in_effect(

@@ -83,8 +83,9 @@ class HostState:
     `scan_from`: the first waiter whose evaluation is due (None: no one's). `deadlines`: when waiters with a `wait_s`
     fail, unless they wait for a driver's answer. `waiting_since`: since when waiters with a `wait_s` have waited.
 
-    `incarnations`: all that are retained of each worker, the newest last. `endings`: the final records, the oldest
-    first, whatever the clock did; `past`: the same by worker.
+    `incarnations`: all that are retained of each worker, the newest last, in a tuple: the garbage collector looks only
+    once at a tuple of texts and numbers, at a list each time. `endings`: the final records, the oldest first, whatever
+    the clock did; `past`: the same by worker.
     """
 
     def __init__(self, host: str) -> None:
@@ -107,7 +108,7 @@ class HostState:
         self.scan_from: QueueEntry | None = None
         self.deadlines: list[tuple[datetime, AllocationKey]] = []
         self.waiting_since: list[tuple[datetime, AllocationKey]] = []
-        self.incarnations: dict[str, list[Run]] = {}
+        self.incarnations: dict[str, tuple[Run, ...]] = {}
         self.past: dict[str, list[Ending]] = {}
         self.endings: list[Ending] = []
         self.classes: Classes = NO_CLASSES
@@ -307,13 +308,10 @@ class HostState:
     def index(self, key: AllocationKey, record: Allocation) -> None:
         """Add a record that is new or was unindexed before."""
         run = (record.source.offset, key)
-        runs = self.incarnations.get(record.worker)
-        if runs is None:
-            self.incarnations[record.worker] = [run]
-        else:
-            position = bisect_left(runs, run)
-            if position == len(runs) or runs[position] != run:
-                runs.insert(position, run)
+        runs = self.incarnations.get(record.worker, ())
+        position = bisect_left(runs, run)
+        if runs[position : position + 1] != (run,):
+            self.incarnations[record.worker] = (*runs[:position], run, *runs[position:])
         state = record.state
         if state in HOLDING_STATES:
             self.live[key] = record
@@ -338,7 +336,7 @@ class HostState:
 
         `names` are these devices; a name stands there once for each of its devices.
         """
-        self.incarnations[record.worker] = [(record.source.offset, key)]
+        self.incarnations[record.worker] = ((record.source.offset, key),)
         self.live[key] = record
         if not names:
             self.without_exclusive += 1
@@ -391,8 +389,11 @@ class HostState:
     def forget(self, key: AllocationKey, record: Allocation) -> None:
         """The record is deleted."""
         runs = self.incarnations[record.worker]
-        del runs[bisect_left(runs, (record.source.offset, key))]
-        if not runs:
+        position = bisect_left(runs, (record.source.offset, key))
+        runs = (*runs[:position], *runs[position + 1 :])
+        if runs:
+            self.incarnations[record.worker] = runs
+        else:
             del self.incarnations[record.worker]
 
     def _hold(self, record: Allocation, count: int) -> None:
