@@ -84,8 +84,11 @@ def reassessed(host_state: HostState, specs: Specs, inventories: Inventories) ->
     unsettled = [name for name, inventory in inventories.items() if inventory.known is not None and name in specs]
     if not unsettled:
         return {}
-    view = _HostView(host_state, specs, inventories)
-    new = {name: view.reassessed(name) for name in unsettled}
+    if host_state.live:
+        view = _HostView(host_state, specs, inventories)
+        new = {name: view.reassessed(name) for name in unsettled}
+    else:  # nobody holds a device: spare the look at all names of all inventories
+        new = {name: inventories[name].with_all_known() for name in unsettled}
     return {name: inventory for name, inventory in new.items() if inventory != inventories[name]}
 
 
