@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 
 import anyio
+from msgspec import Struct
 
 from outfitter_proto.keys import AllocationKey
 from outfitter_proto.records import Note, Token
@@ -94,13 +95,68 @@ class StopRequest:
         await self._asked.wait()
 
 
+class NotCommittedError(Exception):
+    """A submitted event is in no commit, and the manager does not try it again for the submitter."""
+
+
+class Submission(Struct, gc=False):
+    """A submitted event. `ended` is set once its commit has returned, or it was given up (`problem` says why)."""
+
+    event: m.Event
+    ended: anyio.Event
+    problem: str | None = None
+
+
+class Submissions:
+    """Who waits for the commits of which events. Events are told apart by identity: two equal ones are two."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, Submission] = {}
+        self._closed: str | None = None
+
+    def __iter__(self) -> Iterator[m.Event]:
+        """The events that are in no commit yet."""
+        return (submission.event for submission in self._waiting.values())
+
+    async def wait(self, event: m.Event) -> None:
+        """Wait for the commit of a queued event.
+
+        Raises:
+            NotCommittedError: it was given up.
+        """
+        submission = Submission(event, anyio.Event())
+        self._waiting[id(event)] = submission
+        try:
+            if self._closed is not None:
+                raise NotCommittedError(self._closed)
+            await submission.ended.wait()
+        finally:
+            self._waiting.pop(id(event), None)
+        if submission.problem is not None:
+            raise NotCommittedError(submission.problem)
+
+    def end(self, events: Iterable[m.Event], *, problem: str | None = None) -> None:
+        """The commit of these events has returned, or they were given up because of `problem`."""
+        for event in events if self._waiting else ():
+            submission = self._waiting.get(id(event))
+            if submission is not None and not submission.ended.is_set():
+                submission.problem = problem
+                submission.ended.set()
+
+    def close(self, problem: str) -> None:
+        """Nothing more is decided: give up whatever waits, and whatever is submitted later."""
+        self._closed = problem
+        self.end([*self], problem=problem)
+
+
 class EventQueue:
     """`queue` is in order. `retries` are tried again later. `notes` go into history with the next commit.
     `ended_boot_id`: the boot in which the last manager worked, until all deaths by its end are decided. `wakeup` is set
-    when there is something to decide or to settle."""
+    when there is something to decide or to settle. `submissions`: who waits for an event's commit."""
 
     def __init__(self, clock: Clock, wakeup: Wakeup) -> None:
         self.queue: deque[m.Event] = deque()
+        self.submissions = Submissions()
         self.retries = DelayedEvents(clock)
         self.notes: list[Note] = []
         self.ended_boot_id: str | None = None
@@ -119,6 +175,18 @@ class EventQueue:
                     return
         self.queue.append(event)
         self.wakeup.set()
+
+    async def submit(self, event: m.Event) -> None:
+        """Queue an event, and wait for the commit that includes it. It is for callers that may answer only once their
+        change is committed, such as an HTTP route. It waits through failed commits and while the partition is taken
+        again. If the caller is cancelled, the event stays queued.
+
+        Raises:
+            NotCommittedError: the manager has stopped, or could not commit this event.
+        """
+        self.queue.append(event)
+        self.wakeup.set()
+        await self.submissions.wait(event)
 
     def _replaced(self, event: m.Event) -> m.Event | None:
         """The earlier event that this one replaces, if it may still be queued."""
@@ -172,6 +240,8 @@ class EventQueue:
         hosts = dict.fromkeys(hosts)
         self._reports = {key: report for key, report in self._reports.items() if key[0] in hosts}
         self.queue = edges(self.queue, self.retries)
+        kept = {id(event) for event in self.queue}
+        self.queue.extend(event for event in self.submissions if id(event) not in kept)
         self.queue.extendleft(self._reports.values())
         self.queue.extend(m.Reschedule(host=host) for host in hosts)
 

@@ -210,6 +210,7 @@ class Processor:
         finally:
             self._set_ready(False)
             self._instruments.outage.drop(self._activity)
+            self.event_queue.submissions.close("the manager has stopped")
             self.liveness.close()
 
     async def _pause(self, delay: float) -> None:

@@ -101,7 +101,8 @@ class Settlement:
         liveness.follow(effects.allocations)
         liveness.start_final_leases(effects.final_leases, ledger)
         for event in effects.failed_events:
-            self._set_aside(event)
+            self._set_aside(event, "deciding it met a defect, which the manager's log describes")
+        event_queue.submissions.end(commit.internal)
         for host in effects.announced:
             self._update_drivers(host)
         for command in effects.commands:
@@ -157,10 +158,11 @@ class Settlement:
             **subject_of(event),
             error=str(trouble),
         )
-        self._set_aside(event)
+        self._set_aside(event, f"its record is too large: {trouble}")
 
-    def _set_aside(self, event: m.Event) -> None:
+    def _set_aside(self, event: m.Event, problem: str) -> None:
         """Keep an event that could not be committed for later, so that its record is not stuck."""
+        self._event_queue.submissions.end([event], problem=problem)
         if isinstance(event, m.LeaseExpired):
             # the allocation gets one more lease, and is judged again
             self._liveness.start_final_leases([event.allocation], self._taken.ledger)
