@@ -1,4 +1,4 @@
-"""All checks over all partitions of a reading. Pure: the same reading gives the same report."""
+"""Makes all checks on all partitions of a reading. It is pure: the same reading gives the same report."""
 
 from __future__ import annotations
 
@@ -35,23 +35,24 @@ class _Holder(NamedTuple):
 
 
 def _compare(ledger: Ledger, elsewhere: dict[tuple[str, str], _Holder], findings: Findings) -> None:
-    """A device must not be held in two partitions either, because a host has one partition. `elsewhere`: the holders in
-    other partitions, by the host's and the device's names."""
+    """Check that no device is held in two partitions, because a host has one partition.
+
+    `elsewhere`: the holders in other partitions, by the host's and the device's names.
+    """
     reported: set[tuple[str, str]] = set()
     for host, name, written, alone in ledger.holders():
-        here = _Holder(written.record.key, alone, ledger.log.place(written.offset))
-        other = elsewhere.setdefault((host, name), here)
-        two = other.place.partition != here.place.partition and other.key != here.key
-        if two and (alone or other.alone) and (other.key, here.key) not in reported:
-            reported.add((other.key, here.key))
-            what = (
-                f"{here.key} holds {name} of host {host}, which {other.key} holds in partition {other.place.partition}"
-            )
-            findings.wrong("exclusivity", here.place, what, other.place)
+        holder = _Holder(written.record.key, alone, ledger.log.place(written.offset))
+        first = elsewhere.setdefault((host, name), holder)
+        two = first.place.partition != holder.place.partition and first.key != holder.key
+        if two and (alone or first.alone) and (first.key, holder.key) not in reported:
+            reported.add((first.key, holder.key))
+            other = f"which {first.key} holds in partition {first.place.partition}"
+            what = f"{holder.key} holds {name} of host {host}, {other}"
+            findings.wrong("exclusivity", holder.place, what, first.place)
 
 
 def _partition(reading: Reading, logs: Partition, findings: Findings) -> Ledger:
-    findings.logs = {log.topic: log for log in logs}
+    findings.begin_partition(logs)
     for begin, end in logs.registrations.unseen:
         for name in ("answers", "dead-letters"):
             findings.note_partial(
@@ -61,7 +62,7 @@ def _partition(reading: Reading, logs: Partition, findings: Findings) -> Ledger:
     inputs = _inputs(logs.allocations, topic_id)
     grown = _grown(logs.allocations)
     answers = Answers(logs, inputs, partitions=reading.partitions, grown=grown, findings=findings)
-    releases = Releases(logs.registrations, answers.said, findings)
+    releases = Releases(logs.registrations, answers.messages, findings)
     history = History(logs.history, partitions=reading.partitions, findings=findings)
     commits = Commits(logs.allocations, logs.registrations, reading, findings)
 
@@ -93,16 +94,18 @@ def _checkpoints(ledger: Log) -> Iterator[wire.Checkpoint]:
 
 
 def _grown(ledger: Log) -> set[tuple[wire.Growth, ...]]:
-    """When partitions were added, from the checkpoints of this one."""
-    return {here.grown for here in _checkpoints(ledger) if here.grown}
+    """When partitions were added, from the checkpoints of this partition."""
+    return {checkpoint.grown for checkpoint in _checkpoints(ledger) if checkpoint.grown}
 
 
 def _inputs(ledger: Log, topic_id: str | None) -> dict[str, Input]:
-    """Each writer's newest input. `topic_id` is the existing topic's."""
+    """Each writer's newest input. `topic_id`: the id of the topic that exists now."""
     inputs: dict[str, Input] = {}
-    for here in _checkpoints(ledger):
-        before = inputs.get(here.writer)
-        same = before is None or (before.topic_id, before.base) == (here.topic_id, here.base)
-        same = same and topic_id in (None, here.topic_id)
-        inputs[here.writer] = Input(here.topic_id, here.base, here.begin, same and (before is None or before.only))
+    for checkpoint in _checkpoints(ledger):
+        before = inputs.get(checkpoint.writer)
+        source = checkpoint.topic_id, checkpoint.base
+        same = before is None or (before.topic_id, before.base) == source
+        same = same and topic_id in (None, checkpoint.topic_id)
+        only = same and (before is None or before.only)
+        inputs[checkpoint.writer] = Input(*source, checkpoint.begin, only)
     return inputs

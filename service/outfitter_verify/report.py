@@ -6,7 +6,7 @@ If compaction or retention has removed records, a check says so and reports no v
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -99,6 +99,10 @@ class Findings:
     last: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     logs: Mapping[str, Log] = field(default_factory=dict)
     """The current partition, by topic."""
+
+    def begin_partition(self, logs: Iterable[Log]) -> None:
+        """Set the partition whose records the next findings are about."""
+        self.logs = {log.topic: log for log in logs}
 
     def count(self, check: str, times: int = 1) -> None:
         self.looked[check] += times

@@ -1,4 +1,4 @@
-"""The checker's own implementation of the wire contract (JSON), written only from its documentation (proto/README.md).
+"""The checker's own implementation of the wire contract (JSON), written from its documentation alone: proto/README.md.
 
 It duplicates the manager's code on purpose, so that both cannot share a mistake.
 """
@@ -36,7 +36,7 @@ UNSEEN = -1
 """`source.offset` of an allocation whose deregistration came before its registration."""
 
 _HALF = re.compile(rb"\\u[dD][89a-fA-F]")
-"""JSON's notation of half a character."""
+"""JSON's notation of half a character (a lone surrogate)."""
 _INTEGERS = range(-(2**63), 2**63)
 LONGEST_INTEGER = 4300
 """Digits of a number that Python reads as an integer (`sys.set_int_max_str_digits`)."""
@@ -70,19 +70,19 @@ def partition_of(host: str, partitions: int) -> int:
 
 
 def had_place(host: str, partition: int, partitions: int) -> bool:
-    """Whether this is the host's partition, or was with fewer partitions, because some may have been added since."""
+    """Whether this is the host's partition, or was before partitions were added."""
     return partition >= 0 and any(partition_of(host, count) == partition for count in range(partitions, partition, -1))
 
 
 def parse(value: bytes, *, finite: bool = True) -> Any:
-    """Parse JSON in UTF-8; raises `DamagedError`. `finite` False: a number above the range is infinite, not an
+    """Parse JSON in UTF-8; raises `DamagedError`. `finite` False: a number above the range becomes infinite and is no
     error."""
     number = _finite if finite else float
     try:
-        found = json.loads(value.decode(), parse_constant=_no_constant, parse_float=number, parse_int=_integer)
+        body = json.loads(value.decode(), parse_constant=_no_constant, parse_float=number, parse_int=_integer)
         if _HALF.search(value):
-            json.dumps(found, ensure_ascii=False).encode()
-        return found
+            json.dumps(body, ensure_ascii=False).encode()
+        return body
     except RecursionError:
         raise DamagedError("it is nested too deeply") from None
     except ValueError as error:
@@ -90,7 +90,7 @@ def parse(value: bytes, *, finite: bool = True) -> Any:
 
 
 def _integer(digits: str) -> int:
-    """Parse an integer. A longer number is valid JSON too; its first digits already exceed every limit."""
+    """Parse an integer. A longer number is valid JSON, too: its first digits already exceed every limit."""
     return int(digits[:LONGEST_INTEGER])
 
 
@@ -194,13 +194,14 @@ class Checkpoint:
 
 def allocation(body: Mapping[str, Any]) -> Allocation:
     """Raises `DamagedError` naming the field."""
-    names: tuple[set[str], set[str]] = (set(), set())
+    alone: set[str] = set()
+    together: set[str] = set()
     shared = _names(_get(body, "shared", list, []), "shared")
-    aliases = {name: _names(told, f"aliases.{name}") for name, told in _get(body, "aliases", dict, {}).items()}
+    aliases = {device: _names(names, f"aliases.{device}") for device, names in _get(body, "aliases", dict, {}).items()}
     for resource, infos in _get(body, "resources", dict, {}).items():
         for info in infos if isinstance(infos, list) else _fail(f"resources.{resource} is no list"):
             device = _get(info if isinstance(info, dict) else {}, "id", str)
-            names[resource in shared].update((device, *aliases.get(device, ())))
+            (together if resource in shared else alone).update((device, *aliases.get(device, ())))
     host, worker, incarnation = (_get(body, name, str) for name in ("host", "worker", "incarnation"))
     source = _get(body, "source", dict)
     return Allocation(
@@ -216,8 +217,8 @@ def allocation(body: Mapping[str, Any]) -> Allocation:
         request=_request(_get(body, "request", dict)),
         reason_code=_get(body, "reason_code", str, None),
         outcome=_get(body, "outcome", str, None),
-        alone=frozenset(names[False]),
-        together=frozenset(names[True]),
+        alone=frozenset(alone),
+        together=frozenset(together),
         operators=_operators(body, shared),
         body=body,
     )
@@ -225,32 +226,32 @@ def allocation(body: Mapping[str, Any]) -> Allocation:
 
 def _operators(body: Mapping[str, Any], shared: list[str]) -> dict[str, Operator]:
     missing, shares = _get(body, "unavailable", dict, {}), _get(body, "operators", dict, {})
-    found: dict[str, Operator] = {}
+    operators: dict[str, Operator] = {}
     requests = _get(_get(body, "request", dict), "operators", dict, {})
     for name in requests:
-        asked, share = _get(requests, name, dict), _get(shares, name, dict, {})
-        named = {resource: _get(_get(asked, resource, dict), "amount", int) for resource in asked}
+        request, share = _get(requests, name, dict), _get(shares, name, dict, {})
+        named = {resource: _get(_get(request, resource, dict), "amount", int) for resource in request}
         devices = _get(share, "resources", dict, {})
         own = {resource: _names(ids, f"operators.{name}.{resource}") for resource, ids in devices.items()}
-        found[name] = Operator(
+        operators[name] = Operator(
             named={resource: amount for resource, amount in named.items() if resource not in missing},
             own={resource: ids for resource, ids in own.items() if resource not in shared},
             # records of earlier versions list shared devices in each share
             sees=frozenset(shared).intersection((*own, *_names(_get(share, "shared", list, []), f"operators.{name}"))),
         )
-    return found
+    return operators
 
 
-def _request(told: Mapping[str, Any]) -> Request:
-    amounts = _get(told, "amounts", dict, {})
-    lease_s = told.get("lease_s")
+def _request(body: Mapping[str, Any]) -> Request:
+    amounts = _get(body, "amounts", dict, {})
+    lease_s = body.get("lease_s")
     if lease_s is not None and not (type(lease_s) in (int, float) and 0 <= lease_s < _INTEGERS.stop):
         _fail(f"its lease_s is {lease_s!r}")
     return Request(
         amounts={name: _get(amounts, name, int) for name in amounts},
-        priority=_get(told, "priority", int, 0),
+        priority=_get(body, "priority", int, 0),
         lease_s=lease_s,
-        has_owner=_get(told, "owner", dict, None) is not None,
+        has_owner=_get(body, "owner", dict, None) is not None,
     )
 
 
@@ -273,23 +274,25 @@ class Inventory:
 
 def inventories(body: Mapping[str, Any]) -> dict[str, Inventory]:
     """The resources in a host's record; raises `DamagedError`."""
-    return {name: _inventory(told, f"resources.{name}") for name, told in _get(body, "resources", dict, {}).items()}
+    return {
+        name: _inventory(resource, f"resources.{name}") for name, resource in _get(body, "resources", dict, {}).items()
+    }
 
 
-def _inventory(told: object, where: str) -> Inventory:
-    if not isinstance(told, dict):
-        _fail(f"{where} is {told!r}")
+def _inventory(body: object, where: str) -> Inventory:
+    if not isinstance(body, dict):
+        _fail(f"{where} is {body!r}")
     healthy: dict[str, bool] = {}
-    for device in _get(told, "devices", list, []):
-        known = device if isinstance(device, dict) else {}
-        healthy[_get(known, "id", str)] = _get(known, "health", str, "healthy") == "healthy"
-    connected = [frozenset(_names(names, f"{where}.names")) for names in _get(told, "names", list, [])]
+    for item in _get(body, "devices", list, []):
+        device = item if isinstance(item, dict) else {}
+        healthy[_get(device, "id", str)] = _get(device, "health", str, "healthy") == "healthy"
+    connected = [frozenset(_names(names, f"{where}.names")) for names in _get(body, "names", list, [])]
     return Inventory(
-        state=_get(told, "state", str),
+        state=_get(body, "state", str),
         healthy=healthy,
-        whole=_get(told, "total", int, len(healthy)) <= len(healthy),
-        exclusive=_get(told, "sharing", str, "exclusive") != "shared",
-        on_demand=told.get("on_demand") is True,
+        whole=_get(body, "total", int, len(healthy)) <= len(healthy),
+        exclusive=_get(body, "sharing", str, "exclusive") != "shared",
+        on_demand=body.get("on_demand") is True,
         connected=tuple(connected),
     )
 
@@ -326,11 +329,11 @@ def checkpoint(body: Mapping[str, Any]) -> Checkpoint:
 
 
 def _growths(body: Mapping[str, Any]) -> Iterator[Growth]:
-    told = _get(body, "grown", dict, None)
-    for each in [told, *_get(told, "earlier", list, [])] if told is not None else ():
-        if not isinstance(each, dict):
-            _fail(f"its field 'grown' has {each!r}")
-        yield Growth(_get(each, "partitions", int), _get(each, "until", int, 0))
+    newest = _get(body, "grown", dict, None)
+    for growth in [newest, *_get(newest, "earlier", list, [])] if newest is not None else ():
+        if not isinstance(growth, dict):
+            _fail(f"its field 'grown' has {growth!r}")
+        yield Growth(_get(growth, "partitions", int), _get(growth, "until", int, 0))
 
 
 def was_moved(host: str, offset: int, partition: int, partitions: int, grown: Sequence[Growth]) -> bool:
@@ -346,6 +349,7 @@ def was_moved(host: str, offset: int, partition: int, partitions: int, grown: Se
 
 
 _NEEDED = object()
+"""The default of a field that must be there."""
 
 
 def _get(body: Mapping[str, Any], name: str, kind: type | tuple[type, ...], default: Any = _NEEDED) -> Any:
@@ -379,20 +383,23 @@ def _fail(what: str) -> NoReturn:
 
 
 def fingerprint(body: Mapping[str, Any]) -> bytes:
-    """A digest of the fields that change only with a step. Others may change without one: a waiter's reason and queue
-    position, the properties and further names of a holder's devices."""
+    """A digest of the fields that change only with a step.
+
+    Other fields may change without one: a waiter's reason and queue position, or the properties and further names of a
+    holder's devices.
+    """
     state = body.get("state")
-    same = dict(body)
+    steady = dict(body)
     if state not in FINAL:
         for name in ("queue_position", "reason", "reason_code"):
-            same.pop(name, None)
+            steady.pop(name, None)
     if state == "pending":
         for name in ("request", "unavailable"):
-            same.pop(name, None)
+            steady.pop(name, None)
     elif state in HOLDING:
-        same.pop("aliases", None)
-        same["resources"] = devices(body)
-    return digest(same)
+        steady.pop("aliases", None)
+        steady["resources"] = devices(body)
+    return digest(steady)
 
 
 _GRANTED = ("resources", "operators", "env", "cdi", "unavailable", "aliases", "common")
@@ -400,24 +407,26 @@ _GRANTED = ("resources", "operators", "env", "cdi", "unavailable", "aliases", "c
 
 
 def is_set_back(after: Mapping[str, Any], before: Mapping[str, Any]) -> bool:
-    """Whether `after` equals `before` except for an earlier start: a manager whose clock was set back has corrected a
-    start in the future. A record that is over may have lost its devices, if they were too large to be written again.
+    """Whether `after` equals `before` except for an earlier start.
+
+    A manager whose clock was set back corrects a start in the future. A final record may lose its devices then, if they
+    were too large to be written again.
     """
     try:
         if datetime.fromisoformat(after["since"]) >= datetime.fromisoformat(before["since"]):
             return False
     except (KeyError, TypeError, ValueError):
         return False
-    anew = ["since", "wait_until", "writer", "commit"]
+    changeable = ["since", "wait_until", "writer", "commit"]
     if after.get("state") in FINAL and not any(after.get(name) for name in _GRANTED):
-        anew += _GRANTED
-    return fingerprint({**before, **{name: after.get(name) for name in anew}}) == fingerprint(after)
+        changeable += _GRANTED
+    return fingerprint({**before, **{name: after.get(name) for name in changeable}}) == fingerprint(after)
 
 
 def digest(body: Mapping[str, Any]) -> bytes:
     """A digest that ignores the order of fields, and fields that are null."""
     try:
-        told = json.dumps({name: value for name, value in body.items() if value is not None}, sort_keys=True)
+        text = json.dumps({name: value for name, value in body.items() if value is not None}, sort_keys=True)
     except RecursionError:
         raise DamagedError("it is nested too deeply") from None
-    return hashlib.blake2b(told.encode(), digest_size=12).digest()
+    return hashlib.blake2b(text.encode(), digest_size=12).digest()

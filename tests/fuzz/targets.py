@@ -29,7 +29,7 @@ from outfitter_service.config import ConfigurationError, options, sources
 from outfitter_service.config.names import resource_names
 from outfitter_service.requests import RequestError, request_in_pod_template
 from outfitter_verify import wire
-from outfitter_verify.registrations.messages import judge
+from outfitter_verify.registrations.messages import classify
 
 Target = Callable[[bytes], None]
 
@@ -144,7 +144,7 @@ def pod_templates(data: bytes) -> None:
 
 
 def verifier(data: bytes) -> None:
-    judge(b"h", data)
+    classify(b"h", data)
     with suppress(wire.DamagedError):
         body = wire.parse(data)
         for read in (wire.allocation, wire.inventories, wire.checkpoint):

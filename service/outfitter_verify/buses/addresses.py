@@ -18,16 +18,16 @@ def brokers(bus: str) -> list[tuple[str, int]]:
     Raises:
         UnreadableError: an invalid address. The message has it and the valid form, but no password.
     """
-    found = []
+    addresses = []
     for address in bus.removeprefix("kafka://").removesuffix("/").split(","):
         try:
-            found.append(_broker(address))
+            addresses.append(_broker(address))
         except ValueError as why:
             shown = "the URL" if set("@?") & set(bus) else f"{_short(bus)} has {_short(address)}, which"
             raise UnreadableError(
                 f"{shown} {why}; write kafka://host:9092[,host2:9092], IPv6 addresses as [::1]:9092"
             ) from None
-    return found
+    return addresses
 
 
 def _broker(address: str) -> tuple[str, int]:
@@ -36,7 +36,7 @@ def _broker(address: str) -> tuple[str, int]:
     if re.search(r"\s", address):
         raise ValueError("has white space in it")
     if set("@?") & set(address):
-        raise ValueError("holds more than hosts and ports: what lets us in stands in OUTFITTER_KAFKA_… variables")
+        raise ValueError("has more than hosts and ports: OUTFITTER_KAFKA_… variables have the log-in settings")
     if "/" in address:
         raise ValueError("names no host")
     match = _ADDRESS.fullmatch(address)

@@ -23,7 +23,7 @@ def reading(url: str, cluster: str) -> Reading:
     """Read all of `cluster` from the file of `url` (`sqlite:///path`). Raises `UnreadableError`."""
     path = Path(unquote("/" + url.removeprefix("sqlite:").partition("?")[0].lstrip("/")))
     if not path.is_file():
-        raise UnreadableError(f"{path}: there is no such file, hence no bus")
+        raise UnreadableError(f"{path}: this file does not exist, so there is no bus")
     try:
         # read-only: the last connection to close would otherwise write the log back into the file
         with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, isolation_level=None)) as database:
@@ -39,18 +39,18 @@ def _all(database: sqlite3.Connection, path: Path, cluster: str) -> Reading:
     marks = [database.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")]
     if marks != [APPLICATION_ID, FORMAT]:
         raise UnreadableError(f"{path} is no embedded bus of format {FORMAT}")
-    found = {name: rest for name, *rest in database.execute("SELECT name, id, uuid, partitions FROM topic")}
+    topics = {name: rest for name, *rest in database.execute("SELECT name, id, uuid, partitions FROM topic")}
     names = [f"{cluster}.{topic}" for topic in TOPICS]
-    if missing := [name for name in names if name not in found]:
+    if missing := [name for name in names if name not in topics]:
         raise UnreadableError(f"{path} has no topic {missing[0]}: is {cluster!r} the right cluster?")
-    counts = {found[name][2] for name in names}
+    counts = {topics[name][2] for name in names}
     if len(counts) > 1:
         raise UnreadableError(f"the topics of {cluster!r} differ in their partition counts: {sorted(counts)}")
     (partitions,) = counts
     logs = [
-        Partition(*(_log(database, name, found[name][0], number) for name in names)) for number in range(partitions)
+        Partition(*(_log(database, name, topics[name][0], number) for name in names)) for number in range(partitions)
     ]
-    return Reading(cluster, partitions, found[names[0]][1], markers=False, logs=logs)
+    return Reading(cluster, partitions, topics[names[0]][1], markers=False, logs=logs)
 
 
 def _log(database: sqlite3.Connection, name: str, topic: int, partition: int) -> Log:

@@ -70,16 +70,16 @@ def settings(bus: str, login: Mapping[str, str], environment: Mapping[str, str])
     names = (*_NAMES, *_SECRETS, _TOKEN)
     variables = {name: environment.get(prefix + name.upper().replace("-", "_")) for name in names}
     given = {name: value for name, value in (variables | dict(login)).items() if value}
-    found: dict[str, Any] = {"bootstrap.servers": _servers(bus)}
+    settings: dict[str, Any] = {"bootstrap.servers": _servers(bus)}
     for name, setting in _SECRETS.items():
         if name in given:
-            found[setting] = _secret(given[name])
-    found |= {setting: given[name] for name, setting in _NAMES.items() if name in given}
-    if str(found.get("security.protocol", "")).startswith("SASL"):
-        found.setdefault("sasl.mechanism", "SCRAM-SHA-512")
+            settings[setting] = _secret(given[name])
+    settings |= {setting: given[name] for name, setting in _NAMES.items() if name in given}
+    if str(settings.get("security.protocol", "")).startswith("SASL"):
+        settings.setdefault("sasl.mechanism", "SCRAM-SHA-512")
     if _TOKEN in given:
-        found["oauth_cb"] = lambda _: (_secret(given[_TOKEN]), time.time() + TOKEN_LIFE_S)
-    return found
+        settings["oauth_cb"] = lambda _: (_secret(given[_TOKEN]), time.time() + TOKEN_LIFE_S)
+    return settings
 
 
 def _servers(bus: str) -> str:
@@ -110,7 +110,7 @@ class Source:
             "log_level": 0,
             **settings,
             "group.id": f"outfitter-verify-{secrets.token_hex(6)}",
-            "error_cb": self._hear,
+            "error_cb": self._note_error,
         }
         self._settings = dict(settings)
         self._everything = Consumer({**common, "isolation.level": "read_uncommitted"})
@@ -123,7 +123,7 @@ class Source:
         self._everything.close()
         self._committed.close()
 
-    def _hear(self, error: KafkaError) -> None:
+    def _note_error(self, error: KafkaError) -> None:
         if self._trouble is None or error.code() in _FATAL:
             self._trouble = error
 
@@ -142,32 +142,32 @@ class Source:
     def _partitions(self, topic: str) -> int:
         deadline = time.monotonic() + self._patience_s
         while True:
-            self._everything.poll(0)  # calls `_hear` for errors
+            self._everything.poll(0)  # calls `_note_error` for errors
             try:
-                found = self._everything.list_topics(topic, timeout=2.0).topics[topic]
+                metadata = self._everything.list_topics(topic, timeout=2.0).topics[topic]
             except KafkaException as error:
                 fatal = self._trouble is not None and self._trouble.code() in _FATAL
                 if fatal or time.monotonic() > deadline:
                     why = self._trouble or error.args[0]
                     raise UnreadableError(f"Kafka does not answer: {why.str()}") from error
                 continue
-            if found.error is None:
-                return len(found.partitions)
-            if found.error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+            if metadata.error is None:
+                return len(metadata.partitions)
+            if metadata.error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
                 raise UnreadableError(f"there is no topic {topic}: is {self._cluster!r} the right cluster?")
-            if found.error.code() not in _PASSING or time.monotonic() > deadline:
-                raise UnreadableError(f"{topic}: {found.error.str()}")
+            if metadata.error.code() not in _PASSING or time.monotonic() > deadline:
+                raise UnreadableError(f"{topic}: {metadata.error.str()}")
             time.sleep(_AGAIN_S)
 
     def _topic_id(self, topic: str) -> str | None:
-        """The topic's id as Kafka's tools print it; None if the broker does not tell it."""
+        """The topic's id as Kafka's tools print it; None if the broker does not say it."""
         admin = AdminClient({**self._settings, "log_level": 0})
         try:
             futures = admin.describe_topics(TopicCollection([topic]), request_timeout=self._patience_s)
-            found = str(futures[topic].result(self._patience_s).topic_id)
+            topic_id = str(futures[topic].result(self._patience_s).topic_id)
         except (KafkaException, TimeoutError):
             return None
-        return found.replace("+", "-").replace("/", "_").rstrip("=")
+        return topic_id.replace("+", "-").replace("/", "_").rstrip("=")
 
     # --- records ---------------------------------------------------------------------------------------
 
@@ -261,12 +261,12 @@ class Source:
         # topics wait instead, because a transaction may be open.
         may_stick = consumer is self._everything
         position = start
-        heard = time.monotonic()
+        answered_at = time.monotonic()
         consumer.assign([TopicPartition(topic, number, start)])
         while position < end:
             first = consumer.poll(0.5)
             if first is not None:
-                heard = time.monotonic()
+                answered_at = time.monotonic()
             # also get what is there already: `consume` with a time limit would wait for the full number
             for message in [first, *consumer.consume(5000, timeout=0)] if first is not None else []:
                 error = message.error()
@@ -281,10 +281,10 @@ class Source:
                 elif error.code() in _DAMAGED and may_stick:
                     raise _StuckError(position)
                 elif error.code() in _PASSING:
-                    self._hear(error)
+                    self._note_error(error)
                 elif error.code() not in _GROUP:
                     raise UnreadableError(f"{topic}/{number}: {error.str()}")
-            silent = may_stick and position < end and time.monotonic() - heard > _STUCK_S
+            silent = may_stick and position < end and time.monotonic() - answered_at > _STUCK_S
             if silent and self._answers(topic, number):
                 raise _StuckError(position)
             if position < end and time.monotonic() > deadline:

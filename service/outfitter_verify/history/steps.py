@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from outfitter_verify import wire
-from outfitter_verify.history.retelling import Retelling
-from outfitter_verify.history.told import UNTOLD, Place, Told
+from outfitter_verify.history.rebuilt import ChangeId, RebuiltRecords
+from outfitter_verify.history.recorded_commits import NOT_RECORDED, CommitId, RecordedCommits
 from outfitter_verify.ledger.walk import MOVED, Change, Ledger
 from outfitter_verify.logs import Log, Record
 from outfitter_verify.report import Findings
@@ -29,17 +29,17 @@ class Last(NamedTuple):
     state: str
     source: int
     offset: int
-    commit: Place
+    commit: CommitId
 
 
 class Doubt(NamedTuple):
-    """A step that does not begin where the last one (None: none before) ended: a violation, unless a step is missing in
-    between for a good reason."""
+    """A step that does not begin where the last one (None: none before) ended: a violation, unless history may lack a
+    step in between."""
 
     offset: int
     what: str
     last: Last | None
-    commit: Place
+    commit: CommitId
 
 
 class History:
@@ -50,19 +50,20 @@ class History:
         self._log = log
         self._partitions = partitions
         self._findings = findings
-        self._steps: dict[tuple[str, str, int], list[Step]] = {}
+        self._steps: dict[ChangeId, list[Step]] = {}
         self._oldest: dict[str, int] = {}
+        """By writer: the smallest number of a commit with a step."""
         self._doubts: list[Doubt] = []
         self._last: dict[str, Last] = {}
-        self._told = Told()
-        self._retelling = Retelling(log, self._told, findings)
+        self._commits = RecordedCommits()
+        self._rebuilt = RebuiltRecords(log, self._commits, findings)
         for record in log.records:
             try:
-                self._take(record)
+                self._add(record)
             except (wire.DamagedError, AttributeError, LookupError, TypeError, RecursionError) as error:
                 self._wrong(record.offset, f"it is no history record: {error}")
 
-    def _take(self, record: Record) -> None:
+    def _add(self, record: Record) -> None:
         body = wire.parse(record.value or b"")
         match body.get("type"):
             case "transition":
@@ -70,18 +71,18 @@ class History:
             case "refresh":
                 self._refresh(body)
             case "snapshot":
-                self._told.snapshot(body)
+                self._commits.snapshot(body)
             case "commit":
-                self._told.commit(wire.checkpoint(body["checkpoint"]))
-                self._retelling.commit(record.offset, body)
+                self._commits.commit(wire.checkpoint(body["checkpoint"]))
+                self._rebuilt.commit(record.offset, body)
 
     def _transition(self, record: Record, body: Mapping[str, Any]) -> None:
         self._findings.count("history")
         self._findings.counts["transitions"] += 1
         after = wire.allocation(body["record"]) if isinstance(body.get("record"), dict) else None
-        named = f"{body.get('host')}/{body.get('worker')}/{body.get('incarnation')}"
-        if after is None or not (record.key == after.key.encode() == named.encode()) or body.get("to") != after.state:
-            self._wrong(record.offset, f"a transition of {named} whose key, record or state are another's")
+        key = f"{body.get('host')}/{body.get('worker')}/{body.get('incarnation')}"
+        if after is None or not (record.key == after.key.encode() == key.encode()) or body.get("to") != after.state:
+            self._wrong(record.offset, f"a transition of {key} whose key, record or state belongs to another one")
             return
         self._findings.count("partitions")
         if not wire.had_place(after.host, self._log.partition, self._partitions):
@@ -90,16 +91,19 @@ class History:
             )
         before = body.get("from")
         self._chain(record.offset, after, before)
-        self._retelling.step(after)
+        self._rebuilt.step(after)
         self.sources[after.key].add(after.source)
         step = Step(record.offset, before, after.state, wire.fingerprint(after.body))
         self._steps.setdefault((after.key, after.writer, after.commit), []).append(step)
         self._oldest[after.writer] = min(after.commit, self._oldest.get(after.writer, after.commit))
 
     def _refresh(self, body: Mapping[str, Any]) -> None:
-        """Apply a change without a step. If a step is in the same commit, the ledger has only the record after both: a
-        manager whose clock was set back meanwhile corrects the date of a record that it has just written."""
-        now = self._retelling.refresh(body)
+        """Apply a change without a step.
+
+        If the same commit has a step, the ledger has only the record after both. That happens when a clock was set
+        back: the manager corrects the date of a record that it has just written.
+        """
+        now = self._rebuilt.refresh(body)
         if now is not None:
             steps = self._steps.get((now.key, now.writer, now.commit))
             if steps is not None:
@@ -115,7 +119,7 @@ class History:
             if before is not None and self._log.start == 0:
                 self._doubts.append(Doubt(offset, f"{after.key} begins with a step from {before}", None, here))
         elif before != last.state and not (
-            # it was over and deleted meanwhile, and this is another registration
+            # the allocation ended and was deleted meanwhile, and this is another registration
             before is None and last.state in wire.FINAL and (after.source != last.source or after.source == wire.UNSEEN)
         ):
             what = f"{after.key} goes from {before}, but its last step led to {last.state}"
@@ -135,44 +139,42 @@ class History:
             steps = self._steps.get(name)
             if steps is None:
                 if change.before != change.state:
-                    self._untold(ledger, name, change, writing)
+                    self._missing(ledger, name, change, writing)
                 continue
             self._agree(ledger, name, change, steps)
         for name, steps in self._steps.items():
             if name not in ledger.changes:
                 self._invented(ledger, name, steps[-1])
-        self._retelling.compare(ledger)
+        self._rebuilt.compare(ledger)
 
     def _judge(self, ledger: Ledger, doubt: Doubt) -> None:
         offset, what, last, commit = doubt
         if ledger.commits.arrived(commit[0]):
             self._findings.note_partial("history", MOVED)
-        elif self._told.leaves_out(ledger, last.commit if last is not None else None, commit):
-            self._findings.note_partial("history", UNTOLD)
+        elif self._commits.leaves_out(ledger, last.commit if last is not None else None, commit):
+            self._findings.note_partial("history", NOT_RECORDED)
         else:
             self._wrong(offset, what, *([self._log.place(last.offset)] if last is not None else []))
 
-    def _writing(self, changes: Mapping[tuple[str, str, int], Change]) -> set[tuple[str, str]]:
-        """The writers, with instance, that wrote any history, because it can be switched off."""
-        return self._told.instances | {(name[1], changes[name].instance) for name in self._steps if name in changes}
+    def _writing(self, changes: Mapping[ChangeId, Change]) -> set[tuple[str, str]]:
+        """The writers with instance that wrote any history: others may have it switched off."""
+        return self._commits.instances | {(name[1], changes[name].instance) for name in self._steps if name in changes}
 
-    def _untold(
-        self, ledger: Ledger, name: tuple[str, str, int], change: Change, writing: set[tuple[str, str]]
-    ) -> None:
+    def _missing(self, ledger: Ledger, name: ChangeId, change: Change, writing: set[tuple[str, str]]) -> None:
         key, writer, commit = name
         if not change.known:
             self._findings.note_partial("history", "an earlier record was compacted away")
         elif (writer, change.instance) not in writing:
             self._findings.note_partial("history", "a manager writes no history (is it switched off?)")
-        elif self._log.start == 0 and self._told.begins_anew(writer, commit):
-            self._findings.note_partial("history", "its topic was made anew, so that its beginning is gone")
+        elif self._log.start == 0 and self._commits.begins_anew(writer, commit):
+            self._findings.note_partial("history", "its topic was recreated, so its beginning is gone")
         elif self._log.start > 0 and commit <= self._oldest.get(writer, commit):
             self._findings.note_partial("history", "its beginning was deleted by retention")
         else:
             what = f"history does not have the step of {key} from {change.before} to {change.state}"
             self._findings.wrong("history", ledger.log.place(change.offset), what)
 
-    def _agree(self, ledger: Ledger, name: tuple[str, str, int], change: Change, steps: list[Step]) -> None:
+    def _agree(self, ledger: Ledger, name: ChangeId, change: Change, steps: list[Step]) -> None:
         first, last = steps[0], steps[-1]
         place = ledger.log.place(change.offset)
         if last.after != change.state or last.fingerprint != change.fingerprint:
@@ -186,12 +188,12 @@ class History:
                 first.offset, f"{name[0]} goes from {first.before}, but was {change.before} in the ledger", place
             )
 
-    def _invented(self, ledger: Ledger, name: tuple[str, str, int], step: Step) -> None:
+    def _invented(self, ledger: Ledger, name: ChangeId, step: Step) -> None:
         key, writer, commit = name
-        known = ledger.commits.writers.get(writer)
-        if known is None or known.last is None or commit > known.last.commit:
-            return  # newer than the ledger was when it was read
-        if not ledger.commits.shows(known, commit):
+        in_ledger = ledger.commits.writers.get(writer)
+        if in_ledger is None or in_ledger.last is None or commit > in_ledger.last.commit:
+            return  # it is newer than the ledger, which was read before history
+        if not ledger.commits.shows(in_ledger, commit):
             self._findings.note_partial("history", "the ledger's records of its commits were compacted away")
         else:
             self._wrong(step.offset, f"{writer}'s commit {commit} wrote no record of {key}")

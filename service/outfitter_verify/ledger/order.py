@@ -1,9 +1,10 @@
 """Promise 6 and the queue: granted devices were reported and healthy, no worker overtakes an earlier one that waits for
 the same resource, and no worker waits for free devices.
 
-A host's record has its drivers' devices, once for each commit. If it changed in the commit of a grant, one of the two
-must have the device, because states in between are invisible. A waiter counts if it is `busy`: its request could be
-served if others held no devices. Its record may be older than the devices' states; then it proves nothing.
+A commit writes a host's record at most once, with its drivers' devices. If it changed in the commit of a grant, the
+record before or after must have the device, because states in between are invisible. A waiter counts if it is `busy`:
+its request could be served if others held no devices. If its record is older than the devices' states, it proves
+nothing.
 """
 
 from __future__ import annotations
@@ -32,8 +33,10 @@ SETTLED = 5
 class Host:
     """One host at one prefix of the ledger.
 
-    It has the host's record, and the one `before` the current commit (None: the same); the offsets of this record
-    (`offset`) and of the `earlier` one; the busy waiters by resource; the number of the last commit with a change.
+    `inventories`: the resources in its newest record, which is at `offset`. `before`: those of the record before the
+    current commit (None: the same), which is at `earlier`. `waiting`: the busy waiters by resource, in the queue's
+    order. `placed`: by a waiter's key, its entry and the resources in whose queues it stands. `changed`: the number of
+    the last commit with a change.
     """
 
     inventories: Mapping[str, Inventory] = field(default_factory=dict)
@@ -43,6 +46,27 @@ class Host:
     waiting: dict[str, list[QueueEntry]] = field(default_factory=dict)
     placed: dict[str, tuple[QueueEntry, tuple[str, ...]]] = field(default_factory=dict)
     changed: int = 0
+
+    def update(self, offset: int, inventories: Mapping[str, Inventory]) -> None:
+        """Set the record that the current commit has written."""
+        self.before, self.inventories = self.inventories, inventories
+        self.earlier, self.offset = self.offset, offset
+
+    def end_commit(self, number: int) -> None:
+        """End a commit that has changed this host."""
+        self.changed, self.before = number, None
+
+    def enqueue(self, entry: QueueEntry, resources: Collection[str]) -> None:
+        """Add a busy waiter to the queues of these resources."""
+        self.placed[entry[2]] = entry, tuple(resources)
+        for resource in resources:
+            insort(self.waiting.setdefault(resource, []), entry)
+
+    def dequeue(self, key: str) -> None:
+        """Remove a waiter, if it is there."""
+        entry, resources = self.placed.pop(key, ((0, 0, ""), ()))
+        for resource in resources:
+            self.waiting[resource].remove(entry)
 
     def showing(self, device: str) -> list[str]:
         """The resources whose drivers report a device as healthy, under any of its names."""
@@ -70,8 +94,7 @@ class Order:
     def host(self, offset: int, name: str, inventories: Mapping[str, Inventory]) -> None:
         """Add a host's record, of the commit whose checkpoint follows."""
         host = self._host(name)
-        host.before, host.inventories = host.inventories, inventories
-        host.earlier, host.offset = host.offset, offset
+        host.update(offset, inventories)
         self._updated.append(host)
 
     def commit(self, ledger: Ledger, commit: Checkpoint, records: list[Written]) -> None:
@@ -83,39 +106,31 @@ class Order:
                 self._granted(ledger, written)
         for written in records:
             if ledger.now.get(written.record.key) is not None:
-                self._place(written)
+                self._update_queue(written)
         for host in [*self._updated, *(self._host(written.record.host) for written in records if not written.repeat)]:
-            host.changed, host.before = commit.commit, None
+            host.end_commit(commit.commit)
         self._updated.clear()
 
     def delete(self, record: Allocation) -> None:
         """Remove a record."""
-        self._unplace(self._host(record.host), record.key)
+        self._host(record.host).dequeue(record.key)
 
     def _host(self, name: str) -> Host:
         return self._hosts.setdefault(name, Host())
 
-    def _place(self, written: Written) -> None:
-        """Add a record to its host's queue, or remove it."""
+    def _update_queue(self, written: Written) -> None:
+        """Add a record to its host's queue, or remove it from there."""
         record = written.record
         host = self._host(record.host)
-        self._unplace(host, record.key)
+        host.dequeue(record.key)
         if record.state != "pending" or record.reason_code != "busy":
             return
         amounts = record.request.amounts
         if any(inventory.on_demand for resource in amounts for inventory in host.inventories_of(resource)):
             return  # during the driver's call it is not busy, but its record does not show that
-        place = (-record.request.priority, record.source, record.key)
-        exclusive = [name for name in amounts if all(each.exclusive for each in host.inventories_of(name))]
-        host.placed[record.key] = place, tuple(exclusive)
-        for resource in exclusive:
-            insort(host.waiting.setdefault(resource, []), place)
-
-    @staticmethod
-    def _unplace(host: Host, key: str) -> None:
-        place, resources = host.placed.pop(key, ((0, 0, ""), ()))
-        for resource in resources:
-            host.waiting[resource].remove(place)
+        entry = (-record.request.priority, record.source, record.key)
+        exclusive = [name for name in amounts if all(inventory.exclusive for inventory in host.inventories_of(name))]
+        host.enqueue(entry, exclusive)
 
     # --- at a grant ------------------------------------------------------------------------------------
 
@@ -125,8 +140,9 @@ class Order:
         granted = wire.devices(record.body)
         if not granted:
             return
-        known = host.offset if host.offset < written.offset else host.earlier  # host records are last in a commit
-        if host.offset < 0 or not ledger.commits.in_the_open(record.writer, known, written.offset):
+        # host records come after grants in a commit
+        record_before = host.offset if host.offset < written.offset else host.earlier
+        if host.offset < 0 or not ledger.commits.in_the_open(record.writer, record_before, written.offset):
             self._findings.note_partial("inventory", "the host's record was compacted away, or is missing")
             return
         for resource, devices in granted.items():
@@ -162,13 +178,13 @@ class Order:
         own = (-record.request.priority, record.source, record.key)
         for resource in self._concerned(host, granted):
             if not all(inventory.exclusive for inventory in host.inventories_of(resource)):
-                continue  # sharers do not block each other; they share only since they wait
-            for place in host.waiting.get(resource, ()):
-                if place >= own:
+                continue  # sharers do not block each other
+            for entry in host.waiting.get(resource, ()):
+                if entry >= own:
                     break
-                earlier = ledger.now.get(place[2])
+                earlier = ledger.now.get(entry[2])
                 if earlier is None or earlier.record.state != "pending" or earlier.record.reason_code != "busy":
-                    continue  # served, gone or blocked otherwise since
+                    continue  # it is served, gone, or waits for another reason by now
                 if earlier.offset > host.offset:
                     yield earlier, resource
                     return
@@ -185,7 +201,7 @@ class Order:
     def finish(self, ledger: Ledger) -> None:
         """Check that no first worker in a host's queue waits for devices that were free for some commits."""
         for name, host in self._hosts.items():
-            waiting = [place for place, _ in host.placed.values() if place[2] in ledger.now]
+            waiting = [entry for entry, _ in host.placed.values() if entry[2] in ledger.now]
             if not waiting:
                 continue  # no worker waits, or it was moved to another partition
             _, _, key = min(waiting)
@@ -198,7 +214,7 @@ class Order:
 
 
 def _could_have_it(host: Host, waiter: Written, held: Collection[str]) -> bool:
-    """Whether its whole request is free and healthy, with no device counted for two of its resources."""
+    """Whether the whole request is free and healthy. No device counts for two of its resources."""
     taken: set[str] = set()
     for resource, amount in waiter.record.request.amounts.items():
         inventory = host.inventories.get(resource)

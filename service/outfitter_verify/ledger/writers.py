@@ -1,8 +1,8 @@
 """A writer's commits from its checkpoints: numbers, positions, instances, and which commits are hidden.
 
 A log cleaner removes records that a later one of the same key replaces, mostly checkpoints. So a gap in the numbers is
-a violation, or records were removed there. The offsets decide: removed records leave holes, and each commit takes at
-least its checkpoint's offset.
+either a violation, or the place of removed records. The offsets decide: removed records leave holes, and each commit
+takes at least one offset, that of its checkpoint.
 """
 
 from __future__ import annotations
@@ -62,13 +62,22 @@ def _offset(commit: Commit) -> int:
 
 @dataclass(slots=True)
 class Writer:
-    """One writer's commits so far. `opened`: its records that wait for their checkpoint."""
+    """One writer's commits so far.
+
+    `gaps`: pairs of offsets between which commits of it are missing. `opened`: its records that wait for their
+    checkpoint. `instances`: by manager, the offset at which the writer last became this manager's.
+    """
 
     name: str
     commits: list[Commit] = field(default_factory=list)
     gaps: list[tuple[int, int]] = field(default_factory=list)
     opened: list[Written] = field(default_factory=list)
     instances: dict[str, int] = field(default_factory=dict)
+
+    def take_opened(self) -> list[Written]:
+        """Remove and return the records that a checkpoint ends."""
+        records, self.opened = self.opened, []
+        return records
 
     @property
     def last(self) -> Checkpoint | None:
@@ -83,12 +92,12 @@ class Writer:
     @property
     def arrived(self) -> bool:
         """Whether any of its records came from another partition or input."""
-        return any(each.checkpoint.moved or each.checkpoint.base > 0 for each in self.commits)
+        return any(commit.checkpoint.moved or commit.checkpoint.base > 0 for commit in self.commits)
 
     def brings(self, after: int, *, at_once: bool) -> bool:
         """Whether any of its records came here after an offset of the ledger, or (`at_once`) in the same commit."""
-        later = [each.checkpoint.moved for each in self.commits[bisect_right(self.commits, after, key=_offset) :]]
-        return any(later[:1] if at_once else later)
+        moves = [commit.checkpoint.moved for commit in self.commits[bisect_right(self.commits, after, key=_offset) :]]
+        return any(moves[:1] if at_once else moves)
 
     def in_the_open(self, after: int, before: int) -> bool:
         """Whether no commit of this writer is hidden between two offsets of the ledger (`after` -1: from the start)."""
@@ -117,22 +126,25 @@ class Commits:
         """Whether all records of `writer` between two offsets are visible."""
         if not self.reading.markers and self.ledger.holes(max(after, self.ledger.start - 1), before):
             return False  # commits leave no holes on this bus, so a hole is a removed record
-        known = self.writers.get(writer)
-        return known is not None and known.in_the_open(after, before)
+        commits = self.writers.get(writer)
+        return commits is not None and commits.in_the_open(after, before)
 
     def arrived(self, writer: str) -> bool:
         """See `Writer.arrived`."""
-        known = self.writers.get(writer)
-        return known is not None and known.arrived
+        commits = self.writers.get(writer)
+        return commits is not None and commits.arrived
 
     def brings(self, writer: str, after: int, *, at_once: bool) -> bool:
         """See `Writer.brings`."""
-        known = self.writers.get(writer)
-        return known is not None and known.brings(after, at_once=at_once)
+        commits = self.writers.get(writer)
+        return commits is not None and commits.brings(after, at_once=at_once)
 
     def shows(self, writer: Writer, number: int) -> bool:
-        """Whether all records of a commit are visible. They are one batch with the checkpoint last. If that is still
-        there, a log cleaner has kept the others, unless it removes records one by one."""
+        """Whether all records of a commit are visible.
+
+        They are one batch with the checkpoint last. If the checkpoint is still there, a log cleaner has kept the
+        others, unless it removes records one by one.
+        """
         index = bisect_left(writer.commits, number, key=lambda commit: commit.checkpoint.commit)
         if index == len(writer.commits) or writer.commits[index].checkpoint.commit != number:
             return False
@@ -179,8 +191,8 @@ class Commits:
         elif number > before + 1:
             low = writer.commits[-1].offset if writer.commits else -1
             missing = number - before - 1
-            # each missing commit had a checkpoint, and a marker on a bus with markers; the marker of the commit before
-            # is in between, too
+            # Each missing commit had a checkpoint and, on a bus with markers, a marker. The marker of the commit before
+            # is in between, too.
             markers = self.reading.markers
             needed = missing * (2 if markers else 1) + (1 if markers and writer.commits else 0)
             if self.ledger.holes(low, commit.offset) < needed:
@@ -242,7 +254,7 @@ class Commits:
         self.findings.count("instances")
         self.findings.counts["managers"] += 1
         earlier = writer.instances.get(here.instance)
-        # a partition may return to an earlier manager: its numbers and positions must still fit
+        # A partition may return to an earlier manager. Then its numbers and positions must still fit.
         if earlier is not None and writer.host is not None:
             self._wrong(
                 "instances", commit.offset,
@@ -255,13 +267,13 @@ class Commits:
     def _before(self, writer: Writer) -> tuple[str, ...]:
         return (str(self.ledger.place(writer.commits[-1].offset)),) if writer.commits else ()
 
-    # --- what a commit says of its records ---
+    # --- a commit and its records ---
 
     def settle(self, writer: Writer, commit: Commit) -> list[Written]:
         """The records of a commit, checked against its checkpoint."""
         here = commit.checkpoint
         before = commit.before.commit if commit.before is not None else 0
-        records, writer.opened = writer.opened, []
+        records = writer.take_opened()
         for written in records:
             number = written.record.commit
             place = self.ledger.place(commit.offset)
@@ -295,7 +307,9 @@ class Custody:
     partitions: int
     findings: Findings
     _current: dict[str, tuple[str, str, int]] = field(default_factory=dict)
+    """By host: its writer, the manager's instance, and the offset of its last commit for the host."""
     _earlier: dict[tuple[str, str, str], int] = field(default_factory=dict)
+    """By host, writer and instance: the last commit before another writer or manager took over."""
 
     def record(self, offset: int, record: Allocation) -> None:
         """Check the writer that a host's record names."""
@@ -319,14 +333,14 @@ class Custody:
         here = commit.checkpoint
         for host in {written.record.host: None for written in records if not written.repeat}:
             current = self._current.get(host)
-            me = (here.writer, here.instance)
-            if current is not None and current[:2] != me:
+            manager = (here.writer, here.instance)
+            if current is not None and current[:2] != manager:
                 self._earlier[host, *current[:2]] = current[2]
-                earlier = self._earlier.get((host, *me))
+                earlier = self._earlier.get((host, *manager))
                 if earlier is not None and current[0] != here.writer:
                     self.findings.wrong(
                         "writers", self.ledger.place(commit.offset),
                         f"{here.writer} writes for host {host} although {current[0]} had taken over",
                         self.ledger.place(earlier), self.ledger.place(current[2]),
                     )  # fmt: skip
-            self._current[host] = (*me, commit.offset)
+            self._current[host] = (*manager, commit.offset)

@@ -1,7 +1,7 @@
 """Promise 2: each registration that a writer has read is answered, and each invalid message is a dead letter.
 
-A commit states how far its writer has read (`input.to`, and `input.ahead` for hosts read further). So at each commit,
-each message before that must have its record in the ledger at this prefix, or a dead letter.
+A commit says how far its writer has read: `input.to`, and `input.ahead` for hosts that are read further. So at each
+commit, each earlier message must have its record in the ledger at this prefix, or a dead letter.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from outfitter_verify import wire
 from outfitter_verify.ledger.walk import Ledger
 from outfitter_verify.ledger.writers import NOTHING, Commit, Extent, Writer, Written
 from outfitter_verify.logs import Partition, Record
-from outfitter_verify.registrations.messages import Kind, Said, judge
+from outfitter_verify.registrations.messages import Classified, Kind, classify
 from outfitter_verify.report import Findings
 
 
@@ -32,7 +32,7 @@ class Input(NamedTuple):
     """A writer's newest input: its topic's id, the number added to its offsets, the first offset that it answers for,
     and whether that topic exists now and the writer never had another.
 
-    An earlier input no longer exists, so it cannot be compared.
+    An earlier input no longer exists, so the checker cannot read it.
     """
 
     topic_id: str
@@ -44,16 +44,16 @@ class Input(NamedTuple):
 _MOST_IN_BATCH = 1_000_000
 
 RATION, RATION_MS = 100, 120_000
-"""A writer with this many dead letters in this time before a commit needs no more for that commit. It writes this many
-for a host a minute, and counts the others in one letter after that minute."""
+"""A writer with so many dead letters within this time before a commit needs no more for that commit. It writes so many
+a minute for a host, and counts the others in one letter after that minute."""
 COMMIT_MS = 15_000
-"""The batches of one commit are stamped one after the other, at most a transaction's time-out apart."""
+"""The batches of one commit have timestamps that differ by at most a transaction's time-out."""
 RATIONED = "more messages were refused within a minute than get a dead letter each"
 
 
 class Answers:
     """The registrations of one partition and their answers. Call `commit` at each commit, and `finish` at the end.
-    `said`: the messages by their offsets."""
+    `messages`: the classified messages by their offsets."""
 
     def __init__(
         self,
@@ -68,43 +68,43 @@ class Answers:
         self._letter_log = logs.dead_letters
         self._inputs = inputs
         self._findings = findings
-        self.said: dict[int, Said] = {}
+        self.messages: dict[int, Classified] = {}
         self._letters: defaultdict[int, list[Letter]] = defaultdict(list)
         self._written_ms: defaultdict[str, list[int]] = defaultdict(list)
         self._read: dict[str, Extent] = {}
         self._newest_commits: dict[str, int] = {}
         self._doubts: list[tuple[int, int, str]] = []
-        self._nobodys: set[int] = set()
+        self._unroutable: set[int] = set()
         self._moved: set[int] = set()
         self._in_batches: set[int] = set()
         """Offsets in dead letters of whole record batches, whose bytes cannot be compared with records."""
         self._hosts: defaultdict[bytes, list[int]] = defaultdict(list)
         hosts = self._hosts
         for record in self._log.records:
-            said = self.said[record.offset] = judge(record.key, record.value)
+            message = self.messages[record.offset] = classify(record.key, record.value)
             findings.counts["messages"] += 1
-            findings.counts["registrations"] += said.kind is Kind.REGISTER
+            findings.counts["registrations"] += message.kind is Kind.REGISTER
             if any(_was_moved(record, self._log.partition, partitions, each) for each in grown):
                 self._moved.add(record.offset)
             if record.key is not None and _home(record.key, partitions) == self._log.partition:
                 hosts[record.key].append(record.offset)
             else:
-                self._nobodys.add(record.offset)
+                self._unroutable.add(record.offset)
         for record in self._letter_log.records:
             self._letter(record)
         for times in self._written_ms.values():
             times.sort()
-        self._messages = {name: self._messages_of(name, hosts) for name in inputs}
+        self._messages_by_writer = {name: self._messages_of(name, hosts) for name in inputs}
         self._answered_for = {offset for key in hosts for offset in hosts[key] if not self._swept(key, offset)}
 
     def _messages_of(self, writer: str, hosts: Mapping[bytes, list[int]]) -> list[int]:
         """The offsets of the messages for `writer`: those of its host, all of its partition, or the unroutable ones."""
         scope, _, name = writer.partition("/")
         if scope == "partition":
-            return sorted(self.said)
+            return sorted(self.messages)
         if scope == "sweeper":
             return sorted(
-                [*self._nobodys, *(offset for key in hosts for offset in hosts[key] if self._swept(key, offset))]
+                [*self._unroutable, *(offset for key in hosts for offset in hosts[key] if self._swept(key, offset))]
             )
         return [offset for offset in hosts.get(name.encode(), []) if offset >= self._inputs[writer].begin]
 
@@ -128,16 +128,16 @@ class Answers:
             before = Extent(here.start if here.commit == 1 or not newest.only else self._log.start, {})
         after = Extent(here.to, {host.encode(): offset for host, offset in here.ahead.items()})
         self._read[writer.name] = after
-        own = self._messages[writer.name]
+        own = self._messages_by_writer[writer.name]
         for offset in _between(own, before.to, after.to):
             if not before.ahead or not before.covers(offset, self._key(offset)):
-                self._answered(ledger, writer, commit, offset)
+                self._check_answer(ledger, writer, commit, offset)
         for key, end in after.ahead.items():
             for offset in _between(self._hosts.get(key, []), max(after.to, before.ahead.get(key, 0)), end):
-                self._answered(ledger, writer, commit, offset)
+                self._check_answer(ledger, writer, commit, offset)
         for written in records:
             if not written.repeat and written.before is None:
-                self._asked(ledger, writer, commit, written, before, after)
+                self._check_source(ledger, writer, commit, written, before, after)
         self._newest_commits[writer.name] = commit.offset
         return before, after
 
@@ -145,8 +145,8 @@ class Answers:
         message = self._log.at(offset)
         return message.key if message is not None else None
 
-    def _answered(self, ledger: Ledger, writer: Writer, commit: Commit, offset: int) -> None:
-        said = self.said[offset]
+    def _check_answer(self, ledger: Ledger, writer: Writer, commit: Commit, offset: int) -> None:
+        message = self.messages[offset]
         if offset in self._moved:
             self._findings.note_partial("answers", "partitions were added, and another one has the answer")
             return
@@ -157,47 +157,47 @@ class Answers:
         place = ledger.log.place(commit.offset)
         rationed = not refused and self._is_rationed(writer.name, ledger.log.at(commit.offset))
         # for a host without a manager, only registrations need a dead letter
-        unserved = writer.name.startswith("sweeper/") and said.kind in (Kind.REGISTER, Kind.UNSURE)
-        if said.kind is Kind.NONE or offset in self._nobodys or unserved:
+        unserved = writer.name.startswith("sweeper/") and message.kind in (Kind.REGISTER, Kind.UNSURE)
+        if message.kind is Kind.NONE or offset in self._unroutable or unserved:
             self._findings.count("dead-letters")
             if not refused and self._letter_log.start > 0:
                 self._findings.note_partial("dead-letters", "dead letters were deleted by retention")
             elif rationed:
                 self._findings.note_partial("dead-letters", RATIONED)
             elif not refused:
-                why = said.why or "its host has another partition, or no manager"
+                why = message.why or "its host has another partition, or no manager"
                 self._wrong("dead-letters", offset, f"{writer.name} read it and wrote no dead letter ({why})", place)
             return
-        held = ledger.now.get(said.allocation) if said.allocation is not None else None
-        if said.kind in (Kind.REGISTER, Kind.UNSURE):
+        answer = ledger.now.get(message.allocation) if message.allocation is not None else None
+        if message.kind in (Kind.REGISTER, Kind.UNSURE):
             self._findings.count("answers")
-            if held is not None or refused or self._was_deleted_now(ledger, writer, said.allocation):
+            if answer is not None or refused or self._was_deleted_now(ledger, writer, message.allocation):
                 return
             if rationed:
                 self._findings.note_partial("answers", RATIONED)
                 return
-            what = f"{writer.name} read the registration of {said.allocation}, which has no record"
+            what = f"{writer.name} read the registration of {message.allocation}, which has no record"
             if ledger.commits.in_the_open(writer.name, -1, commit.offset):
                 self._wrong("answers", offset, what, place)
             else:
-                self._doubts.append((offset, commit.checkpoint.base, said.allocation or ""))
-        elif said.kind is Kind.DEREGISTER and held is not None and (not refused or said.plain):
+                self._doubts.append((offset, commit.checkpoint.base, message.allocation or ""))
+        elif message.kind is Kind.DEREGISTER and answer is not None and (not refused or message.certain):
             self._findings.count("answers")
-            state, source = held.record.state, held.record.source
+            state, source = answer.record.state, answer.record.source
             if source <= offset + commit.checkpoint.base and state in ("pending", "preparing", "allocated"):
-                if refused and ledger.is_refused(held.record.host):
+                if refused and ledger.is_refused(answer.record.host):
                     self._findings.note_partial("answers", "a host's records are invalid, so its messages are refused")
                 elif refused:
-                    what = f"{writer.name} refused the deregistration of {said.allocation}, which is {state}"
+                    what = f"{writer.name} refused the deregistration of {message.allocation}, which is {state}"
                     self._wrong("answers", offset, what, place)
-                elif ledger.commits.in_the_open(held.record.writer, held.offset, commit.offset):
-                    what = f"{writer.name} read the deregistration of {said.allocation}, which is still {state}"
+                elif ledger.commits.in_the_open(answer.record.writer, answer.offset, commit.offset):
+                    what = f"{writer.name} read the deregistration of {message.allocation}, which is still {state}"
                     self._wrong("answers", offset, what, place)
                 else:
                     self._findings.note_partial("answers", "older answers are gone, as compaction removes them")
 
     def _was_deleted_now(self, ledger: Ledger, writer: Writer, key: str | None) -> bool:
-        """Whether the record that was the answer is deleted in the very commit in which the registration is read."""
+        """Whether the record that was the answer is deleted in the same commit in which the registration is read."""
         return key is not None and key in ledger.gone and ledger.newest[key] > self._newest_commits.get(writer.name, -1)
 
     def _is_rationed(self, writer: str, commit: Record | None) -> bool:
@@ -208,7 +208,7 @@ class Answers:
         at = commit.timestamp_ms
         return bisect_right(times, at + COMMIT_MS) - bisect_left(times, at - RATION_MS) >= RATION
 
-    def _asked(
+    def _check_source(
         self, ledger: Ledger, writer: Writer, commit: Commit, written: Written, before: Extent, after: Extent
     ) -> None:
         """Check that a new record answers a registration that this commit has read."""
@@ -226,41 +226,41 @@ class Answers:
             what = f"{record.key} answers registration {offset}, but its commit read {read}"
             ledger.suspect("answers", written.offset, what, writer=writer.name, after=-1)
         elif self._log.start <= offset < self._log.end and not self._log.hides(offset):
-            said = self.said.get(offset)
-            if said is None or said.kind not in (Kind.REGISTER, Kind.UNSURE) or said.allocation != record.key:
+            message = self.messages.get(offset)
+            if message is None or message.kind not in (Kind.REGISTER, Kind.UNSURE) or message.allocation != record.key:
                 what = f"{record.key} answers a registration that is not its own"
                 ledger.wrong("answers", written.offset, what, self._log.place(offset))
 
     # --- at the end ------------------------------------------------------------------------------------
 
     def finish(self, ledger: Ledger, sources: Mapping[str, set[int]]) -> None:
-        """Decide the cases that compaction left open (`sources`: the registrations in history, by allocation), and find
-        duplicate dead letters."""
+        """Decide the cases that compaction left open, and find duplicate dead letters. `sources`: the registrations in
+        history, by allocation."""
         for offset, base, key in self._doubts:
             if not any(source <= offset + base for source in ledger.sources.get(key, set()) | sources.get(key, set())):
                 self._findings.note_partial("answers", "older answers are gone, as compaction removes them")
         for offset, letters in self._letters.items():
             if not self._log.hides(offset) and offset not in self._in_batches:
-                self._once(offset, letters)
-        self._waiting()
+                self._check_letters(offset, letters)
+        self._count_waiting()
 
-    def _waiting(self) -> None:
+    def _count_waiting(self) -> None:
         """Count messages that are not read yet (`unread`), and those without a writer (`unserved`)."""
         served: set[int] = set()
-        for writer, own in self._messages.items():
+        for writer, own in self._messages_by_writer.items():
             served.update(own)
             read = self._read.get(writer, NOTHING)
             self._findings.counts["unread"] += sum(
-                self.said[offset].kind is Kind.REGISTER and not read.covers(offset, self._key(offset))
+                self.messages[offset].kind is Kind.REGISTER and not read.covers(offset, self._key(offset))
                 for offset in own[bisect_left(own, read.to) :]
             )
-        self._findings.counts["unserved"] += len(self.said.keys() - served)
+        self._findings.counts["unserved"] += len(self.messages.keys() - served)
 
-    def _once(self, offset: int, letters: list[Letter]) -> None:
+    def _check_letters(self, offset: int, letters: list[Letter]) -> None:
         first: dict[str, Letter] = {}
         for letter in letters:
-            read = self._inputs.get(letter.writer)
-            if read is None or not read.only:
+            source = self._inputs.get(letter.writer)
+            if source is None or not source.only:
                 continue
             place = self._letter_log.place(letter.offset)
             extent = self._read.get(letter.writer, NOTHING)

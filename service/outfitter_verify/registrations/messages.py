@@ -25,49 +25,51 @@ class Kind(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """A message: its kind, its worker (with host) and allocation if it names them, and whether all fields are beyond
-    doubt."""
+class Classified:
+    """A message: its kind, its worker (with host) and allocation if it names them.
+
+    `why`: the reason why it is no message of a worker. `certain`: all fields are certainly valid.
+    """
 
     kind: Kind
     allocation: str | None = None
     why: str = ""
     worker: str = ""
-    plain: bool = False
+    certain: bool = False
 
 
-def judge(key: bytes | None, value: bytes | None) -> Said:
+def classify(key: bytes | None, value: bytes | None) -> Classified:
     """Classify `value` under `key`."""
     if value is None or len(value) > MAX_BYTES:
-        return Said(Kind.NONE, why="no body" if value is None else "too long")
+        return Classified(Kind.NONE, why="no body" if value is None else "too long")
     try:
         body = wire.parse(value, finite=False)  # numbers in unknown fields do not matter
     except wire.DamagedError as error:
-        return Said(Kind.NONE, why=str(error))
+        return Classified(Kind.NONE, why=str(error))
     if not isinstance(body, dict) or body.get("type") not in ("register", "heartbeat", "deregister"):
-        return Said(Kind.NONE, why="unknown type")
+        return Classified(Kind.NONE, why="unknown type")
     kind = Kind(body["type"])
     host, worker, incarnation = body.get("host"), body.get("worker"), body.get("incarnation")
     if not (wire.is_name(host) and wire.is_name(worker)):
-        return Said(Kind.NONE, why="host or worker is no name")
+        return Classified(Kind.NONE, why="host or worker is no name")
     if not wire.is_name(incarnation) and not (kind is Kind.DEREGISTER and incarnation is None):
-        return Said(Kind.NONE, why="incarnation is no name")
+        return Classified(Kind.NONE, why="incarnation is no name")
     if key != str(host).encode():
-        return Said(Kind.NONE, why="its key is not its host")
+        return Classified(Kind.NONE, why="its key is not its host")
     name = f"{host}/{worker}"
     allocation = f"{name}/{incarnation}" if incarnation is not None else None
     if kind is Kind.REGISTER:
-        plain = _plain(body)
-        return Said(Kind.REGISTER if plain else Kind.UNSURE, allocation, worker=name, plain=plain)
-    return Said(kind, allocation, worker=name, plain=isinstance(body.get("reason"), str | None))
+        certain = _is_certain(body)
+        return Classified(Kind.REGISTER if certain else Kind.UNSURE, allocation, worker=name, certain=certain)
+    return Classified(kind, allocation, worker=name, certain=isinstance(body.get("reason"), str | None))
 
 
-def _plain(body: Mapping[str, Any]) -> bool:
-    """Whether every field is beyond doubt."""
+def _is_certain(body: Mapping[str, Any]) -> bool:
+    """Whether every field is certainly valid."""
     priority, labels = body.get("priority", 0), body.get("labels", {})
     owner = body.get("owner")
     return (
-        (body.get("resources") is None or _some(body["resources"]))
+        (body.get("resources") is None or _requests(body["resources"]))
         and _operators(body.get("operators"))
         and (body.get("lease_s") is None or _seconds(body["lease_s"], least=1e-6))
         and (body.get("wait_s") is None or _seconds(body["wait_s"], least=0))
@@ -80,11 +82,11 @@ def _plain(body: Mapping[str, Any]) -> bool:
 
 def _operators(value: object) -> bool:
     return value is None or (
-        isinstance(value, dict) and all(map(wire.is_name, value)) and all(map(_some, value.values()))
+        isinstance(value, dict) and all(map(wire.is_name, value)) and all(map(_requests, value.values()))
     )
 
 
-def _some(value: object) -> bool:
+def _requests(value: object) -> bool:
     return isinstance(value, dict) and all(
         wire.is_name(name) and isinstance(request, dict) and _whole(request.get("amount"), 1, 2**63 - 1)
         for name, request in value.items()

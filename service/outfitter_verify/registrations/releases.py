@@ -1,8 +1,8 @@
 """Promise 7: a device is granted again only after its holder deregistered, died, or was silent for its lease; and after
 its driver has taken it back.
 
-A record has the reason of its release (`reason_code`), which is compared with the messages and their times. Messages
-have the bus's time, records the manager's. The known lag of a manager's clock counts in its favour.
+A record has the reason of its release (`reason_code`). The checker compares it with the messages and their times.
+Messages have the bus's time, records the manager's. The known lag of a manager's clock counts in its favour.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from outfitter_verify import wire
 from outfitter_verify.ledger.walk import Ledger
 from outfitter_verify.ledger.writers import NOTHING, Commit, Extent, Written
 from outfitter_verify.logs import Log
-from outfitter_verify.registrations.messages import Kind, Said
+from outfitter_verify.registrations.messages import Classified, Kind
 from outfitter_verify.report import Findings
 
 HONEST_MS = 2_000
-"""Milliseconds by which a silence may seem shorter than its lease, because of two synchronised clocks."""
+"""Milliseconds by which a silence may seem shorter than its lease, because two clocks are never quite the same."""
 LONG_OVER_MS = 600_000
-"""Milliseconds after its end from which on a lease is certainly over, if its manager reads and commits."""
+"""Milliseconds after its end after which a manager that reads and commits must have ended a lease."""
 
 _RELEASE_CODES = {"deregistered", "lease-expired", "owner-died", "prepare-failed"}
-_KNOWN = _RELEASE_CODES | {"superseded"}
+_CODES = _RELEASE_CODES | {"superseded"}
 _SILENT = {"pending", "preparing", "allocated"}
 """States in which a worker without an owner must send messages."""
 
@@ -49,7 +49,7 @@ class Sign(NamedTuple):
 class Releases:
     """Checks one partition's releases, commit by commit, and at the end the missing ones."""
 
-    def __init__(self, registrations: Log, said: Mapping[int, Said], findings: Findings) -> None:
+    def __init__(self, registrations: Log, messages: Mapping[int, Classified], findings: Findings) -> None:
         self._log = registrations
         self._findings = findings
         self._signs: defaultdict[str, list[Sign]] = defaultdict(list)
@@ -60,7 +60,7 @@ class Releases:
         self._newest_ms: dict[str, int] = {}
         self._set_back: dict[str, Extent] = {}
         for record in registrations.records:
-            message = said[record.offset]
+            message = messages[record.offset]
             key = message.allocation
             if message.kind is Kind.DEREGISTER:
                 self._deregistrations[key or message.worker].append(record.offset)
@@ -98,7 +98,7 @@ class Releases:
             ledger.wrong(
                 "releases", written.offset, f"{record.key} is {record.state}, but its driver never took it back"
             )
-        if code not in _KNOWN:
+        if code not in _CODES:
             self._findings.note_partial("releases", f"this version does not know the reason {code!r}")
         elif code not in _RELEASE_CODES or (code == "prepare-failed" and was.record.state != "preparing"):
             ledger.wrong("releases", written.offset, f"{record.key} is released although nothing ended it ({code})")
@@ -190,7 +190,7 @@ class Releases:
             return
         lease_ms = round(request.lease_s * 1000)
         begun = writer.instances[newest.instance]
-        times = [one.checkpoint.at_ms - self._behind_ms for one in writer.commits if one.offset >= begun]
+        times = [each.checkpoint.at_ms - self._behind_ms for each in writer.commits if each.offset >= begun]
         heard_ms = max(sign.at_ms, written.record.since_ms, times[0])
         later = [time for time in times if time > heard_ms + lease_ms + LONG_OVER_MS]
         if later and later[-1] - later[0] > lease_ms + LONG_OVER_MS:

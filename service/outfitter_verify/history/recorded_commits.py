@@ -1,7 +1,7 @@
-"""Which commits history has, and whether a gap in their numbers is legal: history can be switched off, and its topic
-can be made anew.
+"""Which commits history has, and whether a gap in their numbers is legal.
 
-A manager writes all its commits into history, or none. So a gap is legal if another manager wrote a commit in it.
+History can be switched off, and its topic can be recreated. A manager writes all its commits into history, or none. So
+a gap is legal if the ledger shows a commit in it by a manager that writes no history.
 """
 
 from __future__ import annotations
@@ -15,25 +15,29 @@ from typing import Any
 from outfitter_verify import wire
 from outfitter_verify.ledger.walk import Ledger
 
-UNTOLD = "it was not written for a while (was it switched off?)"
+NOT_RECORDED = "it was not written for a while (was it switched off?)"
 
-Place = tuple[str, int]
-"""Writer, commit."""
+CommitId = tuple[str, int]
+"""A commit: its writer and its number."""
 
 _number = attrgetter("checkpoint.commit")
 
 
-class Told:
-    """The commits that history has. Add every checkpoint and snapshot in order; then ask."""
+class RecordedCommits:
+    """The commits that history has. Add every checkpoint and snapshot in order; then ask about gaps."""
 
     def __init__(self) -> None:
         self.instances: set[tuple[str, str]] = set()
-        """Writers, each with a manager that writes history."""
+        """Each writer with the instance of a manager that writes history."""
         self._instance: defaultdict[str, dict[int, str]] = defaultdict(dict)
+        """By writer and commit: the instance of the manager."""
         self._numbers: defaultdict[str, list[int]] = defaultdict(list)
+        """By writer: the numbers of its commits, sorted."""
         self._resumed: dict[str, int] = {}
         self._snapshots: set[tuple[str, object]] = set()
+        """Writers, each with the commit at which a snapshot begins."""
         self._legal: dict[tuple[str, int, int | None], bool] = {}
+        """The gaps that were judged: writer, the numbers on both sides, and the verdict."""
 
     def commit(self, checkpoint: wire.Checkpoint) -> None:
         """Add a commit."""
@@ -56,11 +60,11 @@ class Told:
         return self._resumed.get(writer, 0)
 
     def begins_anew(self, writer: str, number: int) -> bool:
-        """Whether a writer's history begins after this commit, with a snapshot: the topic was made anew."""
+        """Whether a writer's history begins after this commit, with a snapshot: the topic was recreated."""
         first = self._numbers[writer][:1]
         return bool(first) and number < first[0] and (writer, first[0]) in self._snapshots
 
-    def leaves_out(self, ledger: Ledger, after: Place | None, before: Place) -> bool:
+    def leaves_out(self, ledger: Ledger, after: CommitId | None, before: CommitId) -> bool:
         """Whether history may lack commits between two of its own (None: between its beginning and `before`)."""
         writer, number = before
         if after is None or after[0] == writer:
@@ -71,20 +75,21 @@ class Told:
         numbers = self._numbers[writer]
         low = bisect_right(numbers, after)
         high = bisect_left(numbers, before) if before is not None else len(numbers)
-        told = [after, *numbers[low:high]]
-        gaps: list[tuple[int, int | None]] = [*pairwise(told), (told[-1], before)]
-        return any(self._is_legal(ledger, writer, a, b) for a, b in gaps if b is None or b > a + 1)
+        recorded = [after, *numbers[low:high]]
+        pairs: list[tuple[int, int | None]] = [*pairwise(recorded), (recorded[-1], before)]
+        gaps = [(start, end) for start, end in pairs if end is None or end > start + 1]
+        return any(self._is_legal(ledger, writer, start, end) for start, end in gaps)
 
     def _is_legal(self, ledger: Ledger, writer: str, low: int, high: int | None) -> bool:
         """Whether history may lack the commits between two numbers (both exclusive; None: all later ones)."""
-        name = writer, low, high
-        if name not in self._legal:
-            self._legal[name] = self._judge(ledger, writer, low, high)
-        return self._legal[name]
+        gap = writer, low, high
+        if gap not in self._legal:
+            self._legal[gap] = self._judge(ledger, writer, low, high)
+        return self._legal[gap]
 
     def _judge(self, ledger: Ledger, writer: str, low: int, high: int | None) -> bool:
-        known = ledger.commits.writers.get(writer)
-        commits = known.commits if known is not None else []
+        in_ledger = ledger.commits.writers.get(writer)
+        commits = in_ledger.commits if in_ledger is not None else []
         first = bisect_right(commits, low, key=_number)
         last = bisect_left(commits, high, key=_number) if high is not None else len(commits)
         shown = [commit.checkpoint for commit in commits[first:last]]
@@ -96,7 +101,7 @@ class Told:
             return True
         if high - low - 1 <= len(shown):
             return False
-        # the ledger does not show who wrote them; a host's manager that wrote before and after wrote these as well
-        here = self._instance[writer]
-        is_same = low in here and here.get(low) == here.get(high)
+        # The ledger does not show who wrote them. A host's manager that wrote before and after has written them, too.
+        instances = self._instance[writer]
+        is_same = low in instances and instances.get(low) == instances.get(high)
         return not (is_same and writer.startswith("host/"))
