@@ -14,7 +14,7 @@ import pytest
 from outfitter_service.cli import COMMANDS, _guarded, outfitter
 from outfitter_service.cli._lib import options
 from outfitter_service.cli._lib.errors import describe, leaves
-from outfitter_service.cli._lib.lazy import Entry
+from outfitter_service.cli._lib.lazy import CommandEntry
 from outfitter_service.query.errors import OutfitterCliError
 from support.processes import command_line
 
@@ -32,7 +32,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> dict[str, BaseException | int | 
 
     monkeypatch.setattr(sys.modules[__name__], "fail", fail, raising=False)
     here = f"{__name__}:fail"
-    entries = {"fail": Entry(here, "Fail."), "guard": Entry(here, "Fail differently.", failure=125)}
+    entries = {"fail": CommandEntry(here, "Fail."), "guard": CommandEntry(here, "Fail differently.", failure=125)}
     monkeypatch.setattr(outfitter, "entries", entries)
     return outcome
 

@@ -20,7 +20,7 @@ except ModuleNotFoundError:
 
 from outfitter_proto import __version__
 from outfitter_service.cli._lib.errors import complain, exit_code_of
-from outfitter_service.cli._lib.lazy import Entry, LazyGroup
+from outfitter_service.cli._lib.lazy import CommandEntry, LazyGroup
 
 _COLLECT_EVERY = 10_000
 """Objects between two garbage collections. With Python's default of 700 they take a tenth of the start, for nothing."""
@@ -32,9 +32,9 @@ VERIFY_FAILED = 125
 """`outfitter verify` returns 1 for violations, so its own failures have another code."""
 
 
-def _entry(module: str, about: str, *, failure: int = 1) -> Entry:
+def _entry(module: str, about: str, *, failure: int = 1) -> CommandEntry:
     """The command of a module in `commands`, which has the module's name."""
-    return Entry(f"outfitter_service.cli.commands.{module}:{module.partition('.')[2]}", about, failure)
+    return CommandEntry(f"outfitter_service.cli.commands.{module}:{module.partition('.')[2]}", about, failure)
 
 
 COMMANDS = {

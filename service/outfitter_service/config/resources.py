@@ -169,17 +169,19 @@ class _ResourceBuilder:
         right = f"{options.PREFIX}{name}.{option}"
         if other is None:
             if item.key != right and item.key.removeprefix(f"{options.PREFIX}{name}.") not in _SILENT:
-                self._say(name, item, f"is an old or mistaken spelling of {right}", f"write {right}", Severity.WARNING)
+                self._add_problem(
+                    name, item, f"is an old or mistaken spelling of {right}", f"write {right}", Severity.WARNING
+                )
             return True
         if other.key == item.key:
-            self._say(name, item, f"is given twice, in {other.place} too", "keep one of them")
+            self._add_problem(name, item, f"is given twice, in {other.place} too", "keep one of them")
             return True
         winner, loser = (item, other) if item.key == right else (other, item)
         problem = f"stands beside {winner.key}, which means the same and wins"
-        self._say(name, loser, problem, "keep one of them", Severity.WARNING)
+        self._add_problem(name, loser, problem, "keep one of them", Severity.WARNING)
         return winner is item
 
-    def _say(
+    def _add_problem(
         self, name: str, item: Given, problem: str, suggestion: str | None = None, severity: Severity = Severity.ERROR
     ) -> None:
         self.problems.append(item.wrong(problem, suggestion, severity, resource=name))
@@ -190,7 +192,7 @@ class _ResourceBuilder:
         self._unlisted.add(name)
         near = nearest(name, self.names) if len(self._unlisted) <= _GUESSES else None
         suggestion = f"did you mean {near}?" if near else f"add {name} to {options.LIST_KEY}"
-        self._say(
+        self._add_problem(
             name,
             item,
             f"configures {name!r}, which {options.LIST_KEY} does not list: it is not read",
@@ -201,7 +203,7 @@ class _ResourceBuilder:
     def _unknown(self, name: str, rest: str, item: Given) -> None:
         near = nearest(rest, _SUGGESTED) if rest else "amount"
         suggestion = f"did you mean {options.PREFIX}{name}.{near}?" if near else f"known are {', '.join(_OPTIONS)}"
-        self._say(name, item, "is a key that nobody reads", suggestion)
+        self._add_problem(name, item, "is a key that nobody reads", suggestion)
 
     def config(self, name: str, directory: Path | None) -> ResourceConfig:
         """The configuration of one resource, as far as it is valid."""
@@ -236,22 +238,24 @@ class _ResourceBuilder:
                 self._missing_amount(name, item)
             return definition.default
         if isinstance(item.value, list):
-            self._say(name, item, "must be one value, not a list")
+            self._add_problem(name, item, "must be one value, not a list")
             return None
         try:
             value = definition.parse(item.value)
         except ValueError as error:
-            self._say(name, item, str(error))
+            self._add_problem(name, item, str(error))
             return None
         if option == "amount" and value == 0:
-            self._say(name, item, f"switches {name} off on this host: nothing is requested", None, Severity.INFO)
+            self._add_problem(
+                name, item, f"switches {name} off on this host: nothing is requested", None, Severity.INFO
+            )
         return value
 
     def _missing_amount(self, name: str, item: Given | None) -> None:
         key = f"{options.PREFIX}{name}.amount"
         problem = "is missing: a listed resource needs its amount per worker"
         missing = Given(None, item.place if item else "", key)
-        self._say(name, missing, problem, f"add {key}: 1, or 0 to switch it off")
+        self._add_problem(name, missing, problem, f"add {key}: 1, or 0 to switch it off")
 
     def _params(self, name: str) -> dict[str, str]:
         return {
@@ -272,7 +276,7 @@ class _ResourceBuilder:
             return registry.find(wanted).name, None
         except registry.DriverLookupError as error:
             if registry.is_java_class_name(wanted):
-                self._say(
+                self._add_problem(
                     name,
                     item,
                     f"is a Java class, which Outfitter cannot run: {name} has no driver, its amount is still requested "
@@ -285,12 +289,12 @@ class _ResourceBuilder:
             known = registry.known_names()
             near = nearest(wanted, known)
             if ":" in wanted or wanted in known:
-                self._say(name, item, str(error))
+                self._add_problem(name, item, str(error))
             else:
                 valid = (
                     f"is no known driver; known are {', '.join(known)}, or a Python path such as package.module:Factory"
                 )
-                self._say(name, item, valid, f"did you mean {near}?" if near else None)
+                self._add_problem(name, item, valid, f"did you mean {near}?" if near else None)
             return None, None
 
     def refuse_shared_keys(self, configs: list[ResourceConfig]) -> list[ResourceConfig]:
@@ -305,7 +309,7 @@ class _ResourceBuilder:
                 if other == config.name:
                     continue
                 problem = f"is the key of {other!r} too; every resource needs a key of its own"
-                self._say(config.name, self.values[config.name][option], problem)
+                self._add_problem(config.name, self.values[config.name][option], problem)
                 for place in {position, next(i for i, c in enumerate(configs) if c.name == other)}:
                     configs[place] = _misconfigured(configs[place], f"{config.key(option)} {problem}")
         return configs

@@ -135,7 +135,7 @@ class _Reading:
     """Reads all sources once."""
 
     def __init__(
-        self, source: sources.Source | None, overrides: Mapping[str, str], environment: Mapping[str, str]
+        self, source: sources.ConfigSource | None, overrides: Mapping[str, str], environment: Mapping[str, str]
     ) -> None:
         self.source = source
         self.environment = environment
@@ -150,14 +150,14 @@ class _Reading:
         for key, value in overrides.items():
             self._take_override(key, value)
 
-    def _take_entry(self, entry: sources.Entry) -> None:
+    def _take_entry(self, entry: sources.ConfigEntry) -> None:
         assert self.source is not None  # noqa: S101 - entries come from a source
         line = f" line {entry.line}" if entry.line is not None else ""
         item = Given(entry.value, f"{self.source.path}{line}", entry.key)
         key = entry.key
         if key == options.LIST_KEY:
             if self.names is not None:
-                self._say(item, f"is given twice, in {self.names.place} too", "keep one of them")
+                self._add_problem(item, f"is given twice, in {self.names.place} too", "keep one of them")
             self.names = item
         elif key.startswith(options.PREFIX):
             self.of_resources.append(item)
@@ -181,9 +181,9 @@ class _Reading:
 
     def _take_setting(self, name: str, item: Given) -> None:
         if name not in _SETTINGS:
-            self._say(item, "is a key that nobody reads", self._suggestion(name))
+            self._add_problem(item, "is a key that nobody reads", self._suggestion(name))
         elif name in self.settings:
-            self._say(item, f"is given twice, in {self.settings[name].place} too", "keep one of them")
+            self._add_problem(item, f"is given twice, in {self.settings[name].place} too", "keep one of them")
         else:
             option = _SETTINGS[name]
             if option.is_path and isinstance(item.value, str) and self.source is not None:
@@ -203,9 +203,9 @@ class _Reading:
         if near is not None:
             _, dot, rest = near.partition(".")
             resource = resources.split_key(rest, ())[0] if dot else None
-            self._say(item, "is a key that nobody reads", f"did you mean {near}?", resource=resource)
+            self._add_problem(item, "is a key that nobody reads", f"did you mean {near}?", resource=resource)
         elif item.key in _SETTINGS:
-            self._say(
+            self._add_problem(
                 item,
                 "is not read: in a file of Flink's, Outfitter's own keys have a prefix",
                 f"did you mean outfitter.{item.key}?",
@@ -230,7 +230,7 @@ class _Reading:
         elif key.startswith((options.PREFIX, *options.OLD_PREFIXES)):
             self.overriding.append(Given(value, _COMMAND_LINE, key))
         else:
-            self._say(Given(value, _COMMAND_LINE, key), "is a key that nobody reads", self._suggestion(name))
+            self._add_problem(Given(value, _COMMAND_LINE, key), "is a key that nobody reads", self._suggestion(name))
 
     def inspection(self) -> Inspection:
         names = self._resource_names()
@@ -272,7 +272,7 @@ class _Reading:
         try:
             login.described(values["bus"], options.login(values), self.environment)
         except BusConfigurationError as error:
-            self._say(Given(None, "", options.KAFKA.rstrip(".")), str(error))
+            self._add_problem(Given(None, "", options.KAFKA.rstrip(".")), str(error))
 
     def _check_session(self, values: Mapping[str, Any]) -> None:
         """Warn about a session that Kafka's brokers refuse unless they are set up for it."""
@@ -281,7 +281,7 @@ class _Reading:
             return
         least, most = options.USUAL_SESSION
         if not least <= seconds <= most and (item := self.settings.get("session-timeout")):
-            self._say(
+            self._add_problem(
                 item,
                 f"is refused by brokers with the default group.min.session.timeout.ms ({format_duration(least)}) and "
                 f"group.max.session.timeout.ms ({format_duration(most)})",
@@ -295,7 +295,7 @@ class _Reading:
             value = values[option.field]
             if option.name in options.SECRET_FILES and value and (why := file_ownership.read_by_others(Path(value))):
                 item = self.settings.get(option.name) or Given(value, "default", option.name)
-                self._say(item, f"names a secret, and {why}", None, Severity.WARNING)
+                self._add_problem(item, f"names a secret, and {why}", None, Severity.WARNING)
 
     def _resource_names(self) -> list[str]:
         if self.names is None:
@@ -303,22 +303,22 @@ class _Reading:
         names, errors = resource_names(self.names.value)
         for error in errors:
             # an error of this item only: the other resources are served
-            self._say(self.names, error.problem, error.suggestion, resource=error.item, found=error.item)
+            self._add_problem(self.names, error.problem, error.suggestion, resource=error.item, found=error.item)
         return names
 
     def _setting(self, option: options.Option) -> Any:
         item = self.settings.get(option.name)
         text = item.value if item is not None else option.default()
         if isinstance(text, list) and item is not None:
-            self._say(item, "must be one value, not a list")
+            self._add_problem(item, "must be one value, not a list")
             return None
         if text is None and item is not None:
-            self._say(item, "has no value; leave the key out or give it one")
+            self._add_problem(item, "has no value; leave the key out or give it one")
             return None
         try:
             return None if text is None else option.parse(str(text))
         except ValueError as error:
-            self._say(item or Given(str(text), "default", option.name), str(error))
+            self._add_problem(item or Given(str(text), "default", option.name), str(error))
             return None
 
     def _suggest_keys(self, configs: Iterable[ResourceConfig]) -> None:
@@ -341,9 +341,11 @@ class _Reading:
                 if has is None:
                     item = Given(None, "", config.key(option))
                     problem = "is not given: the resource is left out of such requests"
-                    self._say(item, problem, f"for NVIDIA's devices it is {key}", Severity.INFO, resource=config.name)
+                    self._add_problem(
+                        item, problem, f"for NVIDIA's devices it is {key}", Severity.INFO, resource=config.name
+                    )
 
-    def _say(
+    def _add_problem(
         self,
         item: Given,
         problem: str,

@@ -40,7 +40,7 @@ Value = str | list[str] | None
 """A scalar as text, a list of scalars, or None for a key without a value (YAML's null)."""
 
 
-class Entry(NamedTuple):
+class ConfigEntry(NamedTuple):
     """One flat key of a file, with its `line` if known."""
 
     key: str
@@ -48,13 +48,13 @@ class Entry(NamedTuple):
     line: int | None = None
 
 
-class Source(NamedTuple):
+class ConfigSource(NamedTuple):
     """The contents of a file. `toml` decides the spelling of the manager's own keys. `problems`: those of the
     syntax."""
 
     path: Path
     toml: bool
-    entries: tuple[Entry, ...]
+    entries: tuple[ConfigEntry, ...]
     problems: tuple[Problem, ...] = ()
 
 
@@ -104,7 +104,7 @@ def _doubts(path: Path) -> Iterator[Problem]:
         )
 
 
-def read(path: Path) -> Source:
+def read(path: Path) -> ConfigSource:
     """Read one file.
 
     Raises:
@@ -112,7 +112,9 @@ def read(path: Path) -> Source:
     """
     text = _text(path)
     source = (
-        Source(path, True, tuple(_bounded(path, _toml(path, text)))) if _is_toml(path, text) else _flink(path, text)
+        ConfigSource(path, True, tuple(_bounded(path, _toml(path, text))))
+        if _is_toml(path, text)
+        else _flink(path, text)
     )
     return source._replace(problems=(*_doubts(path), *source.problems))
 
@@ -156,7 +158,7 @@ def _is_toml(path: Path, text: str) -> bool:
 # --- TOML ----------------------------------------------------------------------------------------------
 
 
-def _toml(path: Path, text: str) -> Iterator[Entry]:
+def _toml(path: Path, text: str) -> Iterator[ConfigEntry]:
     import tomllib
 
     if deep := _DEEP_KEY.search(text):  # before the parser, whose time and memory grow with the square of such a key
@@ -174,7 +176,7 @@ def _too_deep(path: Path, line: int) -> ConfigurationError:
     return _refuse(path, f"is nested more than {MAX_DEPTH} deep in line {line}")
 
 
-def _flat_toml(path: Path, value: Any, key: str, depth: int) -> Iterator[Entry]:
+def _flat_toml(path: Path, value: Any, key: str, depth: int) -> Iterator[ConfigEntry]:
     if depth > MAX_DEPTH:
         raise _refuse(path, f"is nested more than {MAX_DEPTH} deep", key=key[:MAX_KEY])
     if isinstance(value, dict):
@@ -184,9 +186,9 @@ def _flat_toml(path: Path, value: Any, key: str, depth: int) -> Iterator[Entry]:
         for position, inner in enumerate(value):
             yield from _flat_toml(path, inner, f"{key}.{position}", depth + 1)
     elif isinstance(value, list):
-        yield Entry(key, [_toml_text(path, item, key) for item in value])
+        yield ConfigEntry(key, [_toml_text(path, item, key) for item in value])
     else:
-        yield Entry(key, _toml_text(path, value, key))
+        yield ConfigEntry(key, _toml_text(path, value, key))
 
 
 def _toml_text(path: Path, value: Any, key: str) -> str:
@@ -201,7 +203,7 @@ def _toml_text(path: Path, value: Any, key: str) -> str:
 # --- Flink ---------------------------------------------------------------------------------------------
 
 
-def _flink(path: Path, text: str) -> Source:
+def _flink(path: Path, text: str) -> ConfigSource:
     from ruamel.yaml import YAML
     from ruamel.yaml.error import MarkedYAMLError, YAMLError
     from ruamel.yaml.nodes import MappingNode
@@ -211,9 +213,9 @@ def _flink(path: Path, text: str) -> Source:
     try:
         root = yaml.compose(text)
         if root is None:
-            return Source(path, False, ())
+            return ConfigSource(path, False, ())
         if isinstance(root, MappingNode):
-            return Source(path, False, tuple(_bounded(path, _flat_yaml(path, root, "", 0))))
+            return ConfigSource(path, False, tuple(_bounded(path, _flat_yaml(path, root, "", 0))))
         wrong = "is no YAML mapping of keys to values"
     except RecursionError as error:
         raise _refuse(path, "is nested too deeply") from error
@@ -228,7 +230,7 @@ def _flink(path: Path, text: str) -> Source:
     raise _refuse(path, wrong)
 
 
-def _bounded(path: Path, entries: Iterable[Entry]) -> Iterator[Entry]:
+def _bounded(path: Path, entries: Iterable[ConfigEntry]) -> Iterator[ConfigEntry]:
     """Limit the number and the length of keys: a few YAML anchors can expand to billions of keys."""
     for count, entry in enumerate(entries):
         if count >= MAX_ENTRIES:
@@ -239,7 +241,7 @@ def _bounded(path: Path, entries: Iterable[Entry]) -> Iterator[Entry]:
         yield entry
 
 
-def _flat_yaml(path: Path, node: Node, key: str, depth: int) -> Iterator[Entry]:
+def _flat_yaml(path: Path, node: Node, key: str, depth: int) -> Iterator[ConfigEntry]:
     from ruamel.yaml.nodes import MappingNode, ScalarNode, SequenceNode
 
     line = node.start_mark.line + 1
@@ -248,15 +250,15 @@ def _flat_yaml(path: Path, node: Node, key: str, depth: int) -> Iterator[Entry]:
     if isinstance(node, MappingNode):
         yield from _flat_mapping(path, node, key, depth)
     elif isinstance(node, ScalarNode):
-        yield Entry(key, _yaml_text(node), line)
+        yield ConfigEntry(key, _yaml_text(node), line)
     elif isinstance(node, SequenceNode) and all(isinstance(item, ScalarNode) for item in node.value):
-        yield Entry(key, [_yaml_text(item) or "" for item in node.value], line)
+        yield ConfigEntry(key, [_yaml_text(item) or "" for item in node.value], line)
     else:
         for position, item in enumerate(node.value):
             yield from _flat_yaml(path, item, f"{key}.{position}", depth + 1)
 
 
-def _flat_mapping(path: Path, node: MappingNode, key: str, depth: int) -> Iterator[Entry]:
+def _flat_mapping(path: Path, node: MappingNode, key: str, depth: int) -> Iterator[ConfigEntry]:
     for name, inner in node.value:
         if name.id != "scalar":
             raise _refuse(path, f"has a key that is no text in line {name.start_mark.line + 1}")
@@ -278,9 +280,9 @@ def _is_legacy(path: Path, text: str) -> bool:
     return bool(lines) and all(re.fullmatch(_LEGACY_LINE, line) for line in lines)
 
 
-def _legacy(path: Path, text: str) -> Source:
+def _legacy(path: Path, text: str) -> ConfigSource:
     """Parse Flink's own line format: up to the first `#`, split on the first colon with a blank after it."""
-    entries: list[Entry] = []
+    entries: list[ConfigEntry] = []
     problems: list[Problem] = []
     for number, whole in enumerate(text.split("\n"), 1):
         line = whole.split("#", 1)[0].strip()
@@ -298,5 +300,5 @@ def _legacy(path: Path, text: str) -> Source:
                 )
             )
             continue
-        entries.append(Entry(key.strip(), value.strip(), number))
-    return Source(path, False, tuple(_bounded(path, entries)), tuple(problems))
+        entries.append(ConfigEntry(key.strip(), value.strip(), number))
+    return ConfigSource(path, False, tuple(_bounded(path, entries)), tuple(problems))

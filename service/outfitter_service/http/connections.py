@@ -32,7 +32,7 @@ BACKLOG = 128
 RETRY_S = 0.1
 
 
-class _Connection(Struct):
+class _HttpConnection(Struct):
     """One connection. `silent_since`: when it was opened or its last request was answered; None during an answer."""
 
     transport: asyncio.Transport
@@ -48,7 +48,7 @@ class Connections:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._open: dict[asyncio.BaseProtocol, _Connection] = {}
+        self._open: dict[asyncio.BaseProtocol, _HttpConnection] = {}
 
     def __len__(self) -> int:
         """The number of open connections that are not closing."""
@@ -72,7 +72,7 @@ class Connections:
             if len(self) >= MOST:
                 self._make_room()
             transport, protocol = await loop.connect_accepted_socket(server, accepted)
-            self._open[protocol] = _Connection(transport, self._clock())
+            self._open[protocol] = _HttpConnection(transport, self._clock())
 
     async def run(self) -> None:
         """Close connections that are silent for too long, until cancelled."""
@@ -148,7 +148,7 @@ async def bind(host: str | None, port: int) -> Sequence[socket.socket]:
     return listeners
 
 
-class Log(logging.LoggerAdapter[logging.Logger]):
+class QuietLogger(logging.LoggerAdapter[logging.Logger]):
     """aiohttp's log, where lines about clients that do not speak HTTP have a low level."""
 
     def exception(self, msg: object, *args: object, exc_info: Any = True, **kwargs: Any) -> None:

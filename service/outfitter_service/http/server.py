@@ -17,7 +17,7 @@ import anyio
 from aiohttp import web
 
 from outfitter_proto.bus import addresses
-from outfitter_service.http.connections import KEEP_ALIVE_S, Connections, Log, bind
+from outfitter_service.http.connections import KEEP_ALIVE_S, Connections, QuietLogger, bind
 from outfitter_service.metrics import CONTENT_TYPE
 from outfitter_service.runtime.liveness import descriptors
 from outfitter_service.runtime.manager.service import Service
@@ -76,7 +76,7 @@ async def listening(service: Service, address: str, *, clock: Callable[[], float
     except ValueError as error:
         raise HttpError(f"cannot listen: the address {error}") from None
     connections = Connections(clock)
-    log = Log(logging.getLogger("outfitter.http"), None)
+    log = QuietLogger(logging.getLogger("outfitter.http"), None)
     runner = web.AppRunner(
         application(service, connections), access_log=None, handle_signals=False, shutdown_timeout=1.0, logger=log,
         keepalive_timeout=KEEP_ALIVE_S, lingering_time=LINGER_S,

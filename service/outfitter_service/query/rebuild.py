@@ -19,7 +19,7 @@ from outfitter_proto.records import Checkpoint
 from outfitter_service.config import Connection
 from outfitter_service.query import history_reader, ledger_view
 from outfitter_service.query.errors import OutfitterCliError
-from outfitter_service.query.replay import Difference, Progress, Replay, differences
+from outfitter_service.query.replay import Progress, RecordDifference, Replay, differences
 
 FIRST_GUESS = timedelta(hours=26)
 """How far before the moment the first replay begins. Snapshots are written at least daily."""
@@ -45,7 +45,7 @@ class Comparison(Struct, kw_only=True):
     """The result of a comparison. `unknown`: the writers that are not compared, because their history does not reach
     their last commit."""
 
-    differences: list[Difference]
+    differences: list[RecordDifference]
     records: int
     writers: int
     unknown: list[str]

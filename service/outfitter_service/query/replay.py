@@ -171,7 +171,7 @@ class Replay:
         progress.over = last == checkpoint.commit
         for change in pending:
             if type(change) is _Snapshot and progress.whole is None:
-                _follow(change, progress)
+                _add_piece(change, progress)
         if progress.begun is None:
             return
         for change in pending:
@@ -212,7 +212,7 @@ def _key(change: _Transition | _Refresh) -> AllocationKey:
     return allocation_key(change.host, change.worker, change.incarnation)
 
 
-def _follow(piece: _Snapshot, progress: Progress) -> None:
+def _add_piece(piece: _Snapshot, progress: Progress) -> None:
     """Add a piece of a snapshot. A piece that comes twice was written again after a commit of unknown outcome."""
     if piece.part == 0:
         progress.begun = piece.begun
@@ -221,7 +221,7 @@ def _follow(piece: _Snapshot, progress: Progress) -> None:
     progress.part = piece.part
 
 
-class Difference(NamedTuple):
+class RecordDifference(NamedTuple):
     """A difference between the ledger and its replay: a field of the record under `key`, or the whole record (None)."""
 
     key: str
@@ -230,22 +230,22 @@ class Difference(NamedTuple):
     history: Any
 
 
-def differences(ledger: Mapping[str, bytes], history: Mapping[str, bytes]) -> list[Difference]:
+def differences(ledger: Mapping[str, bytes], history: Mapping[str, bytes]) -> list[RecordDifference]:
     """Compare two states field by field, as values and not as bytes."""
-    fields: list[Difference] = []
+    fields: list[RecordDifference] = []
     for key in sorted(ledger.keys() | history.keys()):
         one, other = ledger.get(key), history.get(key)
         if one is None or other is None:
-            fields.append(Difference(key, None, _plain(one), _plain(other)))
+            fields.append(RecordDifference(key, None, _as_values(one), _as_values(other)))
         elif one != other:
-            here, there = _plain(one), _plain(other)
+            here, there = _as_values(one), _as_values(other)
             fields += [
-                Difference(key, field, here.get(field), there.get(field))
+                RecordDifference(key, field, here.get(field), there.get(field))
                 for field in sorted(here.keys() | there.keys())
                 if here.get(field) != there.get(field)
             ]
     return fields
 
 
-def _plain(wire: bytes | None) -> Any:
+def _as_values(wire: bytes | None) -> Any:
     return None if wire is None else msgspec.json.decode(wire)

@@ -56,11 +56,11 @@ class Conversation:
         entry = Entry(message.host.encode(), codec.encode(message))
         return await self._bus.publish(self._topics.registrations, self._partition, entry)
 
-    async def heard(self, enough: Callable[[], bool], within: float) -> bool:
+    async def wait_for(self, enough: Callable[[], bool], within: float) -> bool:
         """Read answers until `enough()` is true, for at most `within` seconds. Returns whether it is."""
         with anyio.move_on_after(within):
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._listen, self._answers, self._take)
+                tasks.start_soon(self._listen, self._answers, self._take_record)
                 tasks.start_soon(self._listen_for_letters)
                 while not enough():
                     await self._news.wait()
@@ -81,7 +81,7 @@ class Conversation:
                     self._take_letter(message)
         return self.letters.get(offset)
 
-    async def nobody(self) -> str:
+    async def no_manager_text(self) -> str:
         """The error text if no manager answered."""
         count = (await self._bus.topic(self._topics.allocations)).partitions
         lookup = ManagerLookup(self._bus, self._where.cluster, self._where.host)
@@ -101,7 +101,7 @@ class Conversation:
                 take(message)
             self._news.set()
 
-    def _take(self, message: Message) -> None:
+    def _take_record(self, message: Message) -> None:
         record = ledger_view.decode(message).record
         if isinstance(record, Allocation):
             if (record.host, record.worker) == (self._where.host, self._worker):

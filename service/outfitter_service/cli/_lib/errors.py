@@ -13,7 +13,7 @@ import click
 
 from outfitter_proto.support import descriptors
 from outfitter_proto.support.printable import printable
-from outfitter_service.cli._lib.lazy import Entry
+from outfitter_service.cli._lib.lazy import CommandEntry
 from outfitter_service.query.errors import OutfitterCliError
 
 _USAGE = 2
@@ -74,7 +74,7 @@ def describe(error: BaseException) -> str:
     return f"internal error: {type(error).__name__}: {error} (a defect of Outfitter; --debug shows where it happened)"
 
 
-def exit_code_of(error: BaseException, entry: Entry | None) -> int:
+def exit_code_of(error: BaseException, entry: CommandEntry | None) -> int:
     """The exit code for `error` in the command of `entry`."""
     failure = entry.failure if entry is not None else 1
     for leaf in _leaves(error):
@@ -99,11 +99,11 @@ def show_warnings_of_libraries() -> None:
     attempt are left out, because the worker session logs an outage once."""
     import logging
 
-    class Line(logging.Formatter):
+    class ErrorLine(logging.Formatter):
         def format(self, record: logging.LogRecord) -> str:
             return f"outfitter: {printable(record.getMessage())}"
 
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(Line())
+    handler.setFormatter(ErrorLine())
     handler.addFilter(lambda record: record.name.partition(".")[0] != "aiokafka")
     logging.basicConfig(handlers=[handler], level=logging.WARNING)

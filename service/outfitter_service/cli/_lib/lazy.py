@@ -15,7 +15,7 @@ _CHOSEN = "outfitter.entry"
 _DEBUG = "outfitter.debug"
 
 
-class Entry(NamedTuple):
+class CommandEntry(NamedTuple):
     """One command: its `module:attribute`, its line in the list, and the exit code of its failures."""
 
     target: str
@@ -24,18 +24,18 @@ class Entry(NamedTuple):
 
 
 class LazyGroup(click.Group):
-    """Finds its commands in a table of `Entry`, adds `--debug` to each, and makes them accept only valid text."""
+    """Finds its commands in a table, adds `--debug` to each, and makes them accept only valid text."""
 
-    def __init__(self, *args: Any, entries: Mapping[str, Entry], **kwargs: Any) -> None:
+    def __init__(self, *args: Any, entries: Mapping[str, CommandEntry], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.entries = dict(entries)
         self.params.append(_debug_option())
 
     @staticmethod
-    def chosen(context: click.Context | None) -> Entry | None:
+    def chosen(context: click.Context | None) -> CommandEntry | None:
         """The entry of the running command, once it is known."""
         entry = context.meta.get(_CHOSEN) if context is not None else None
-        return entry if isinstance(entry, Entry) else None
+        return entry if isinstance(entry, CommandEntry) else None
 
     @staticmethod
     def debug(context: click.Context | None) -> bool:

@@ -114,7 +114,7 @@ class WorkerNames(NamedTuple):
         return is_allocation_key(key) and key.count("/") == 2 and self.fits(*allocation_names(key))
 
 
-class _Worker(click.ParamType[WorkerNames]):
+class _WorkerType(click.ParamType[WorkerNames]):
     name = "worker"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> WorkerNames:
@@ -129,7 +129,7 @@ class _Worker(click.ParamType[WorkerNames]):
 
 
 WORKER_FORMS = "WORKER, HOST/WORKER or HOST/WORKER/INCARNATION"
-WORKER = _Worker()
+WORKER = _WorkerType()
 """A worker in any of `WORKER_FORMS`, as commands print it."""
 one_worker = click.option("--worker", metavar="WORKER", type=WORKER, help=f"Only this worker: {WORKER_FORMS}.")
 

@@ -17,7 +17,7 @@ from msgspec import structs
 from outfitter_proto import names
 from outfitter_proto.bus import Entry, connect
 from outfitter_proto.records import DeadLetter, MessageSource
-from outfitter_service.cli.commands.view.dead_letters import plain
+from outfitter_service.cli.commands.view.dead_letters import shown
 from support.managers.process import OUTFITTER, Manager, StartManager, files_config
 
 SAID = {
@@ -142,9 +142,9 @@ def test_a_message_of_which_the_end_was_cut_within_a_character_is_text() -> None
         at=datetime.now(UTC), source=MessageSource(topic="t", partition=0, offset=0), message_key="h", reason="",
         body="long é".encode()[:-1], length=4711, sha256="", writer="host/h",
     )  # fmt: skip
-    assert plain(letter).text == "long "
+    assert shown(letter).text == "long "
     whole = structs.replace(letter, length=len(letter.body))
-    assert (plain(whole).text, plain(whole).base64) == (None, letter.body)
+    assert (shown(whole).text, shown(whole).base64) == (None, letter.body)
 
 
 @pytest.fixture

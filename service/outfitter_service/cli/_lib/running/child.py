@@ -32,7 +32,7 @@ def bound(command: Sequence[str]) -> list[str]:
 class Child:
     """The command's process; as a context manager, it removes a process that was never started.
 
-    Until `come_forward` it has a process group of its own, so a terminal's signals do not reach it.
+    Until `take_foreground` it has a process group of its own, so a terminal's signals do not reach it.
     """
 
     def __init__(self, command: Sequence[str], *, mask: Iterable[int]) -> None:
@@ -53,7 +53,7 @@ class Child:
         self._environment_pipe = write_end
         self._pidfd = os.pidfd_open(self._pid)
 
-    def come_forward(self) -> None:
+    def take_foreground(self) -> None:
         """Move it into this process's group. A terminal's signals reach it from now on, but wait for its start."""
         os.setpgid(self._pid, os.getpgrp())
 

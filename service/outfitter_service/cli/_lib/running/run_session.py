@@ -64,19 +64,19 @@ class RunSession:
             OutfitterCliError: it took too long.
         """
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._obey)
+            tasks.start_soon(self._forward_signals)
             code = 0
             with self._waiting:
-                code = await self._hold()
+                code = await self._hold_allocation()
             tasks.cancel_scope.cancel()
         return code if self._withdrawn_by is None else 128 + self._withdrawn_by
 
-    async def _obey(self) -> None:
+    async def _forward_signals(self) -> None:
         """Pass signals on to the command. Before it runs, some of them end the waiting."""
         while True:
-            self._take(await self._signals.next())
+            self._handle_signal(await self._signals.next())
 
-    def _take(self, received: Received) -> None:
+    def _handle_signal(self, received: Received) -> None:
         if self._child.started:
             if not received.by_kernel:  # the terminal has sent it to the command, too
                 self._child.send(received.number)
@@ -84,7 +84,7 @@ class RunSession:
             self._withdrawn_by = received.number
             self._waiting.cancel()
 
-    async def _hold(self) -> int:
+    async def _hold_allocation(self) -> int:
         code = 0
         async with ledger_view.opened(self._where, create=True) as bus:
             allocation_watch = AllocationWatch()
@@ -98,7 +98,7 @@ class RunSession:
             )
             session.leaving_reason = "withdrawn"  # unless a later step sets another reason
             async with session, anyio.create_task_group() as tasks:
-                tasks.start_soon(self._tell_progress, session.allocation_watch)
+                tasks.start_soon(self._print_progress, session.allocation_watch)
                 record = await self._obtain(session)
                 try:
                     code = await self._execute(session, record)
@@ -117,9 +117,9 @@ class RunSession:
     async def _execute(self, session: WorkerSession, record: Allocation) -> int:
         for name, missing in record.unavailable.items():
             warn(f"continues without infos of {name}: {missing.reason}")
-        self._child.come_forward()
+        self._child.take_foreground()
         while (received := self._signals.read()) is not None:
-            self._take(received)  # the terminal sent it to this process alone
+            self._handle_signal(received)  # the terminal sent it to this process alone
         if self._withdrawn_by is not None:
             await anyio.lowlevel.checkpoint()  # withdrawn at the moment of the grant
         session.leaving_reason = None
@@ -144,7 +144,7 @@ class RunSession:
 
     # --- while waiting -----------------------------------------------------------------------------------
 
-    async def _tell_progress(self, allocation_watch: AllocationWatch) -> None:
+    async def _print_progress(self, allocation_watch: AllocationWatch) -> None:
         """Print the reason for waiting at each change, and then the result."""
         begun, printed = datetime.now(UTC), ""
         snapshot = allocation_watch.read()

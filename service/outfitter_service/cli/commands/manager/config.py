@@ -40,7 +40,7 @@ def check(file: str | None, config: str | None, as_json: bool) -> int:
     serious = [problem for problem in problems if problem.severity is not Severity.INFO]
     ok = not any(problem.severity is Severity.ERROR for problem in problems)
     if as_json:
-        output.print_json({"ok": ok, "problems": [_plain(problem) for problem in serious]})
+        output.print_json({"ok": ok, "problems": [_as_json(problem) for problem in serious]})
     for problem in problems:
         if problem.severity is Severity.INFO or not as_json:
             output.say(str(problem), err=problem.severity is Severity.INFO)
@@ -61,7 +61,7 @@ def _nothing(settings: Settings) -> Iterator[Problem]:
         )
 
 
-def _plain(problem: Problem) -> dict[str, str | None]:
+def _as_json(problem: Problem) -> dict[str, str | None]:
     return {
         "key": problem.key or None,
         "found": problem.found,

@@ -34,7 +34,7 @@ def verify(where: Connection, /, since: datetime | None, as_json: bool) -> int:
     earliest = -math.inf if since is None else math.floor(since.timestamp() * 1000)
     violations = [violation for violation in report.violations if violation.timestamp_ms >= earliest]
     if as_json:
-        output.print_json(_plain(report, violations))
+        output.print_json(_as_json(report, violations))
     else:
         _print(report, violations)
     return 1 if violations else 0
@@ -74,7 +74,7 @@ def _counted(number: int, things: str) -> str:
     return f"{number} {things.removesuffix('s') if number == 1 else things}"
 
 
-def _plain(report: Report, violations: list[Violation]) -> dict[str, object]:
+def _as_json(report: Report, violations: list[Violation]) -> dict[str, object]:
     return {
         "cluster": report.cluster,
         "ok": not violations,

@@ -43,7 +43,7 @@ class Letter(Struct, frozen=True, kw_only=True):
     base64: bytes | None
 
 
-class Filter(Struct, frozen=True, kw_only=True):
+class LetterFilter(Struct, frozen=True, kw_only=True):
     """The filters; None selects everything."""
 
     host: str | None
@@ -87,11 +87,11 @@ def dead_letters(
     --host shows messages whose key is that host. With --json each line is an object. `text` has the message if it is
     UTF-8; otherwise `base64` has its bytes. A dead letter has at most 4 KiB of its message.
     """
-    chosen = Filter(host=host, code=code, reason=reason, since=since)
+    chosen = LetterFilter(host=host, code=code, reason=reason, since=since)
     output.run_and_print(_print, where, chosen, limit, follow, as_json)
 
 
-async def _print(where: Connection, chosen: Filter, limit: int, follow: bool, as_json: bool) -> None:
+async def _print(where: Connection, chosen: LetterFilter, limit: int, follow: bool, as_json: bool) -> None:
     import anyio
 
     from outfitter_proto import names
@@ -120,7 +120,7 @@ async def _print(where: Connection, chosen: Filter, limit: int, follow: bool, as
                     group.start_soon(_follow, one, chosen, as_json)
 
 
-async def _follow(one: HistoryRange, chosen: Filter, as_json: bool) -> None:
+async def _follow(one: HistoryRange, chosen: LetterFilter, as_json: bool) -> None:
     from outfitter_proto.bus.reading import fetch_what_is_left
 
     messages = one.rest()
@@ -132,15 +132,15 @@ async def _follow(one: HistoryRange, chosen: Filter, as_json: bool) -> None:
         messages = await fetch_what_is_left(one.reader, timeout=_PATIENCE)
 
 
-def _decoded(message: Message, chosen: Filter) -> Letter | None:
+def _decoded(message: Message, chosen: LetterFilter) -> Letter | None:
     from outfitter_proto import codec
     from outfitter_service.query import history_reader
 
     letter = history_reader.decoded(message, codec.decode_dead_letter)
-    return plain(letter) if letter is not None and chosen.matches(letter) else None
+    return shown(letter) if letter is not None and chosen.matches(letter) else None
 
 
-def plain(letter: DeadLetter) -> Letter:
+def shown(letter: DeadLetter) -> Letter:
     """A dead letter with its message as text, if possible, without a character halved by the cut."""
     try:
         text: str | None = letter.body.decode()

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 NOT_REPORTED = "its driver does not report it"
 
 
-class Holder(Struct, frozen=True, kw_only=True):
+class DeviceHolder(Struct, frozen=True, kw_only=True):
     """An allocation that holds a device, in this state `since`. `delayed_by`: why a releasing device is not free
     yet."""
 
@@ -31,7 +31,7 @@ class Holder(Struct, frozen=True, kw_only=True):
     delayed_by: str | None = None
 
 
-class Line(Struct, frozen=True, kw_only=True):
+class DeviceLine(Struct, frozen=True, kw_only=True):
     """One device of one host. `state`: its state apart from allocations (a quarantine), or None."""
 
     host: str
@@ -42,7 +42,7 @@ class Line(Struct, frozen=True, kw_only=True):
     reason: str | None = None
     state: str | None = None
     properties: dict[str, str] = {}
-    holders: list[Holder] = []
+    holders: list[DeviceHolder] = []
 
 
 @click.command()
@@ -68,17 +68,17 @@ def devices(where: Connection, /, host: str | None, as_json: bool) -> None:
         output.print_table(["host", "resource", "index", "device", "health", "held by", "for"], map(_row, lines))
 
 
-def lines_of(ledger: LedgerView, host: Host) -> list[Line]:
+def lines_of(ledger: LedgerView, host: Host) -> list[DeviceLine]:
     """The reported devices of a host, and the held ones that no driver reports any more."""
     from outfitter_proto.records import Device
 
     noted = {device.id: device for device in ledger.of(Device) if device.host == host.host}
-    lines: list[Line] = []
+    lines: list[DeviceLine] = []
     for resource, inventory in host.resources.items():
         for device in inventory.devices:
             note = noted.get(device.id)
             lines.append(
-                Line(
+                DeviceLine(
                     host=host.host,
                     resource=resource,
                     id=device.id,
@@ -93,15 +93,15 @@ def lines_of(ledger: LedgerView, host: Host) -> list[Line]:
     return lines + list(_unreported(ledger, host, {line.id for line in lines}))
 
 
-def _unreported(ledger: LedgerView, host: Host, reported: set[str]) -> list[Line]:
-    lines: dict[str, Line] = {}
+def _unreported(ledger: LedgerView, host: Host, reported: set[str]) -> list[DeviceLine]:
+    lines: dict[str, DeviceLine] = {}
     cut = {name for name, inventory in host.resources.items() if _left_out(inventory)}
     for record in ledger.live(host.host):
         for resource, held in record.resources.items():
             for device in held:
                 device_id = device.get("id", "")
                 if device_id not in reported and device_id not in lines:
-                    lines[device_id] = Line(
+                    lines[device_id] = DeviceLine(
                         host=host.host,
                         resource=resource,
                         id=device_id,
@@ -114,8 +114,8 @@ def _unreported(ledger: LedgerView, host: Host, reported: set[str]) -> list[Line
     return list(lines.values())
 
 
-def _holder(record: Allocation) -> Holder:
-    return Holder(
+def _holder(record: Allocation) -> DeviceHolder:
+    return DeviceHolder(
         worker=record.worker,
         incarnation=record.incarnation,
         state=record.state,
@@ -141,7 +141,7 @@ def _warn_of_absent(host: Host) -> None:
         warn(f"no manager serves {host.host} now: its last manager's data is shown")
 
 
-def _row(line: Line) -> tuple[object, ...]:
+def _row(line: DeviceLine) -> tuple[object, ...]:
     now = datetime.now(UTC)
     health = line.health if line.reason is None else f"{line.health} ({line.reason})"
     return (

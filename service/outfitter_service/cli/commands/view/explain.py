@@ -14,7 +14,7 @@ from outfitter_service.query.errors import OutfitterCliError
 
 if TYPE_CHECKING:
     from outfitter_proto.records import Allocation, Host
-    from outfitter_service.cli.commands.view.devices import Holder, Line
+    from outfitter_service.cli.commands.view.devices import DeviceHolder, DeviceLine
     from outfitter_service.config import Connection
     from outfitter_service.query.ledger_view import LedgerView
 
@@ -44,7 +44,7 @@ class Explanation(Struct, frozen=True, kw_only=True):
     warnings: list[str]
     managed: bool
     ahead: list[Waiter]
-    devices: list[Line]
+    devices: list[DeviceLine]
 
 
 @click.command()
@@ -188,7 +188,7 @@ def _holding(record: Allocation, explanation: Explanation) -> Iterator[str]:
         yield f"  Its operator {operator} has {', '.join(has) or 'none of them'}."
 
 
-def _use(line: Line) -> str:
+def _use(line: DeviceLine) -> str:
     if line.holders:
         return "is held by " + " and ".join(
             f"{holder.worker} ({holder.state} for {_age(holder.since)}{_delay(holder)})" for holder in line.holders
@@ -198,7 +198,7 @@ def _use(line: Line) -> str:
     return "is free" if line.state is None else f"is {line.state}" + (f" ({line.reason})" if line.reason else "")
 
 
-def _delay(holder: Holder) -> str:
+def _delay(holder: DeviceHolder) -> str:
     return f": {holder.delayed_by}" if holder.delayed_by else ""
 
 

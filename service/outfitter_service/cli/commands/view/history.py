@@ -29,7 +29,7 @@ _WIDTHS = (20, 9, 20)
 _HEADINGS = ("time", "step", "worker", "what, and why")
 
 
-class Filter(Struct, frozen=True, kw_only=True):
+class StepFilter(Struct, frozen=True, kw_only=True):
     """The filters; None selects everything."""
 
     host: str | None
@@ -88,13 +88,13 @@ def history(
     {"partition", "offset", "key", "record"}.
     """
     host = options.host_of(host, worker)
-    chosen = Filter(host=host, worker=worker, incarnation=incarnation, device=device, since=since, until=until)
+    chosen = StepFilter(host=host, worker=worker, incarnation=incarnation, device=device, since=since, until=until)
     if limit is None and not (as_json or follow or since):
         limit = SHOWN
-    output.run_and_print(_tell, where, _Lines(chosen, as_json=as_json), follow, limit)
+    output.run_and_print(_show_history, where, _Lines(chosen, as_json=as_json), follow, limit)
 
 
-async def _tell(where: Connection, show: _Lines, follow: bool, limit: int | None) -> None:
+async def _show_history(where: Connection, show: _Lines, follow: bool, limit: int | None) -> None:
     import anyio
 
     from outfitter_service.query import history_reader, ledger_view
@@ -145,7 +145,7 @@ async def _follow(bus: Bus, topic: str, partition: int, one: HistoryRange, show:
 class _Lines:
     """Prints the selected steps line by line. Columns grow with their contents."""
 
-    def __init__(self, chosen: Filter, *, as_json: bool) -> None:
+    def __init__(self, chosen: StepFilter, *, as_json: bool) -> None:
         self.chosen = chosen
         self._as_json = as_json
         self._widths = list(_WIDTHS)

@@ -116,7 +116,7 @@ async def _end(where: Connection, leaving: Deregister, wait: float) -> Ending:
         ledger = await conversation.read_ledger()
         before = {stored.record.key: stored for stored in ledger.allocations if stored.record.worker == leaving.worker}
         if leaving.host not in ledger.hosts:
-            raise OutfitterCliError(await conversation.nobody())
+            raise OutfitterCliError(await conversation.no_manager_text())
         current = _meant(before, leaving)
         over = current is not None and _is_over(current)
         offset = await conversation.publish(leaving)
@@ -128,7 +128,7 @@ async def _end(where: Connection, leaving: Deregister, wait: float) -> Ending:
         def answered() -> bool:
             return ended() is not None or offset in conversation.letters or conversation.decided > offset
 
-        await conversation.heard(answered, min(wait, REPEATED_WITHIN) if over else wait)
+        await conversation.wait_for(answered, min(wait, REPEATED_WITHIN) if over else wait)
         record = ended()
         if record is None:
             letter = await conversation.letter(offset)
@@ -187,7 +187,7 @@ async def _without_answer(conversation: Conversation, leaving: Deregister, offse
             f"{leaving.host}/{leaving.worker} seems not to be registered there"
         )
     return (
-        f"no answer within {wait:g} s: {await conversation.nobody()}; "
+        f"no answer within {wait:g} s: {await conversation.no_manager_text()}; "
         "the deregistration was sent and takes effect when a manager reads it "
         "(one that refuses very many messages a minute answers only the first of them)"
     )

@@ -65,7 +65,9 @@ async def _announce(where: Connection, message: Register, as_json: bool) -> int:
         await conversation.publish(message)
         key = allocation_key(message.host, message.worker, message.incarnation)
         lease = message.lease_s
-        known = lease is not UNSET or await conversation.heard(lambda: key in conversation.records, LEASE_KNOWN_WITHIN)
+        known = lease is not UNSET or await conversation.wait_for(
+            lambda: key in conversation.records, LEASE_KNOWN_WITHIN
+        )
         if lease is UNSET:
             lease = conversation.records[key].record.request.lease_s if known else None
     until = sent_at + timedelta(seconds=lease) if isinstance(lease, float | int) else None
@@ -99,7 +101,7 @@ async def _obtain(where: Connection, message: Register, wait: float, as_json: bo
         answered = False
         try:
             offset = await conversation.publish(message)
-            answered = await conversation.heard(
+            answered = await conversation.wait_for(
                 lambda: (
                     offset in conversation.letters
                     or stands(AllocationStatus.YOURS, AllocationStatus.OVER, AllocationStatus.FAILED)
@@ -111,7 +113,7 @@ async def _obtain(where: Connection, message: Register, wait: float, as_json: bo
                 await _withdraw(conversation, message, lambda: stands(AllocationStatus.OVER, AllocationStatus.FAILED))
         if key not in conversation.records:
             letter = await conversation.letter(offset)
-            raise OutfitterCliError(letter.reason if letter is not None else await conversation.nobody())
+            raise OutfitterCliError(letter.reason if letter is not None else await conversation.no_manager_text())
     record, wire = conversation.records[key]
     for warning in ledger_view.warnings_of(record):
         warn(warning)
@@ -132,4 +134,4 @@ async def _withdraw(conversation: Conversation, message: Register, done: Callabl
     leaving = Deregister(host=message.host, worker=message.worker, incarnation=message.incarnation, reason="withdrawn")
     with anyio.CancelScope(shield=True):
         await conversation.publish(leaving)
-        await conversation.heard(done, ENDED_WITHIN)
+        await conversation.wait_for(done, ENDED_WITHIN)
