@@ -1,7 +1,7 @@
 """Rebuilds the ledger from history, at a moment or to the end, and compares the end with the ledger itself.
 
-It guesses the start of a replay from the snapshots in the ledger's checkpoints. It goes further back until every
-writer's state is complete, at last to the oldest message. A wrong guess only costs time.
+It guesses the start of a replay from the snapshots that the ledger's checkpoints name. If a writer's state is
+incomplete then, it replays again from further back, at last from the oldest message. A wrong guess only costs time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FURTHER = 4
 
 
 class RebuiltPartition(Struct, kw_only=True):
-    """One partition: the current ledger by key, its checkpoints by writer, and the replay."""
+    """One partition: the current ledger (records by key), its checkpoints by writer, and the replay of its history."""
 
     partition: int
     ledger: dict[str, bytes]
@@ -42,8 +42,11 @@ class RebuiltPartition(Struct, kw_only=True):
 
 
 class Comparison(Struct, kw_only=True):
-    """The result of a comparison. `unknown`: the writers that are not compared, because their history does not reach
-    their last commit."""
+    """The result of a comparison.
+
+    `records`, `writers`: the numbers of those that were compared. `unknown`: the writers that were not compared,
+    because their history does not reach their last commit.
+    """
 
     differences: list[RecordDifference]
     records: int
@@ -59,68 +62,68 @@ async def rebuild(bus: Bus, where: Connection, host: str | None, until: datetime
         OutfitterCliError: there is no history, or it could not be read.
     """
     topic = await history_reader.topic_of(bus, where)
-    parts: list[RebuiltPartition] = []
+    rebuilt: list[RebuiltPartition] = []
 
-    async def one(partition: int) -> None:
-        parts.append(await _rebuild_partition(bus, where, topic, partition, host, until))
+    async def rebuild_one(partition: int) -> None:
+        rebuilt.append(await _rebuild_partition(bus, where, topic, partition, host, until))
 
     async with anyio.create_task_group() as group:
         for partition in await ledger_view.partitions(bus, where.cluster, host):
-            group.start_soon(one, partition)
-    return sorted(parts, key=lambda part: part.partition)
+            group.start_soon(rebuild_one, partition)
+    return sorted(rebuilt, key=lambda part: part.partition)
 
 
 async def _rebuild_partition(
     bus: Bus, where: Connection, topic: str, partition: int, host: str | None, until: datetime | None
 ) -> RebuiltPartition:
-    found = await ledger_view.read_partition(bus, names.topics(where.cluster).allocations, partition)
+    changes = await ledger_view.read_partition(bus, names.topics(where.cluster).allocations, partition)
     checkpoints = {
         change.record.writer: change.record
-        for change in found
-        if isinstance(change.record, Checkpoint) and _may_write_of(change.record, host)
+        for change in changes
+        if isinstance(change.record, Checkpoint) and _may_write_for(change.record, host)
     }
-    now = {
+    ledger = {
         change.key: change.message.value
-        for change in found
+        for change in changes
         if change.message.value is not None and not _is_sweepers(change.message.key or b"")
     }
-    part = RebuiltPartition(partition=partition, ledger=now, checkpoints=checkpoints, replay=Replay())
+    part = RebuiltPartition(partition=partition, ledger=ledger, checkpoints=checkpoints, replay=Replay())
     earliest, _ = await bus.offsets(topic, partition)
     end = await bus.stable_end(topic, partition)
-    begun = await _begun(bus, topic, partition)
-    # writers that fell silent before the oldest message cannot be found
-    told = {
-        writer: one
-        for writer, one in checkpoints.items()
-        if begun is not None and one.at > begun - history_reader.MARGIN
+    oldest_at = await _oldest_message_at(bus, topic, partition)
+    # history has nothing of a writer whose last commit is before the oldest message
+    recorded = {
+        writer: checkpoint
+        for writer, checkpoint in checkpoints.items()
+        if oldest_at is not None and checkpoint.at > oldest_at - history_reader.MARGIN
     }
-    moment = _guess(told, until)
+    moment = _guess(recorded, until)
     while checkpoints:
         start = await history_reader.offset_at(bus, topic, partition, moment) if moment is not None else earliest
         commits = {writer: checkpoint.commit for writer, checkpoint in checkpoints.items()}
-        part.replay = await _play(bus, topic, partition, Replay(until=until, commits=commits), told, start, end)
-        if start <= earliest or moment is None or all(part.writers[writer].known for writer in told):
+        part.replay = await _play(bus, topic, partition, Replay(until=until, commits=commits), recorded, start, end)
+        if start <= earliest or moment is None or all(part.writers[writer].is_known for writer in recorded):
             break
-        reference = until or max(checkpoint.at for checkpoint in told.values())
+        reference = until or max(checkpoint.at for checkpoint in recorded.values())
         back = max(reference - moment, FIRST_GUESS) * FURTHER
         moment = reference - back if back < timedelta(days=366) else None
     return part
 
 
 def _is_sweepers(key: bytes) -> bool:
-    """Whether a sweeper's checkpoint stands there. It writes dead letters besides, and nothing that history tells."""
+    """Whether this is the key of a sweeper's checkpoint. A sweeper writes nothing into history."""
     writer = keys.writer_of(key)
     return writer is not None and keys.is_sweeper(writer)
 
 
-def _may_write_of(checkpoint: Checkpoint, host: str | None) -> bool:
-    """Whether history may have records of the host (None: of any) by this checkpoint's writer."""
+def _may_write_for(checkpoint: Checkpoint, host: str | None) -> bool:
+    """Whether this checkpoint's writer may have written history of the host (None: of any host)."""
     if keys.is_sweeper(checkpoint.writer):
         return False
     return host is None or checkpoint.scope != "host" or checkpoint.writer == keys.host_writer(host)
 
 
-async def _begun(bus: Bus, topic: str, partition: int) -> datetime | None:
+async def _oldest_message_at(bus: Bus, topic: str, partition: int) -> datetime | None:
     """The time of the oldest message; None if there is none."""
     async with AsyncExitStack() as stack:
         first = await (await history_reader.stretch(stack, bus, topic, partition, start=None)).next()
@@ -129,47 +132,47 @@ async def _begun(bus: Bus, topic: str, partition: int) -> datetime | None:
 
 def _guess(checkpoints: dict[str, Checkpoint], until: datetime | None) -> datetime | None:
     """The start of a replay; None: the beginning."""
-    marks = [checkpoint.snapshot for checkpoint in checkpoints.values() if checkpoint.snapshot is not UNSET]
+    snapshots = [checkpoint.snapshot for checkpoint in checkpoints.values() if checkpoint.snapshot is not UNSET]
     if until is None:
-        return min(marks, default=None)
-    return min([until - FIRST_GUESS, *marks])
+        return min(snapshots, default=None)
+    return min([until - FIRST_GUESS, *snapshots])
 
 
 async def _play(
-    bus: Bus, topic: str, partition: int, replay: Replay, wanted: Collection[str], start: int, end: int
+    bus: Bus, topic: str, partition: int, replay: Replay, writers: Collection[str], start: int, end: int
 ) -> Replay:
-    """Read until there is nothing more of the writers in `wanted`."""
+    """Replay from `start` to `end`, or until the replay of each of `writers` is finished."""
     async with AsyncExitStack() as stack:
         stretch = await history_reader.stretch(stack, bus, topic, partition, start=start, end=end)
         while (message := await stretch.next()) is not None:
             replay.add(message.value or b"")
-            if all((one := replay.writers.get(writer)) is not None and one.over for writer in wanted):
+            if all((progress := replay.writers.get(writer)) is not None and progress.finished for writer in writers):
                 break
     return replay
 
 
 async def oldest(bus: Bus, where: Connection, part: RebuiltPartition, writers: Collection[str]) -> dict[str, datetime]:
-    """The oldest moment to which each of `writers` can be replayed, without those that cannot be replayed."""
+    """The oldest moment to which each of `writers` can be replayed. Writers that cannot be replayed are left out."""
     topic = names.topics(where.cluster).history
     replay = Replay()
-    found: dict[str, datetime] = {}
+    moments: dict[str, datetime] = {}
     async with AsyncExitStack() as stack:
         stretch = await history_reader.stretch(stack, bus, topic, part.partition, start=None)
-        while len(found) < len(writers) and (message := await stretch.next()) is not None:
+        while len(moments) < len(writers) and (message := await stretch.next()) is not None:
             replay.add(message.value or b"")
             for writer, progress in replay.writers.items():
-                if progress.whole is not None and writer in writers:
-                    found.setdefault(writer, progress.whole)
-    return found
+                if progress.complete_since is not None and writer in writers:
+                    moments.setdefault(writer, progress.complete_since)
+    return moments
 
 
 def allocations(parts: list[RebuiltPartition], host: str | None) -> list[ledger_view.Stored]:
-    """The allocations of a replayed state, in the order of `Ledger.allocations`."""
+    """The allocations of a replayed state, in the order of `LedgerView.allocations`."""
     state = ledger_view.LedgerView()
     for part in parts:
-        for key, kept in part.replay.records.items():
+        for key, record in part.replay.records.items():
             if host is None or keys.host_of(key.encode()) == host:
-                state.put(ledger_view.decode(Message("history", part.partition, 0, key.encode(), kept.wire, 0)))
+                state.put(ledger_view.decode(Message("history", part.partition, 0, key.encode(), record.wire, 0)))
     return state.allocations
 
 
@@ -177,23 +180,26 @@ def compare(parts: list[RebuiltPartition], host: str | None) -> Comparison:
     """Compare the end of history with the ledger, field by field, also the checkpoints."""
     comparison = Comparison(differences=[], records=0, writers=0, unknown=[])
     for part in parts:
-        unknown = {writer for writer, progress in part.writers.items() if progress.whole is None}
+        unknown = {writer for writer, progress in part.writers.items() if progress.complete_since is None}
         comparison.unknown += sorted(unknown)
         comparison.writers += len(part.checkpoints) - len(unknown)
-        here = {
+        in_ledger = {
             key: wire
             for key, wire in part.ledger.items()
             if _concerns(key, host, part.checkpoints) and _writer_of(key, wire, part.checkpoints) not in unknown
         }
-        there = {key: kept.wire for key, kept in part.replay.records.items() if _concerns(key, host, part.checkpoints)}
-        comparison.records += len(here)
-        comparison.differences += differences(here, there)
+        in_history = {
+            key: record.wire for key, record in part.replay.records.items() if _concerns(key, host, part.checkpoints)
+        }
+        comparison.records += len(in_ledger)
+        comparison.differences += differences(in_ledger, in_history)
     if not comparison.writers:
         raise OutfitterCliError("there is nothing to compare: no writer in the ledger has a complete history")
     return comparison
 
 
 def _concerns(key: str, host: str | None, checkpoints: dict[str, Checkpoint]) -> bool:
+    """Whether to compare a key: it is of the host (None: of any), or of one of its writers' checkpoints."""
     if host is None:
         return True
     return keys.writer_of(key.encode()) in checkpoints or keys.host_of(key.encode()) == host

@@ -2,8 +2,8 @@
 
 In each transaction, history has the commit's changes of the ledger: steps with their records, refreshes, queue
 positions, deletions, the checkpoint. A replay can begin at a snapshot, which is spread over several commits: see
-`records.Snapshot`. A replay has no rules: it only puts and deletes records. They stay bytes, to keep fields of later
-versions.
+`records.Snapshot`. A replay has no rules: it only puts and deletes records. Records stay bytes, so that fields of later
+versions are kept. The private classes below have only those fields of the history records that a replay needs.
 """
 
 from __future__ import annotations
@@ -21,13 +21,15 @@ from outfitter_proto.records import Checkpoint, CommitNumber
 
 
 class _Stamp(Struct):
-    """The writer and the commit of a record."""
+    """The writer of an allocation record, and the commit that wrote it."""
 
     writer: str
     commit: CommitNumber
 
 
 class _Transition(Struct, tag_field="type", tag="transition"):
+    """A step of an allocation. `record`: the whole record after it."""
+
     host: str
     worker: str
     incarnation: str
@@ -35,6 +37,8 @@ class _Transition(Struct, tag_field="type", tag="transition"):
 
 
 class _Refresh(Struct, tag_field="type", tag="refresh"):
+    """A change of an allocation without a step. `changed`: the new values by field."""
+
     host: str
     worker: str
     incarnation: str
@@ -43,12 +47,20 @@ class _Refresh(Struct, tag_field="type", tag="refresh"):
 
 
 class _Put(Struct, tag_field="type", tag="put"):
+    """A new record under `key` that is no allocation: of a host or a device."""
+
     writer: str
     key: str
     record: Raw
 
 
 class _Snapshot(Struct, tag_field="type", tag="snapshot"):
+    """A piece of a snapshot: records by key.
+
+    `begun`: the number of the commit with the first piece, the same in all pieces. `part`: the number of the piece.
+    `last`: no piece follows.
+    """
+
     writer: str
     begun: CommitNumber
     part: int
@@ -57,21 +69,23 @@ class _Snapshot(Struct, tag_field="type", tag="snapshot"):
 
 
 class _Commit(Struct, tag_field="type", tag="commit"):
+    """The end of a commit. `positions`: the new queue positions by key. `dropped`: the deleted keys."""
+
     writer: str
     checkpoint: Raw
     positions: dict[str, int] = {}
     dropped: list[str] = []
 
 
-_Line = _Transition | _Refresh | _Put | _Snapshot | _Commit
-_decode_line = msgspec.json.Decoder(_Line).decode
+_Change = _Transition | _Refresh | _Put | _Snapshot
+_decode_history = msgspec.json.Decoder(_Change | _Commit).decode
 _decode_stamp = msgspec.json.Decoder(_Stamp).decode
 _decode_checkpoint = msgspec.json.Decoder(Checkpoint).decode
 _decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
 
 
-class Kept(NamedTuple):
-    """A record on the wire, and its writer."""
+class ReplayedRecord(NamedTuple):
+    """A record as on the wire, and its writer."""
 
     writer: str
     wire: bytes
@@ -80,27 +94,77 @@ class Kept(NamedTuple):
 class Progress:
     """The progress of the replay for one writer.
 
-    `whole`: since when its state has been complete without a gap (None: it is not). `checkpoint`: of the last replayed
-    commit. `over`: no later commit is wanted. `first`: the number of the first commit read, wanted or not.
+    `complete_since`: since when its state has been complete without a gap (None: it is not). `checkpoint`: that of the
+    last replayed commit. `finished`: no later commit is replayed.
     """
 
     def __init__(self) -> None:
-        self.whole: datetime | None = None
+        self.complete_since: datetime | None = None
         self.checkpoint: Checkpoint | None = None
-        self.over = False
-        self.first: CommitNumber | None = None
-        self.begun: CommitNumber | None = None
-        self.part = 0
-        self.pending: list[_Transition | _Refresh | _Put | _Snapshot] = []
+        self.finished = False
+        self._first: CommitNumber | None = None
+        """The number of the first commit that was read, replayed or not."""
+        self._snapshot: CommitNumber | None = None
+        """The number of the commit with which the snapshot began; None without a snapshot to begin with."""
+        self._part = 0
+        self._changes: list[_Change] = []
+        """The changes since the last commit."""
 
     @property
     def commit(self) -> CommitNumber | None:
+        """The number of the last replayed commit."""
         return self.checkpoint.commit if self.checkpoint is not None else None
 
     @property
-    def known(self) -> bool:
+    def is_known(self) -> bool:
         """Whether its state is known: it is complete, or empty because its first commit came later."""
-        return self.whole is not None or (self.first == 1 and self.checkpoint is None)
+        return self.complete_since is not None or (self._first == 1 and self.checkpoint is None)
+
+    @property
+    def has_snapshot(self) -> bool:
+        """Whether its state is complete, or becomes so with the next pieces of a snapshot."""
+        return self._snapshot is not None
+
+    def collect(self, change: _Change) -> None:
+        """Add a change of the current commit. Records before a first piece are in one of the pieces, so leave them."""
+        is_first_piece = type(change) is _Snapshot and change.part == 0
+        if self.has_snapshot or self._changes or is_first_piece:
+            self._changes.append(change)
+
+    def take_changes(self) -> list[_Change]:
+        """Remove and return the changes of the current commit."""
+        changes, self._changes = self._changes, []
+        return changes
+
+    def note_commit(self, number: CommitNumber) -> None:
+        """Note that a commit was read, replayed or not."""
+        if self._first is None:
+            self._first = number
+
+    def advance(self, checkpoint: Checkpoint) -> None:
+        """Replay the commit of `checkpoint`."""
+        self.checkpoint = checkpoint
+
+    def finish(self) -> None:
+        """Ignore all that follows."""
+        self.finished = True
+
+    def begin_again(self) -> None:
+        """Wait for another complete snapshot, because commits are missing."""
+        self.complete_since = None
+        self._snapshot = None
+
+    def add_piece(self, piece: _Snapshot) -> None:
+        """Add a piece of a snapshot. A piece that comes twice was written again after a commit of unknown outcome."""
+        if piece.part == 0:
+            self._snapshot = piece.begun
+        elif self._snapshot != piece.begun or piece.part not in {self._part, self._part + 1}:
+            self._snapshot = None
+        self._part = piece.part
+
+    def complete(self, at: datetime) -> None:
+        """Note that the last piece of a snapshot is added."""
+        self.complete_since = at
 
 
 class Replay:
@@ -110,38 +174,38 @@ class Replay:
     def __init__(self, *, until: datetime | None = None, commits: Mapping[str, CommitNumber] | None = None) -> None:
         self._until = until
         self._commits = commits or {}
-        self._kept: dict[str, Kept] = {}
+        self._records: dict[str, ReplayedRecord] = {}
         self.writers: dict[str, Progress] = {}
 
     @property
-    def records(self) -> dict[str, Kept]:
+    def records(self) -> dict[str, ReplayedRecord]:
         """The records and checkpoints by key, of the writers whose state is complete."""
-        records = {key: kept for key, kept in self._kept.items() if self.writers[kept.writer].whole is not None}
-        for writer, progress in self.writers.items():
-            if progress.whole is not None and progress.checkpoint is not None:
-                records[progress.checkpoint.key] = Kept(writer, encode(progress.checkpoint))
+        complete = {writer for writer, progress in self.writers.items() if progress.complete_since is not None}
+        records = {key: record for key, record in self._records.items() if record.writer in complete}
+        for writer in complete:
+            checkpoint = self.writers[writer].checkpoint
+            if checkpoint is not None:
+                records[checkpoint.key] = ReplayedRecord(writer, encode(checkpoint))
         return records
 
     def add(self, value: bytes) -> None:
         """Add the next message. Unknown types of records are ignored."""
         try:
-            line = _decode_line(value)
+            record = _decode_history(value)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return
-        stamp = _decode_stamp(line.record) if type(line) is _Transition else None
-        writer = stamp.writer if stamp is not None else line.writer
+        stamp = _decode_stamp(record.record) if type(record) is _Transition else None
+        writer = stamp.writer if stamp is not None else record.writer
         progress = self._progress(writer)
-        if progress.over:
+        if progress.finished:
             return
         if stamp is not None and progress.commit is not None and stamp.commit > progress.commit + 1:
-            self._lose(writer, progress)
-            progress.pending.clear()
-        if type(line) is _Commit:
-            self._commit(line, progress)
-            return
-        # records before a first piece are in one of the pieces
-        if progress.begun is not None or progress.pending or (type(line) is _Snapshot and line.part == 0):
-            progress.pending.append(line)
+            self._begin_again(writer, progress)
+            progress.take_changes()
+        if type(record) is _Commit:
+            self._commit(record, progress)
+        else:
+            progress.collect(record)
 
     def _progress(self, writer: str) -> Progress:
         progress = self.writers.get(writer)
@@ -149,80 +213,72 @@ class Replay:
             progress = self.writers[writer] = Progress()
         return progress
 
-    def _lose(self, writer: str, progress: Progress) -> None:
+    def _begin_again(self, writer: str, progress: Progress) -> None:
         """Drop a writer's state after missing commits, until another snapshot is complete."""
-        progress.whole = None
-        progress.begun = None
-        for key in [key for key, kept in self._kept.items() if kept.writer == writer]:
-            del self._kept[key]
+        progress.begin_again()
+        for key in [key for key, record in self._records.items() if record.writer == writer]:
+            del self._records[key]
 
-    def _commit(self, line: _Commit, progress: Progress) -> None:
-        checkpoint = _decode_checkpoint(line.checkpoint)
-        pending, progress.pending = progress.pending, []
-        last = self._commits.get(line.writer)
-        if progress.first is None:
-            progress.first = checkpoint.commit
+    def _commit(self, commit: _Commit, progress: Progress) -> None:
+        checkpoint = _decode_checkpoint(commit.checkpoint)
+        changes = progress.take_changes()
+        last = self._commits.get(commit.writer)
+        progress.note_commit(checkpoint.commit)
         if (self._until is not None and checkpoint.at > self._until) or (last is not None and checkpoint.commit > last):
-            progress.over = True
+            progress.finish()
             return
         if progress.commit is not None and checkpoint.commit != progress.commit + 1:
-            self._lose(line.writer, progress)
-        progress.checkpoint = checkpoint
-        progress.over = last == checkpoint.commit
-        for change in pending:
-            if type(change) is _Snapshot and progress.whole is None:
-                _add_piece(change, progress)
-        if progress.begun is None:
+            self._begin_again(commit.writer, progress)
+        progress.advance(checkpoint)
+        if checkpoint.commit == last:
+            progress.finish()
+        for change in changes:
+            if type(change) is _Snapshot and progress.complete_since is None:
+                progress.add_piece(change)
+        if not progress.has_snapshot:
             return
-        for change in pending:
+        for change in changes:
             self._apply(change, checkpoint, progress)
         stamp = {"commit": Raw(encode(checkpoint.commit)), "writer": Raw(encode(checkpoint.writer))}
-        for key, position in line.positions.items():
+        for key, position in commit.positions.items():
             self._patch(key, {"queue_position": Raw(encode(position)), **stamp})
-        for key in line.dropped:
-            self._kept.pop(key, None)
+        for key in commit.dropped:
+            self._records.pop(key, None)
 
-    def _apply(
-        self, change: _Transition | _Refresh | _Put | _Snapshot, checkpoint: Checkpoint, progress: Progress
-    ) -> None:
+    def _apply(self, change: _Change, checkpoint: Checkpoint, progress: Progress) -> None:
         writer = checkpoint.writer
         match change:
             case _Transition():
-                self._kept[_key(change)] = Kept(writer, bytes(change.record))
+                self._records[_key(change)] = ReplayedRecord(writer, bytes(change.record))
             case _Refresh():
                 self._patch(_key(change), change.changed)
             case _Put():
-                self._kept[change.key] = Kept(writer, bytes(change.record))
-            case _Snapshot() if progress.whole is None:
+                self._records[change.key] = ReplayedRecord(writer, bytes(change.record))
+            case _Snapshot() if progress.complete_since is None:
                 for key, record in change.records.items():
-                    self._kept[key] = Kept(writer, bytes(record))
+                    self._records[key] = ReplayedRecord(writer, bytes(record))
                 if change.last:
-                    progress.whole = checkpoint.at
+                    progress.complete(checkpoint.at)
             case _Snapshot():
                 pass
 
     def _patch(self, key: str, changed: Mapping[str, Raw]) -> None:
         """Change fields of a record. It may be missing until a later piece of the snapshot."""
-        kept = self._kept.get(key)
-        if kept is not None:
-            self._kept[key] = Kept(kept.writer, encode({**_decode_fields(kept.wire), **changed}))
+        record = self._records.get(key)
+        if record is not None:
+            wire = encode({**_decode_fields(record.wire), **changed})
+            self._records[key] = ReplayedRecord(record.writer, wire)
 
 
 def _key(change: _Transition | _Refresh) -> AllocationKey:
     return allocation_key(change.host, change.worker, change.incarnation)
 
 
-def _add_piece(piece: _Snapshot, progress: Progress) -> None:
-    """Add a piece of a snapshot. A piece that comes twice was written again after a commit of unknown outcome."""
-    if piece.part == 0:
-        progress.begun = piece.begun
-    elif progress.begun != piece.begun or piece.part not in {progress.part, progress.part + 1}:
-        progress.begun = None
-    progress.part = piece.part
-
-
 class RecordDifference(NamedTuple):
-    """A difference between the ledger and its replay: a field of the record under `key`, or the whole record (None)."""
+    """A difference between the ledger and its replay, in one field of the record under `key`.
+
+    `field` None: one of the two does not have the record.
+    """
 
     key: str
     field: str | None
@@ -234,18 +290,20 @@ def differences(ledger: Mapping[str, bytes], history: Mapping[str, bytes]) -> li
     """Compare two states field by field, as values and not as bytes."""
     fields: list[RecordDifference] = []
     for key in sorted(ledger.keys() | history.keys()):
-        one, other = ledger.get(key), history.get(key)
-        if one is None or other is None:
-            fields.append(RecordDifference(key, None, _as_values(one), _as_values(other)))
-        elif one != other:
-            here, there = _as_values(one), _as_values(other)
-            fields += [
-                RecordDifference(key, field, here.get(field), there.get(field))
-                for field in sorted(here.keys() | there.keys())
-                if here.get(field) != there.get(field)
-            ]
+        if ledger.get(key) == history.get(key):
+            continue
+        in_ledger, in_history = _as_values(ledger.get(key)), _as_values(history.get(key))
+        if in_ledger is None or in_history is None:
+            fields.append(RecordDifference(key, None, in_ledger, in_history))
+            continue
+        fields += [
+            RecordDifference(key, field, in_ledger.get(field), in_history.get(field))
+            for field in sorted(in_ledger.keys() | in_history.keys())
+            if in_ledger.get(field) != in_history.get(field)
+        ]
     return fields
 
 
 def _as_values(wire: bytes | None) -> Any:
+    """The decoded record; None if there is no record."""
     return None if wire is None else msgspec.json.decode(wire)

@@ -203,7 +203,7 @@ class RecordedWriter:
         for value in self.log[start:]:
             replay.add(value)
         progress = replay.writers.get(self.rules.writer)
-        if progress is None or progress.whole is None or (last is not None and progress.commit != last):
+        if progress is None or progress.complete_since is None or (last is not None and progress.commit != last):
             return None
         return {key: kept.wire for key, kept in replay.records.items()}
 

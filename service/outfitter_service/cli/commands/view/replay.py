@@ -66,9 +66,9 @@ async def _replay(where: Connection, host: str | None, at: datetime | None, chec
         parts = await rebuild.rebuild(bus, where, host, at)
         if not any(part.checkpoints for part in parts):
             raise OutfitterCliError("the ledger is empty" + (f" for host {host}" if host else ""))
-        is_any_known = any(progress.whole is not None for part in parts for progress in part.writers.values())
+        is_any_known = any(progress.complete_since is not None for part in parts for progress in part.writers.values())
         for part in parts:
-            unknown = [name for name, one in part.writers.items() if not one.known]
+            unknown = [writer for writer, progress in part.writers.items() if not progress.is_known]
             begins = await rebuild.oldest(bus, where, part, unknown) if unknown else {}
             for writer in unknown:
                 message = _unknown(writer, at, begins.get(writer))
@@ -99,9 +99,10 @@ def _print_comparison(comparison: Comparison) -> int:
     """Print the result of the comparison; return the exit code."""
     for writer in comparison.unknown:
         warn(f"{writer} was not compared: its history does not reach its last commit")
-    for one in comparison.differences[:SHOWN]:
-        field = "" if one.field is None else f", field {one.field}"
-        warn(f"{one.key}{field}: the ledger has {_short(one.ledger)}, history {_short(one.history)}")
+    for difference in comparison.differences[:SHOWN]:
+        field = "" if difference.field is None else f", field {difference.field}"
+        in_ledger, in_history = _short(difference.ledger), _short(difference.history)
+        warn(f"{difference.key}{field}: the ledger has {in_ledger}, history {in_history}")
     if len(comparison.differences) > SHOWN:
         warn(f"and {len(comparison.differences) - SHOWN} more differences")
     if comparison.differences:
