@@ -1,7 +1,7 @@
 """Limits the number and the silence of a listener's connections, so that other clients cannot block a probe.
 
-Our own accept loop accepts one connection at a time. At the limit it closes the connection that was silent longest. A
-probe sends its request at once, so it is answered before new connections can replace it.
+Our own accept loop accepts one connection at a time. At the limit it closes the connection that has been silent
+longest. A probe sends its request at once, so it gets its answer before new connections can replace it.
 """
 
 from __future__ import annotations
@@ -27,20 +27,33 @@ HEAD_S = 5.0
 """Time limit for the head of the first request."""
 KEEP_ALIVE_S = 15.0
 """Time limit for reading an answer and sending the next request."""
-LOOK_EVERY_S = 1.0
+CHECK_EVERY_S = 1.0
+"""Seconds between two searches for silent connections."""
 BACKLOG = 128
+"""Connections that the kernel holds until we accept them."""
 RETRY_S = 0.1
+"""Seconds until we try again after a failed accept."""
 
 
 class _HttpConnection(Struct):
-    """One connection. `silent_since`: when it was opened or its last request was answered; None during an answer."""
+    """One connection.
+
+    `silent_since`: when it was opened or its last request was answered; None during an answer. `silence_limit_s`: how
+    long it may be silent from then on: `HEAD_S` before the first request, `KEEP_ALIVE_S` between requests.
+    """
 
     transport: asyncio.Transport
     silent_since: float | None
-    patience_s: float = HEAD_S
+    silence_limit_s: float = HEAD_S
 
-    def due(self, now: float) -> bool:
-        return self.silent_since is not None and now - self.silent_since >= self.patience_s
+    def begin_answer(self) -> None:
+        self.silent_since = None
+
+    def end_answer(self, now: float) -> None:
+        self.silent_since, self.silence_limit_s = now, KEEP_ALIVE_S
+
+    def is_silent_too_long(self, now: float) -> bool:
+        return self.silent_since is not None and now - self.silent_since >= self.silence_limit_s
 
 
 class Connections:
@@ -52,8 +65,13 @@ class Connections:
 
     def __len__(self) -> int:
         """The number of open connections that are not closing."""
-        self._open = {key: one for key, one in self._open.items() if not one.transport.is_closing()}
+        self._remove_closed()
         return len(self._open)
+
+    def _remove_closed(self) -> None:
+        self._open = {
+            protocol: connection for protocol, connection in self._open.items() if not connection.transport.is_closing()
+        }
 
     async def accept(self, listener: socket.socket, server: Callable[[], asyncio.Protocol]) -> None:
         """Accept connections of `listener` one by one, until cancelled."""
@@ -61,7 +79,7 @@ class Connections:
         while True:
             try:
                 accepted, _ = await loop.sock_accept(listener)
-            except OSError as error:  # the client has gone, or there is no descriptor left
+            except OSError as error:  # the client has gone, or no descriptor is left
                 reserved = _accept_from_reserve(listener) if error.errno in LACKING else None
                 if reserved is None:
                     if error.errno in LACKING:
@@ -77,15 +95,15 @@ class Connections:
     async def run(self) -> None:
         """Close connections that are silent for too long, until cancelled."""
         while True:
-            await anyio.sleep(LOOK_EVERY_S)
+            await anyio.sleep(CHECK_EVERY_S)
             self.end_silent()
 
     def end_silent(self) -> None:
         now = self._clock()
-        for one in self._open.values():
-            if one.due(now):
-                one.transport.abort()
-        len(self)
+        for connection in self._open.values():
+            if connection.is_silent_too_long(now):
+                connection.transport.abort()
+        self._remove_closed()
 
     @property
     def middleware(self) -> Middleware:
@@ -93,26 +111,28 @@ class Connections:
 
         @web.middleware
         async def note(request: web.Request, handler: Handler) -> web.StreamResponse:
-            one = self._open.get(request.protocol)
-            if one is None:
+            connection = self._open.get(request.protocol)
+            if connection is None:
                 return await handler(request)
-            one.silent_since = None
+            connection.begin_answer()
             try:
                 return await handler(request)
             finally:
-                one.silent_since, one.patience_s = self._clock(), KEEP_ALIVE_S
+                connection.end_answer(self._clock())
 
         return note
 
     def _make_room(self) -> None:
-        silent = [one for one in self._open.values() if one.silent_since is not None]
-        longest = min(silent or self._open.values(), key=lambda one: one.silent_since or 0.0, default=None)
+        """Close the connection that has been silent longest; if all get an answer, any."""
+        connections = list(self._open.values())
+        silent = [connection for connection in connections if connection.silent_since is not None]
+        longest = min(silent or connections, key=lambda connection: connection.silent_since or 0.0, default=None)
         if longest is not None:
             longest.transport.abort()
 
 
 def _accept_from_reserve(listener: socket.socket) -> socket.socket | None:
-    """Accept with a descriptor that nobody else gets, such as a driver that leaks; None if that fails, too."""
+    """Accept with a descriptor that is reserved for probes, whatever a driver leaks; None if that fails, too."""
     try:
         with for_probes():
             accepted, _ = listener.accept()
@@ -126,7 +146,7 @@ async def bind(host: str | None, port: int) -> Sequence[socket.socket]:
     """Listen on all addresses of `host` (None: all of this machine's).
 
     Raises:
-        OSError: one address cannot be bound; then none is.
+        OSError: an address cannot be bound. Then none is bound.
     """
     loop = asyncio.get_running_loop()
     addresses = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -149,7 +169,7 @@ async def bind(host: str | None, port: int) -> Sequence[socket.socket]:
 
 
 class QuietLogger(logging.LoggerAdapter[logging.Logger]):
-    """aiohttp's log, where lines about clients that do not speak HTTP have a low level."""
+    """aiohttp's log. Lines about clients that do not speak HTTP get the level DEBUG."""
 
     def exception(self, msg: object, *args: object, exc_info: Any = True, **kwargs: Any) -> None:
         if isinstance(exc_info, HttpProcessingError | web.RequestPayloadError | ConnectionError):

@@ -1,7 +1,7 @@
 """The manager's HTTP: /metrics for Prometheus, /livez and /readyz for probes. It changes nothing.
 
-It listens on loopback by default. A port in use is a one-line error. Other clients' connections cannot block probes
-(connections.py).
+It listens on loopback by default. A port that is in use is an error of one line. Other clients' connections cannot
+block probes: see connections.py.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ INDEX = """<!doctype html>
 </ul>
 """
 LINGER_S = 1.0
-"""Seconds for which the rest of a refused request is read."""
+"""For how many seconds the server reads the rest of a refused request."""
 
 
 class HttpError(RuntimeError):
@@ -65,8 +65,9 @@ def application(service: Service, connections: Connections) -> web.Application:
 
 @asynccontextmanager
 async def listening(service: Service, address: str, *, clock: Callable[[], float] = monotonic) -> AsyncIterator[str]:
-    """Serve `service`'s HTTP at `address` (HOST:PORT, port 0 for any); yields the real address. `clock` measures the
-    silence of connections.
+    """Serve `service`'s HTTP at `address` (HOST:PORT, port 0 for any); yields the real address.
+
+    `clock` measures the silence of connections, in seconds.
 
     Raises:
         HttpError: it cannot listen; the message has the address and the remedy.
@@ -84,7 +85,7 @@ async def listening(service: Service, address: str, *, clock: Callable[[], float
     await runner.setup()
     server = runner.server
     if server is None:
-        raise RuntimeError("a server that is set up is there")
+        raise RuntimeError("the runner is set up, but has no server")
     try:
         try:
             listeners = await bind(node.host, node.port)

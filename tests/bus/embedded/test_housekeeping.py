@@ -18,7 +18,7 @@ from outfitter_proto.bus.embedded import EmbeddedBus, log
 from outfitter_proto.bus.embedded.connecting.database import Database
 from outfitter_proto.bus.embedded.connecting.location import parse
 from outfitter_proto.bus.embedded.housekeeping import DAY_MS, Housekeeping
-from outfitter_proto.bus.reading import fetch_what_is_left, read_to
+from outfitter_proto.bus.reading import fetch_what_is_left, read_on, read_to
 from support.bus.committed import committed
 
 COMPACT = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0"}
@@ -216,6 +216,13 @@ async def test_a_reader_that_the_start_has_passed_goes_on_with_what_is_left(tmp_
         async with await bus.bus.open_reader("t", 0, start=2, committed=True) as reader:
             found = [[message.offset for message in messages] async for messages in read_to(reader, 7, max_records=1)]
             assert (found, reader.position) == ([[], [5], [6]], 7)
+        async with await bus.bus.open_reader("t", 0, start=2, committed=True) as reader:
+            seconds_left = iter([60.0, 60.0, 0.0])
+            found = [
+                [message.offset for message in messages]
+                async for messages in read_on(reader, seconds_left=lambda: next(seconds_left))
+            ]
+            assert (found, reader.position) == ([[], [5, 6]], 7)
 
 
 async def test_the_default_retention_is_kafkas_week_and_minus_one_is_for_ever(tmp_path: Path) -> None:

@@ -142,7 +142,7 @@ def forge(place: tuple[str, str], report: Report) -> None:
 def test_it_says_what_is_missing_when_it_cannot_look(kafka_broker: KafkaBroker, tmp_path: Path) -> None:
     with pytest.raises(UnreadableError, match=r"there is no topic t-nobody\.registrations"):
         verify(kafka_broker.url, "t-nobody")
-    with pytest.raises(UnreadableError, match="there is no such file"):
+    with pytest.raises(UnreadableError, match="this file does not exist"):
         verify(f"sqlite://{tmp_path}/none.db")
     with pytest.raises(UnreadableError, match="Kafka does not answer"):
         verify("kafka://127.0.0.1:9", patience_s=0.5)

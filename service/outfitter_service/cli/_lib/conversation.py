@@ -1,6 +1,6 @@
 """Sends messages on behalf of a worker and reads the answers: its record, or a dead letter.
 
-It starts to read before it sends, so that it misses no answer. If a manager decides a message without either, the
+It starts to read before it sends, so that it misses no answer. A manager may decide a message without an answer. The
 manager's checkpoint, the last record of each commit, shows that.
 """
 
@@ -14,7 +14,7 @@ import anyio
 from outfitter.session.manager_lookup import ManagerLookup
 from outfitter_proto import codec, keys, names
 from outfitter_proto.bus import Bus, BusAccessError, Entry, Message, Reader
-from outfitter_proto.bus.reading import fetch_what_is_left, read_to
+from outfitter_proto.bus.reading import read_on, read_to
 from outfitter_proto.records import Allocation, Checkpoint, DeadLetter, Registration
 from outfitter_service.config import Connection
 from outfitter_service.query import ledger_view
@@ -22,8 +22,11 @@ from outfitter_service.query.errors import OutfitterCliError
 
 
 class Conversation:
-    """One worker's messages and answers. `records`: the newest record by key. `letters`: the dead letters by the
-    message's offset. `decided`: all messages of the host before this offset are decided."""
+    """One worker's messages and their answers.
+
+    `records`: the newest record by key. `letters`: the dead letters by their messages' offsets. `decided`: all messages
+    of the host before this offset are decided.
+    """
 
     def __init__(
         self, bus: Bus, where: Connection, worker: str, partition: int, answers: Reader, letters: Reader | None
@@ -57,7 +60,7 @@ class Conversation:
         return await self._bus.publish(self._topics.registrations, self._partition, entry)
 
     async def wait_for(self, enough: Callable[[], bool], within: float) -> bool:
-        """Read answers until `enough()` is true, for at most `within` seconds. Returns whether it is."""
+        """Read answers until `enough()` is true, for at most `within` seconds. Return whether it is true."""
         with anyio.move_on_after(within):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._listen, self._answers, self._take_record)
@@ -82,7 +85,7 @@ class Conversation:
         return self.letters.get(offset)
 
     async def no_manager_text(self) -> str:
-        """The error text if no manager answered."""
+        """The text of the error that no manager answered."""
         count = (await self._bus.topic(self._topics.allocations)).partitions
         lookup = ManagerLookup(self._bus, self._where.cluster, self._where.host)
         await lookup.run(count)
@@ -96,8 +99,8 @@ class Conversation:
             self._letters = None  # we may describe the topic, but not read it
 
     async def _listen(self, reader: Reader, take: Callable[[Message], None]) -> None:
-        while True:
-            for message in await fetch_what_is_left(reader, timeout=5.0):
+        async for messages in read_on(reader):
+            for message in messages:
                 take(message)
             self._news.set()
 
@@ -123,7 +126,7 @@ class Conversation:
 async def conversing(where: Connection, worker: str) -> AsyncIterator[Conversation]:
     """Connect, and begin to read before the first message.
 
-    Without the right to read dead letters, it reads only records.
+    Without the right to read dead letters, the conversation has only records.
     """
     topics = names.topics(where.cluster)
     async with AsyncExitStack() as stack:

@@ -1,7 +1,7 @@
 """The demonstration of `outfitter demo`: a real manager and three real workers, as processes in a folder of its own.
 
-It observes them as a user would, by `outfitter status` and `/metrics`, and prints the result of each scene. A scene
-that fails ends it with exit code 1. It ends all its processes by their pids.
+It observes them as a user would, by `outfitter status` and `/metrics`, and prints the result of each scene. If a scene
+fails, the demonstration ends with exit code 1. It ends all its processes by their pids.
 """
 
 from __future__ import annotations
@@ -35,8 +35,10 @@ GPUS = 2
 SCENE_WITHIN = 20.0
 """Time limit of a scene in seconds; a scene takes about one."""
 
-LOOK_AGAIN_AFTER = 0.05
+POLL_EVERY = 0.05
+"""Seconds between two looks at the ledger or the metrics."""
 ENDED_WITHIN = 5.0
+"""Time limit for the end of a process in seconds; then it is killed."""
 _PYTHON = (sys.executable, "-c")
 _OUTFITTER = (sys.executable, "-m", "outfitter_service.cli")
 _ADDRESS = re.compile(r"metrics at http://([0-9.]+):([0-9]+)/")
@@ -59,7 +61,7 @@ with RuntimeContext() as context:
 
 
 class DemoFolder(NamedTuple):
-    """The demonstration's folder, and its host's name, which no other manager on this machine has."""
+    """The demonstration's folder, and the name of its host. No other manager on this machine has that name."""
 
     folder: Path
     host: str
@@ -202,12 +204,12 @@ class Demonstration:
 
         where = Connection(bus=self._demo.bus, host=self._demo.host, cluster=DEFAULT_CLUSTER)
 
-        async def look() -> LedgerView:
+        async def read() -> LedgerView:
             async with ledger_view.opened(where) as bus:
                 return await ledger_view.read(bus, where.cluster)
 
         with _signals_wait():
-            return anyio.run(look)
+            return anyio.run(read)
 
     def _worker(self, name: str) -> Allocation | None:
         return next(iter(self._ledger().of_worker(name)), None)
@@ -282,8 +284,8 @@ class Demonstration:
                 if process.poll() not in {None, 0, -signal.SIGKILL, 128 + signal.SIGTERM}:
                     raise OutfitterCliError(f"{name} ended with {process.returncode}: {self._log(name)[-2000:]}")
             if time.monotonic() > deadline:
-                raise OutfitterCliError(f"after {SCENE_WITHIN:g} s it is still not so that {what}")
-            time.sleep(LOOK_AGAIN_AFTER)
+                raise OutfitterCliError(f"waited {SCENE_WITHIN:g} s in vain until {what}")
+            time.sleep(POLL_EVERY)
         _say(f"  {what}")
 
     def _end_all(self) -> None:
@@ -302,24 +304,24 @@ class Demonstration:
 
 @contextmanager
 def _signals_wait() -> Iterator[None]:
-    """Delay signals that end this process. Handled at once, one could leave a starting process behind, or raise in any
-    task of an event loop."""
-    told: list[int] = []
+    """Delay signals that end this process. A signal that is handled at once could leave a starting process behind, or
+    raise in any task of an event loop."""
+    received: list[int] = []
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     ours = {number: handler for number, handler in handlers.items() if callable(handler)}
     for number in ours:
-        signal.signal(number, lambda number, _frame: told.append(number))
+        signal.signal(number, lambda number, _frame: received.append(number))
     try:
         yield
     finally:
         for number, handler in ours.items():
             signal.signal(number, handler)
-        for received in told:
-            signal.raise_signal(received)
+        for number in received:
+            signal.raise_signal(number)
 
 
 def _interrupted(number: int, _frame: object) -> None:
-    """End this process through its cleanup, after any of these signals."""
+    """End this process after a signal, with its cleanup."""
     raise SystemExit(128 + number)
 
 
@@ -332,7 +334,7 @@ def _say(text: str) -> None:
         output.say(line)
 
 
-def _check(so: bool, what: str) -> None:
-    if not so:
-        raise OutfitterCliError(f"it is not so that {what}")
+def _check(is_true: bool, what: str) -> None:
+    if not is_true:
+        raise OutfitterCliError(f"expected, but not true: {what}")
     _say(f"  {what}")

@@ -20,7 +20,7 @@ _AMOUNT = r"[0-9]{1,19}"
 
 
 class Duration(click.ParamType[float | str]):
-    """Seconds from `30s`, `5m` or a plain number, at most `LONGEST_S`. `none` is "none", if allowed."""
+    """Seconds from `30s`, `5m` or a plain number, at most `LONGEST_S`. With `none` it also accepts the word none."""
 
     name = "duration"
 
@@ -41,11 +41,16 @@ class Duration(click.ParamType[float | str]):
         return seconds
 
 
-def request(command: F) -> F:
-    """Add the options of a registration; `registration` takes their values."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
+def request(*, wait: str) -> Callable[[F], F]:
+    """Add the options of a registration, whose values `registration` takes, and `--wait` with the help text `wait`."""
+
+    def decorate(command: F) -> F:
+        wait_option = click.option("--wait", type=Duration(), metavar="DURATION", help=wait)
+        for option in (wait_option, *reversed(_OPTIONS)):
+            command = option(command)
+        return command
+
+    return decorate
 
 
 _OPTIONS: tuple[Callable[[F], F], ...] = (
@@ -143,7 +148,7 @@ def _amounts(texts: Iterable[str], option: str) -> dict[str, int]:
         name, amount = _pair(text, option, "NAME=AMOUNT")
         _checked(name, "resource", option)
         if name in amounts:
-            raise click.BadParameter(f"{name} stands there twice", param_hint=option)
+            raise click.BadParameter(f"{name} is given twice", param_hint=option)
         if not re.fullmatch(_AMOUNT, amount) or int(amount) < 1:
             raise click.BadParameter(
                 f"{amount!r} is no amount of {name}: write a whole number, 1 or more", param_hint=option

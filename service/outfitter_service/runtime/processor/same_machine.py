@@ -14,7 +14,7 @@ import structlog
 from outfitter_proto.bus import BusError
 from outfitter_proto.bus.reading import read_to
 from outfitter_proto.codec import WireError, decode_ledger
-from outfitter_proto.keys import HOST
+from outfitter_proto.keys import HOST, host_of
 from outfitter_proto.records import HOLDING_STATES, Allocation, Host
 from outfitter_service.runtime.changelog.restore import Restored
 from outfitter_service.runtime.input.assignment import Assignment
@@ -68,14 +68,13 @@ class SameMachine:
         """How many live allocations these hosts have."""
         assignment = self._assignment
         topic, partition = assignment.topics.allocations, assignment.partition
-        names = {host.encode(): host for host in hosts}
         live: dict[bytes, str] = {}
         async with await assignment.bus.open_reader(topic, partition, start=None, committed=True) as reader:
             async for messages in read_to(reader, end):
                 for message in messages:
                     key = message.key or b""
-                    host = names.get(key.partition(b"/")[0])
-                    if host is None:
+                    host = host_of(key)
+                    if host is None or host not in hosts:
                         continue
                     live.pop(key, None)
                     if message.value is not None and _holds(message.value):

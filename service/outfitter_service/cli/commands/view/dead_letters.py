@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -24,11 +25,10 @@ SHOWN = 20
 BODY_SHOWN = 1_000
 """Most characters of a message that are shown to people."""
 CODES = [str(code) for code in NobodysCode]
-_PATIENCE = 5.0
 
 
-class Letter(Struct, frozen=True, kw_only=True):
-    """A decoded dead letter. `text` is the message, perhaps cut, if it is UTF-8; otherwise `base64` has it."""
+class ShownLetter(Struct, frozen=True, kw_only=True):
+    """A dead letter as it is shown. `text` is the message, perhaps cut, if it is UTF-8; otherwise `base64` has it."""
 
     at: datetime
     source: MessageSource
@@ -101,7 +101,7 @@ async def _print(where: Connection, chosen: LetterFilter, limit: int, follow: bo
     async with ledger_view.opened(where) as bus, AsyncExitStack() as stack:
         partitions = await ledger_view.partitions(bus, where.cluster, None)
         stretches = await history_reader.stretches(stack, bus, topic, partitions, chosen.since)
-        last: deque[Letter] = deque(maxlen=limit)
+        last: deque[ShownLetter] = deque(maxlen=limit)
         left_out = 0
         async for message in history_reader.merged(stretches):
             letter = _decoded(message, chosen)
@@ -116,23 +116,25 @@ async def _print(where: Connection, chosen: LetterFilter, limit: int, follow: bo
             _show(letter, as_json=as_json)
         if follow:
             async with anyio.create_task_group() as group:
-                for one in stretches:
-                    group.start_soon(_follow, one, chosen, as_json)
+                for stretch in stretches:
+                    group.start_soon(_follow, stretch, chosen, as_json)
 
 
-async def _follow(one: HistoryRange, chosen: LetterFilter, as_json: bool) -> None:
-    from outfitter_proto.bus.reading import fetch_what_is_left
+async def _follow(stretch: HistoryRange, chosen: LetterFilter, as_json: bool) -> None:
+    from outfitter_proto.bus.reading import read_on
 
-    messages = one.rest()
-    while True:
+    def show(messages: Iterable[Message]) -> None:
         for message in messages:
             letter = _decoded(message, chosen)
             if letter is not None:
                 _show(letter, as_json=as_json)
-        messages = await fetch_what_is_left(one.reader, timeout=_PATIENCE)
+
+    show(stretch.rest())
+    async for messages in read_on(stretch.reader):
+        show(messages)
 
 
-def _decoded(message: Message, chosen: LetterFilter) -> Letter | None:
+def _decoded(message: Message, chosen: LetterFilter) -> ShownLetter | None:
     from outfitter_proto import codec
     from outfitter_service.query import history_reader
 
@@ -140,14 +142,14 @@ def _decoded(message: Message, chosen: LetterFilter) -> Letter | None:
     return shown(letter) if letter is not None and chosen.matches(letter) else None
 
 
-def shown(letter: DeadLetter) -> Letter:
-    """A dead letter with its message as text, if possible, without a character halved by the cut."""
+def shown(letter: DeadLetter) -> ShownLetter:
+    """A dead letter with its message as text, if possible. A character that the cut has halved is left out."""
     try:
         text: str | None = letter.body.decode()
     except UnicodeDecodeError as error:
         cut = len(letter.body) < letter.length and error.start > len(letter.body) - 4
         text = letter.body[: error.start].decode() if cut else None
-    return Letter(
+    return ShownLetter(
         at=letter.at,
         source=letter.source,
         key=letter.message_key,
@@ -162,7 +164,7 @@ def shown(letter: DeadLetter) -> Letter:
     )
 
 
-def _show(letter: Letter, *, as_json: bool) -> None:
+def _show(letter: ShownLetter, *, as_json: bool) -> None:
     if as_json:
         output.print_json(letter)
         return

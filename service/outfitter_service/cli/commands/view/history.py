@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable
 from contextlib import AsyncExitStack
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from outfitter_service.config import Connection
     from outfitter_service.query.history_reader import HistoryRange
 
-_PATIENCE = 5.0
 SHOWN = 50
 """The default number of steps shown: the last ones."""
 _WIDTHS = (20, 9, 20)
@@ -104,11 +104,11 @@ async def _show_history(where: Connection, show: _Lines, follow: bool, limit: in
         topic = await history_reader.topic_of(bus, where)
         partitions = await ledger_view.partitions(bus, where.cluster, chosen.host)
         stretches = await history_reader.stretches(stack, bus, topic, partitions, chosen.since)
-        seen = False
+        has_history = False
         last: deque[Message] = deque(maxlen=limit)
         left_out = 0
         async for message in history_reader.merged(stretches):
-            seen = True
+            has_history = True
             if limit is None:
                 show(message)
             elif show.wants(message):
@@ -119,25 +119,29 @@ async def _show_history(where: Connection, show: _Lines, follow: bool, limit: in
         show.measure(last)
         for message in last:
             show(message)
-        if not seen and chosen.since is None:
+        if not has_history and chosen.since is None:
             warn(history_reader.nothing(where, topic))
         if follow:
             async with anyio.create_task_group() as group:
-                for partition, one in zip(partitions, stretches, strict=True):
-                    group.start_soon(_follow, bus, topic, partition, one, show)
+                for partition, stretch in zip(partitions, stretches, strict=True):
+                    group.start_soon(_follow, bus, topic, partition, stretch, show)
 
 
-async def _follow(bus: Bus, topic: str, partition: int, one: HistoryRange, show: _Lines) -> None:
+async def _follow(bus: Bus, topic: str, partition: int, stretch: HistoryRange, show: _Lines) -> None:
     """Show the new steps of one partition: for ever, or those that are committed by the time of `--until`."""
-    from outfitter_proto.bus.reading import fetch_what_is_left, read_to
+    from outfitter_proto.bus.reading import read_on, read_to
 
-    for message in one.rest():
+    for message in stretch.rest():
         show(message)
     until = show.chosen.until
-    while (left := _PATIENCE if until is None else (until - datetime.now(UTC)).total_seconds()) > 0:
-        for message in await fetch_what_is_left(one.reader, timeout=min(left, _PATIENCE)):
+
+    def seconds_left() -> float:
+        return math.inf if until is None else (until - datetime.now(UTC)).total_seconds()
+
+    async for messages in read_on(stretch.reader, seconds_left=seconds_left):
+        for message in messages:
             show(message)
-    async for messages in read_to(one.reader, await bus.stable_end(topic, partition)):
+    async for messages in read_to(stretch.reader, await bus.stable_end(topic, partition)):
         for message in messages:
             show(message)
 
@@ -204,7 +208,7 @@ def _cells(step: Transition | Refresh | Note, *, with_host: bool) -> list[str]:
     if not isinstance(step, Transition):
         return ["-", worker, f"{step.event}: {step.explanation}"]
     devices = ledger_view.devices_in_words(step.record) if isinstance(step.record, Allocation) else ""
-    # show it only where a reader could assume that the driver checked for use
+    # say it only where a reader could assume that the driver checked for use
     unconfirmed = " (unconfirmed)" if step.confirmed is False and "unconfirmed" not in step.explanation else ""
     why = step.explanation if step.explanation.startswith(step.event) else f"{step.event}: {step.explanation}"
     return [step.to, worker, f"{devices}; {why}{unconfirmed}" if devices else f"{why}{unconfirmed}"]

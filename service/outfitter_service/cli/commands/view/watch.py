@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from outfitter_service.config import Connection
     from outfitter_service.query.ledger_view import Change
 
-_PATIENCE = 5.0
-
 
 @click.command()
 @click.argument("worker", type=options.WORKER, required=False)
@@ -49,22 +47,22 @@ async def _follow(where: Connection, host: str | None, show: functools.partial[N
 
 
 async def _follow_partition(reader: Reader, end: int, host: str | None, show: functools.partial[None]) -> None:
-    from outfitter_proto.bus.reading import fetch_what_is_left, read_to
+    from outfitter_proto.bus.reading import read_on, read_to
     from outfitter_proto.records import FINAL_STATES, Allocation
     from outfitter_service.query import ledger_view
 
-    begun: dict[str, Change] = {}
+    current: dict[str, Change] = {}
     async with reader:
         async for messages in read_to(reader, end):
             for change in map(ledger_view.decode, messages):
-                begun.pop(change.key, None)
-                begun[change.key] = change
-        for change in begun.values():
+                current.pop(change.key, None)
+                current[change.key] = change
+        for change in current.values():
             over = isinstance(change.record, Allocation) and change.record.state in FINAL_STATES
             if change.record is not None and not over:
                 _show(change, host, show)
-        while True:
-            for change in map(ledger_view.decode, await fetch_what_is_left(reader, timeout=_PATIENCE)):
+        async for messages in read_on(reader):
+            for change in map(ledger_view.decode, messages):
                 _show(change, host, show)
 
 
@@ -78,14 +76,14 @@ def _show(change: Change, host: str | None, show: functools.partial[None]) -> No
 def _show_json(worker: options.WorkerNames | None, change: Change) -> None:
     import msgspec
 
-    if not _wanted(worker, change):
+    if not _is_selected(worker, change):
         return
     message = change.message
     record = None if message.value is None else msgspec.Raw(message.value)
     output.print_json({"partition": message.partition, "offset": message.offset, "key": change.key, "record": record})
 
 
-def _wanted(worker: options.WorkerNames | None, change: Change) -> bool:
+def _is_selected(worker: options.WorkerNames | None, change: Change) -> bool:
     return worker is None or worker.fits_key(change.key)
 
 
@@ -96,7 +94,7 @@ class _Words:
         self._states: dict[str, str] = {}
 
     def show(self, worker: options.WorkerNames | None, change: Change) -> None:
-        if _wanted(worker, change):
+        if _is_selected(worker, change):
             line = self._line(change)
             if line:
                 output.say(f"{_clock()}  {line}")
@@ -114,16 +112,22 @@ class _Words:
                 why = "" if record.reason is None else f" ({record.reason})"
                 return f"{record.host}/{record.worker}  {step}  {ledger_view.devices_in_words(record)}{place}{why}"
             case Host() as record:
-                resources = "; ".join(f"{name}: {_inventory(each)}" for name, each in record.resources.items())
+                resources = "; ".join(
+                    f"{name}: {_inventory(inventory)}" for name, inventory in record.resources.items()
+                )
                 managed = "managed" if record.manager.stopped_at is None else "its manager has stopped"
                 return f"{record.host}  {managed}  {resources or 'no resources'}"
             case Device() as record:
                 return f"{record.host}  device {record.id}: {record.state}" + (
                     f" ({record.reason})" if record.reason else ""
                 )
-            case _:
+            case None if change.message.value is None:
                 state = self._states.pop(change.key, None)
                 return None if state is None else f"{change.key}  deleted"
+            case None:
+                return f"{change.key}  has a record that this version cannot read"
+            case record:  # of a kind without a text of its own
+                return f"{change.key}  has a new record of type {record.__struct_config__.tag}"
 
 
 def _inventory(inventory: object) -> str:

@@ -29,13 +29,7 @@ ENDED_WITHIN = 5.0
 
 @click.command()
 @options.connected
-@registration_options.request
-@click.option(
-    "--wait",
-    type=registration_options.Duration(),
-    metavar="DURATION",
-    help="Wait for the answer and print it. Deregister if it is still pending then.",
-)
+@registration_options.request(wait="Wait for the answer and print it. Deregister if it is still pending then.")
 @options.json_output
 def register(where: Connection, /, wait: float | None, as_json: bool, **request: Any) -> int:
     """Ask for devices on behalf of a worker, and print until when its lease lasts.
@@ -65,19 +59,19 @@ async def _announce(where: Connection, message: Register, as_json: bool) -> int:
         await conversation.publish(message)
         key = allocation_key(message.host, message.worker, message.incarnation)
         lease = message.lease_s
-        known = lease is not UNSET or await conversation.wait_for(
+        is_lease_known = lease is not UNSET or await conversation.wait_for(
             lambda: key in conversation.records, LEASE_KNOWN_WITHIN
         )
         if lease is UNSET:
-            lease = conversation.records[key].record.request.lease_s if known else None
+            lease = conversation.records[key].record.request.lease_s if is_lease_known else None
     until = sent_at + timedelta(seconds=lease) if isinstance(lease, float | int) else None
-    if not known:
+    if not is_lease_known:
         warn(f"no manager of host {where.host} has answered yet; its default lease decides how long this holds")
     if as_json:
         output.print_json(
             {"host": message.host, "worker": message.worker, "incarnation": message.incarnation, "holds_until": until}
         )
-    elif known:
+    elif is_lease_known:
         limit = "without a lease" if until is None else f"with a lease until {until:%Y-%m-%dT%H:%M:%SZ}"
         output.say(f"{key}  sent, {limit}")
     else:
@@ -95,8 +89,8 @@ async def _obtain(where: Connection, message: Register, wait: float, as_json: bo
     key = allocation_key(message.host, message.worker, message.incarnation)
     async with conversing(where, message.worker) as conversation:
 
-        def stands(*among: AllocationStatus) -> bool:
-            return key in conversation.records and status_of(conversation.records[key].record) in among
+        def has_status(*statuses: AllocationStatus) -> bool:
+            return key in conversation.records and status_of(conversation.records[key].record) in statuses
 
         answered = False
         try:
@@ -104,13 +98,15 @@ async def _obtain(where: Connection, message: Register, wait: float, as_json: bo
             answered = await conversation.wait_for(
                 lambda: (
                     offset in conversation.letters
-                    or stands(AllocationStatus.YOURS, AllocationStatus.OVER, AllocationStatus.FAILED)
+                    or has_status(AllocationStatus.YOURS, AllocationStatus.OVER, AllocationStatus.FAILED)
                 ),
                 wait,
             )
         finally:
             if not answered:  # too late, or interrupted
-                await _withdraw(conversation, message, lambda: stands(AllocationStatus.OVER, AllocationStatus.FAILED))
+                await _withdraw(
+                    conversation, message, lambda: has_status(AllocationStatus.OVER, AllocationStatus.FAILED)
+                )
         if key not in conversation.records:
             letter = await conversation.letter(offset)
             raise OutfitterCliError(letter.reason if letter is not None else await conversation.no_manager_text())

@@ -19,13 +19,7 @@ DESCRIPTORS = 24
 
 @click.command(context_settings={"allow_interspersed_args": False})
 @options.connection
-@registration_options.request
-@click.option(
-    "--wait",
-    type=registration_options.Duration(),
-    metavar="DURATION",
-    help="Give up after this time (exit code 124).",
-)
+@registration_options.request(wait="Give up after this time (exit code 124).")
 @click.option("--wait-for-manager", is_flag=True, help="Wait until there is a manager, however long.")
 @click.option(
     "--kill-after",
@@ -62,7 +56,7 @@ def run(
     allocation is lost while COMMAND runs (somebody deregistered it, or its lease is about to end and no manager on this
     machine watches the process), it gets SIGTERM, and SIGKILL after --kill-after.
     """  # fmt: skip
-    del bus, host, cluster  # `connection` has read them, also from other sources
+    del bus, host, cluster  # `connection` reads these from all sources
     from outfitter_proto.support import descriptors
 
     descriptors.require(DESCRIPTORS, "`outfitter run`")
