@@ -114,10 +114,12 @@ def test_a_key_that_a_driver_names_is_checked_too() -> None:
 def test_yarns_maximum_is_allowed_and_one_more_is_refused_with_both_numbers() -> None:
     """Flink's own test, with words instead of an IllegalStateException."""
     assert yarn_amounts([resource(yarn_key="y")], maximum={"y": 2}) == {"y": 2}
-    with pytest.raises(RequestError, match=r"test: 3 of y wanted, the cluster allows at most 2"):
+    with pytest.raises(RequestError, match=r"test: 3 of y requested, the cluster allows at most 2"):
         yarn_amounts([resource(amount=3, yarn_key="y")], maximum={"y": 2})
 
 
 def test_a_type_that_the_cluster_does_not_know_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(RequestError, match=r"2 of y wanted, which the cluster does not know; it knows x \(at most 4\)"):
+    with pytest.raises(
+        RequestError, match=r"2 of y requested, which the cluster does not know; it knows x \(at most 4\)"
+    ):
         yarn_amounts([resource(yarn_key="y")], maximum={"x": 4})

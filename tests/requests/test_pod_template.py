@@ -187,7 +187,7 @@ def test_the_commands_print_what_is_configured(tmp_path: Path) -> None:
     assert (yarn.returncode, yarn.stdout) == (0, '{"yarn.io/gpu":2}\n')
     over = outfitter("yarn", "resources", "--maximum", "yarn.io/gpu=1", cwd=tmp_path)
     assert (over.returncode, over.stdout) == (1, "")
-    assert "2 of yarn.io/gpu wanted, the cluster allows at most 1" in over.stderr
+    assert "2 of yarn.io/gpu requested, the cluster allows at most 1" in over.stderr
 
 
 def test_a_wrong_configuration_requests_nothing(tmp_path: Path) -> None:

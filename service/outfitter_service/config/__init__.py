@@ -32,7 +32,7 @@ __all__ = [
 if not TYPE_CHECKING:
 
     def __getattr__(name):
-        if name in __all__:  # ResourceConfig is there, too
+        if name in __all__:  # `settings` has ResourceConfig, too
             globals()[name] = value = getattr(import_module("outfitter_service.config.settings"), name)
             return value
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

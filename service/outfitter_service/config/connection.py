@@ -1,7 +1,7 @@
 """Bus, host, cluster, log-in and the history switch, for commands that need no more and must start fast.
 
-It uses the sources of `settings.load` in the same order. It ignores the rest of the file, and imports the code for
-Flink's files only for such a file.
+It uses the sources of `settings.load` in the same order. It ignores the rest of the file. It imports the code for
+Flink's files only if the file is Flink's.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from outfitter_service.config.problems import ConfigurationError, Problem
 
 log = logging.getLogger("outfitter.config")
 
-_WANTED = ("bus", "host", "cluster", "history")
-_TABLE = [option for option in options.SETTINGS if option.name in _WANTED or option.name.startswith(options.KAFKA)]
+_NAMES = ("bus", "host", "cluster", "history")
+_TABLE = [option for option in options.SETTINGS if option.name in _NAMES or option.name.startswith(options.KAFKA)]
 
 
 class Connection(Struct, frozen=True, kw_only=True):
@@ -45,7 +45,7 @@ def connection(
         ConfigurationError: the file or one of these values is invalid.
     """
     environment = os.environ if environment is None else environment
-    texts: dict[str, tuple[str, str, str]] = {}
+    texts: dict[str, tuple[str, str, str]] = {}  # by setting: its text, origin and key
     file = sources.find(path, environment)
     if file is not None:
         source = sources.read(file)
@@ -69,12 +69,12 @@ def connection(
         default = option.default()
         if option.name not in texts and default is None:
             continue
-        text, place, key = texts.get(option.name) or (default or "", "default", option.name)
+        text, origin, key = texts.get(option.name) or (default or "", "default", option.name)
         try:
             values[option.name] = option.parse(text)
         except ValueError as error:
-            problems.append(Problem(file=place, key=key, found=text, problem=str(error)))
+            problems.append(Problem(file=origin, key=key, found=text, problem=str(error)))
     if problems:
         raise ConfigurationError(problems)
-    login = {name.removeprefix(options.KAFKA): value for name, value in values.items() if name not in _WANTED}
-    return Connection(**{name: values[name] for name in _WANTED}, login=login)
+    login = {name.removeprefix(options.KAFKA): value for name, value in values.items() if name not in _NAMES}
+    return Connection(**{name: values[name] for name in _NAMES}, login=login)

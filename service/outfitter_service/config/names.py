@@ -1,7 +1,7 @@
 """Parses `external-resources`, the list of resources.
 
 It is split as in Flink (`StructuredOptionsSplitter`: `;`, items trimmed, quotes around whole items). Blanks, `none`
-among other items, commas and invalid names are errors, whereas Flink silently uses them as names.
+among other items, commas and invalid names are errors, while Flink silently uses them as names.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class Problem(Struct, frozen=True, kw_only=True):
         found: its text; None if it is missing.
         problem: what is wrong, and the valid values.
         suggestion: what to write instead, if there is a good guess.
-        resource: an error of a resource stops only that one. Without a resource, an error stops the manager.
+        resource: an error of a resource stops only that resource. An error without a resource stops the manager.
     """
 
     file: str

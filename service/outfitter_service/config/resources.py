@@ -50,13 +50,13 @@ class ResourceConfig(Struct, frozen=True, kw_only=True):
 
 
 class Given(NamedTuple):
-    """A value, its origin (for people, and for `config show`), and its key as written there."""
+    """A configured value, its place of origin (for people, and for `config show`), and its key as written there."""
 
     value: Value
     place: str
     key: str
 
-    def wrong(
+    def problem(
         self,
         problem: str,
         suggestion: str | None = None,
@@ -85,22 +85,23 @@ class Resources(NamedTuple):
 
 
 _OPTIONS = {option.name: option for option in options.RESOURCE_OPTIONS}
-_SILENT = {alias: option.name for option in options.RESOURCE_OPTIONS for alias in option.aliases}
-_OLD = {old: option.name for option in options.RESOURCE_OPTIONS for old in option.old_names} | options.OLD_PARAMS
+_ALIASES = {alias: option.name for option in options.RESOURCE_OPTIONS for alias in option.aliases}
+_OLD_NAMES = {old: option.name for option in options.RESOURCE_OPTIONS for old in option.old_names} | options.OLD_PARAMS
 _GUESSES = 50
 """Most unlisted resources for which we suggest a name."""
-_SUGGESTED = [*_OPTIONS, *_SILENT, "param.discovery-script.path", "param.discovery-script.args"]
+_SUGGESTED = [*_OPTIONS, *_ALIASES, "param.discovery-script.path", "param.discovery-script.args"]
 
 
 def canonical(rest: str) -> str | None:
     """The option for `rest`, the text after `external-resource.<name>.`; None if it is unknown."""
     if rest in _OPTIONS or (rest.startswith(options.PARAM) and rest != options.PARAM):
         return rest
-    return _SILENT.get(rest) or _OLD.get(rest)
+    return _ALIASES.get(rest) or _OLD_NAMES.get(rest)
 
 
 def split_key(key: str, names: Iterable[str]) -> tuple[str, str]:
-    """The resource and the option in a key without its prefix. Names may have dots, so the longest listed name wins."""
+    """The resource and the option in a key without its prefix. Names may have dots, so the
+    longest listed name counts."""
     listed = [name for name in names if key == name or key.startswith(f"{name}.")]
     if listed:
         name = max(listed, key=len)
@@ -148,8 +149,8 @@ class _ResourceBuilder:
         self._unlisted: set[str] = set()
 
     def add(self, layer: Iterable[Given]) -> None:
-        """Add a layer. Its values win over those of earlier layers."""
-        taken: dict[tuple[str, str], Given] = {}
+        """Add a layer. Its values take precedence over those of earlier layers."""
+        chosen: dict[tuple[str, str], Given] = {}
         for item in layer:
             prefix = _prefix(item.key)
             name, rest = split_key(item.key[len(prefix) :], self.names)
@@ -159,32 +160,32 @@ class _ResourceBuilder:
             option = canonical(rest)
             if option is None:
                 self._unknown(name, rest, item)
-            elif self._preferred(name, option, item, taken.get((name, option))):
-                taken[name, option] = item
-        for (name, option), item in taken.items():
+            elif self._preferred(name, option, item, chosen.get((name, option))):
+                chosen[name, option] = item
+        for (name, option), item in chosen.items():
             self.values[name][option] = item
 
-    def _preferred(self, name: str, option: str, item: Given, other: Given | None) -> bool:
-        """Whether `item` wins over `other`. The current key wins over its old spellings."""
+    def _preferred(self, name: str, option: str, item: Given, earlier: Given | None) -> bool:
+        """Whether `item` takes precedence over an `earlier` one. The current key does over its old spellings."""
         right = f"{options.PREFIX}{name}.{option}"
-        if other is None:
-            if item.key != right and item.key.removeprefix(f"{options.PREFIX}{name}.") not in _SILENT:
+        if earlier is None:
+            if item.key != right and item.key.removeprefix(f"{options.PREFIX}{name}.") not in _ALIASES:
                 self._add_problem(
                     name, item, f"is an old or mistaken spelling of {right}", f"write {right}", Severity.WARNING
                 )
             return True
-        if other.key == item.key:
-            self._add_problem(name, item, f"is given twice, in {other.place} too", "keep one of them")
+        if earlier.key == item.key:
+            self._add_problem(name, item, f"is given twice, in {earlier.place} too", "keep one of them")
             return True
-        winner, loser = (item, other) if item.key == right else (other, item)
-        problem = f"stands beside {winner.key}, which means the same and wins"
+        winner, loser = (item, earlier) if item.key == right else (earlier, item)
+        problem = f"has the same meaning as {winner.key}, which takes precedence"
         self._add_problem(name, loser, problem, "keep one of them", Severity.WARNING)
         return winner is item
 
     def _add_problem(
         self, name: str, item: Given, problem: str, suggestion: str | None = None, severity: Severity = Severity.ERROR
     ) -> None:
-        self.problems.append(item.wrong(problem, suggestion, severity, resource=name))
+        self.problems.append(item.problem(problem, suggestion, severity, resource=name))
 
     def _not_listed(self, name: str, item: Given) -> None:
         if name in self._unlisted:
@@ -206,7 +207,7 @@ class _ResourceBuilder:
         self._add_problem(name, item, "is a key that nobody reads", suggestion)
 
     def config(self, name: str, directory: Path | None) -> ResourceConfig:
-        """The configuration of one resource, as far as it is valid."""
+        """The configuration of one resource, with what is valid of it."""
         values = {option: self._parsed(name, option) for option in _OPTIONS}
         driver, reason = self._driver(name, values["driver-factory.class"])
         state = SpecState.OK if driver else SpecState.NO_DRIVER
@@ -264,18 +265,18 @@ class _ResourceBuilder:
             if option.startswith(options.PARAM)
         }
 
-    def _driver(self, name: str, wanted: str | None) -> tuple[str | None, str | None]:
+    def _driver(self, name: str, class_name: str | None) -> tuple[str | None, str | None]:
         """The driver's name in the registry, or the reason why there is none."""
         from outfitter_drivers import registry
 
         key = f"{options.PREFIX}{name}.driver-factory.class"
-        if wanted is None:
+        if class_name is None:
             return None, f"no driver is configured: {key} is not given"
         item = self.values[name]["driver-factory.class"]
         try:
-            return registry.find(wanted).name, None
+            return registry.find(class_name).name, None
         except registry.DriverLookupError as error:
-            if registry.is_java_class_name(wanted):
+            if registry.is_java_class_name(class_name):
                 self._add_problem(
                     name,
                     item,
@@ -285,10 +286,10 @@ class _ResourceBuilder:
                     f"known drivers are {', '.join(registry.known_names())}",
                     Severity.WARNING,
                 )
-                return None, f"no driver: {wanted} is a Java class; port it to Python ({key})"
+                return None, f"no driver: {class_name} is a Java class; port it to Python ({key})"
             known = registry.known_names()
-            near = nearest(wanted, known)
-            if ":" in wanted or wanted in known:
+            near = nearest(class_name, known)
+            if ":" in class_name or class_name in known:
                 self._add_problem(name, item, str(error))
             else:
                 valid = (
@@ -298,20 +299,20 @@ class _ResourceBuilder:
             return None, None
 
     def refuse_shared_keys(self, configs: list[ResourceConfig]) -> list[ResourceConfig]:
-        """Refuse two resources with one key of Kubernetes or YARN, because neither would surely get its amount."""
+        """Refuse two resources with the same key of Kubernetes or YARN: neither would surely get its amount."""
         for option, field in (("kubernetes.config-key", "kubernetes_key"), ("yarn.config-key", "yarn_key")):
-            first: dict[str, str] = {}
+            owners: dict[str, str] = {}
             for position, config in enumerate(configs):
                 key = getattr(config, field)
                 if key is None or config.amount == 0:
                     continue
-                other = first.setdefault(key, config.name)
-                if other == config.name:
+                owner = owners.setdefault(key, config.name)
+                if owner == config.name:
                     continue
-                problem = f"is the key of {other!r} too; every resource needs a key of its own"
+                problem = f"is the key of {owner!r} too; every resource needs a key of its own"
                 self._add_problem(config.name, self.values[config.name][option], problem)
-                for place in {position, next(i for i, c in enumerate(configs) if c.name == other)}:
-                    configs[place] = _misconfigured(configs[place], f"{config.key(option)} {problem}")
+                for index in {position, next(i for i, c in enumerate(configs) if c.name == owner)}:
+                    configs[index] = _misconfigured(configs[index], f"{config.key(option)} {problem}")
         return configs
 
     def origins(self) -> dict[str, str]:

@@ -99,8 +99,7 @@ def load(
 
     Raises:
         ConfigurationError: no file (if `required`), an unusable one, a wrong setting of the manager, or with `strict`
-        any
-            error. It lists all problems.
+            any error. It lists all problems.
     """
     inspection = inspect(path, overrides, environment, required=required)
     settings = inspection.settings
@@ -132,7 +131,7 @@ def inspect(
 
 
 class _Reading:
-    """Reads all sources once."""
+    """Reads all sources once, and collects values and problems."""
 
     def __init__(
         self, source: sources.ConfigSource | None, overrides: Mapping[str, str], environment: Mapping[str, str]
@@ -145,12 +144,12 @@ class _Reading:
         self.of_resources: list[Given] = []
         self.overriding: list[Given] = []
         for entry in source.entries if source else ():
-            self._take_entry(entry)
-        self._take_environment()
+            self._add_entry(entry)
+        self._add_environment()
         for key, value in overrides.items():
-            self._take_override(key, value)
+            self._add_override(key, value)
 
-    def _take_entry(self, entry: sources.ConfigEntry) -> None:
+    def _add_entry(self, entry: sources.ConfigEntry) -> None:
         assert self.source is not None  # noqa: S101 - entries come from a source
         line = f" line {entry.line}" if entry.line is not None else ""
         item = Given(entry.value, f"{self.source.path}{line}", entry.key)
@@ -162,24 +161,24 @@ class _Reading:
         elif key.startswith(options.PREFIX):
             self.of_resources.append(item)
         elif key.startswith(options.OLD_PREFIXES):
-            self._take_old(item)
+            self._add_old_key(item)
         elif key.startswith("outfitter."):
-            self._take_setting(key.removeprefix("outfitter."), item)
+            self._add_setting(key.removeprefix("outfitter."), item)
         elif self.source.toml:
-            self._take_setting(key, item)
+            self._add_setting(key, item)
         else:
-            self._pass_over(item)
+            self._add_foreign_key(item)
 
-    def _take_old(self, item: Given) -> None:
+    def _add_old_key(self, item: Given) -> None:
         """Add a key of the proposal's earlier forms. Flink has other keys with these prefixes, which are ignored."""
         prefix = next(prefix for prefix in options.OLD_PREFIXES if item.key.startswith(prefix))
         _, rest = resources.split_key(item.key.removeprefix(prefix), ())
         if resources.canonical(rest):
             self.of_resources.append(item)
         elif self.source is not None and self.source.toml:
-            self._take_setting(item.key, item)
+            self._add_setting(item.key, item)
 
-    def _take_setting(self, name: str, item: Given) -> None:
+    def _add_setting(self, name: str, item: Given) -> None:
         if name not in _SETTINGS:
             self._add_problem(item, "is a key that nobody reads", self._suggestion(name))
         elif name in self.settings:
@@ -197,7 +196,7 @@ class _Reading:
         near = _near_prefix(name) or nearest(name if toml else f"outfitter.{name}", known)
         return f"did you mean {near}?" if near else f"known are {', '.join(known)} and {options.PREFIX}<name>.…"
 
-    def _pass_over(self, item: Given) -> None:
+    def _add_foreign_key(self, item: Given) -> None:
         """Ignore Flink's other keys, unless they look like misspelt keys of ours."""
         near = _near_prefix(item.key)
         if near is not None:
@@ -212,7 +211,7 @@ class _Reading:
                 Severity.WARNING,
             )
 
-    def _take_environment(self) -> None:
+    def _add_environment(self) -> None:
         variable = "OUTFITTER_EXTERNAL_RESOURCES"
         if self.environment.get(variable):
             self.names = Given(self.environment[variable], f"environment {variable}", options.LIST_KEY)
@@ -221,7 +220,7 @@ class _Reading:
                 value = self.environment[option.variable]
                 self.settings[option.name] = Given(value, f"environment {option.variable}", option.variable)
 
-    def _take_override(self, key: str, value: str) -> None:
+    def _add_override(self, key: str, value: str) -> None:
         name = key.removeprefix("outfitter.")
         if name in _SETTINGS:
             self.settings[name] = Given(value, _COMMAND_LINE, f"--{name}" if name == key else key)
@@ -275,7 +274,7 @@ class _Reading:
             self._add_problem(Given(None, "", options.KAFKA.rstrip(".")), str(error))
 
     def _check_session(self, values: Mapping[str, Any]) -> None:
-        """Warn about a session that Kafka's brokers refuse unless they are set up for it."""
+        """Warn of a session time-out that Kafka's brokers refuse by default."""
         seconds, bus = values["session_timeout"], values["bus"]
         if seconds is None or bus is None or is_local(bus) or values["scope"] != "cluster":
             return
@@ -290,7 +289,7 @@ class _Reading:
             )
 
     def _check_secrets(self, values: Mapping[str, Any]) -> None:
-        """Warn about each secret that all users of this machine may read."""
+        """Warn of each secret that all users of this machine may read."""
         for option in options.SETTINGS:
             value = values[option.field]
             if option.name in options.SECRET_FILES and value and (why := file_ownership.read_by_others(Path(value))):
@@ -302,7 +301,7 @@ class _Reading:
             return []
         names, errors = resource_names(self.names.value)
         for error in errors:
-            # an error of this item only: the other resources are served
+            # the error concerns this item only: a manager serves the other resources
             self._add_problem(self.names, error.problem, error.suggestion, resource=error.item, found=error.item)
         return names
 
@@ -322,8 +321,8 @@ class _Reading:
             return None
 
     def _suggest_keys(self, configs: Iterable[ResourceConfig]) -> None:
-        """Report missing keys for Kubernetes and YARN, but only with a file of Flink's, or if a resource has one of the
-        two keys."""
+        """Report missing keys for Kubernetes and YARN. Do so only if the file is Flink's or a resource has one of these
+        keys."""
         configs = list(configs)
         if (self.source is None or self.source.toml) and not any(
             config.kubernetes_key or config.yarn_key for config in configs
@@ -353,13 +352,13 @@ class _Reading:
         severity: Severity = Severity.ERROR,
         **of: str | None,
     ) -> None:
-        """`of`: see `Given.wrong`."""
-        self.problems.append(item.wrong(problem, suggestion, severity, **of))
+        """`of`: see `Given.problem`."""
+        self.problems.append(item.problem(problem, suggestion, severity, **of))
 
 
 def _near_prefix(key: str) -> str | None:
     """The key with its first word corrected, if that is similar to one of ours."""
     head, dot, rest = key.partition(".")
-    wanted = "external-resource" if dot else options.LIST_KEY
-    likeness = difflib.SequenceMatcher(None, head.replace("_", "-").lower(), wanted).ratio()
-    return f"{wanted}{dot}{rest}" if head != wanted and likeness >= 0.85 else None
+    prefix = "external-resource" if dot else options.LIST_KEY
+    likeness = difflib.SequenceMatcher(None, head.replace("_", "-").lower(), prefix).ratio()
+    return f"{prefix}{dot}{rest}" if head != prefix and likeness >= 0.85 else None

@@ -61,7 +61,7 @@ class ConfigSource(NamedTuple):
 def find(path: str | Path | None, environment: Mapping[str, str]) -> Path | None:
     """The file to read: `path`, else the environment's, else the first default one that exists.
 
-    A named file is returned even if it does not exist. A default file that other users can change is ignored, with a
+    A named file is returned even if it does not exist. A default file that other users can change is ignored with a
     log line, because nobody has named it. None if there is no file.
     """
     named = path or environment.get(VARIABLE)

@@ -1,7 +1,8 @@
 """The keys and amounts of a request to Kubernetes or YARN.
 
-A configured key wins over the driver's. A resource without a key, or switched off, is left out. This is Flink's
-`ExternalResourceUtils.getExternalResourceConfigurationKeys`, but we refuse amounts that Flink rounds (0.5 to "0").
+A configured key takes precedence over the driver's. A resource without a key, or switched off, is left out. Flink's
+`ExternalResourceUtils.getExternalResourceConfigurationKeys` does the same, but we refuse amounts that Flink rounds (0.5
+to "0").
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ def kubernetes_amounts(resources: Iterable[ResourceConfig], driver_of: DriverOf 
     Of two resources with one key only the first counts (a configuration refuses that).
 
     Raises:
-        RequestError: an amount is no positive whole number, or a driver fails or names no extended resource.
+        RequestError: an amount is not a positive whole number, or a driver fails or names no extended resource.
     """
     amounts: dict[str, str] = {}
     for config in _in_effect(resources):
         driver: object = driver_of(config) if config.kubernetes_key is None else None
         ask = driver.kubernetes_resources if isinstance(driver, KubernetesRequest) else None
-        for key, amount in _said(config, config.kubernetes_key, ask).items():
-            amounts.setdefault(_named(config, key, kubernetes_key), str(_whole(config, amount)))
+        for key, amount in _keys_and_amounts(config, config.kubernetes_key, ask).items():
+            amounts.setdefault(_checked_key(config, key, kubernetes_key), str(_whole(config, amount)))
     return amounts
 
 
@@ -58,11 +59,11 @@ def yarn_amounts(
     for config in _in_effect(resources):
         driver: object = driver_of(config) if config.yarn_key is None else None
         ask = driver.yarn_resources if isinstance(driver, YarnRequest) else None
-        for key, found in _said(config, config.yarn_key, ask).items():
-            amount = _whole(config, found)
+        for key, value in _keys_and_amounts(config, config.yarn_key, ask).items():
+            amount = _whole(config, value)
             if maximum is not None:
-                _fits(config, key, amount, maximum)
-            amounts.setdefault(_named(config, key, yarn_key), amount)
+                _check_maximum(config, key, amount, maximum)
+            amounts.setdefault(_checked_key(config, key, yarn_key), amount)
     return amounts
 
 
@@ -70,7 +71,9 @@ def _in_effect(resources: Iterable[ResourceConfig]) -> Iterable[ResourceConfig]:
     return (config for config in resources if config.in_effect)
 
 
-def _said(config: ResourceConfig, key: str | None, ask: Callable[[int], Mapping[str, Any]] | None) -> Mapping[str, Any]:
+def _keys_and_amounts(
+    config: ResourceConfig, key: str | None, ask: Callable[[int], Mapping[str, Any]] | None
+) -> Mapping[str, Any]:
     """The configured amount under its configured key; otherwise a driver's keys and amounts for it, if any.
 
     Raises:
@@ -85,7 +88,7 @@ def _said(config: ResourceConfig, key: str | None, ask: Callable[[int], Mapping[
         with registry.contained():
             return dict(ask(amount))
     except Exception as error:
-        # foreign code: report any error of it
+        # foreign code may raise anything
         raise RequestError(f"resource {config.name}: its driver failed: {registry.described(error)}") from error
 
 
@@ -100,7 +103,7 @@ def _whole(config: ResourceConfig, amount: Any) -> int:
     return number
 
 
-def _named(config: ResourceConfig, key: str, check: Callable[[str], str | None]) -> str:
+def _checked_key(config: ResourceConfig, key: str, check: Callable[[str], str | None]) -> str:
     try:
         name = check(key)
     except ValueError as error:
@@ -110,13 +113,13 @@ def _named(config: ResourceConfig, key: str, check: Callable[[str], str | None])
     return name
 
 
-def _fits(config: ResourceConfig, key: str, amount: int, maximum: Mapping[str, int]) -> None:
+def _check_maximum(config: ResourceConfig, key: str, amount: int, maximum: Mapping[str, int]) -> None:
     if key not in maximum:
         known = ", ".join(f"{name} (at most {most})" for name, most in sorted(maximum.items())) or "none"
         raise RequestError(
-            f"resource {config.name}: {amount} of {key} wanted, which the cluster does not know; it knows {known}"
+            f"resource {config.name}: {amount} of {key} requested, which the cluster does not know; it knows {known}"
         )
     if amount > maximum[key]:
         raise RequestError(
-            f"resource {config.name}: {amount} of {key} wanted, the cluster allows at most {maximum[key]} a container"
+            f"resource {config.name}: {amount} of {key} requested, the cluster allows at most {maximum[key]} a container"
         )

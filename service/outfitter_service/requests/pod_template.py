@@ -1,7 +1,7 @@
 """Adds requested amounts to a pod template in YAML.
 
-A template is a Pod, or an object that contains one (`spec.template`: Deployment, Job, StatefulSet). Only the requested
-keys in the main container's `resources.requests` and `resources.limits` change.
+A template is a Pod, or an object that contains one (`spec.template`: Deployment, Job, StatefulSet). It changes only the
+requested keys in the main container's `resources.requests` and `resources.limits`.
 """
 
 from __future__ import annotations
@@ -65,26 +65,26 @@ def _pod_spec(document: Any) -> MutableMapping[str, Any]:
     return _mapping(inner["spec"], "spec.template.spec")
 
 
-def _main_container(spec: MutableMapping[str, Any], wanted: str | None) -> MutableMapping[str, Any]:
+def _main_container(spec: MutableMapping[str, Any], container: str | None) -> MutableMapping[str, Any]:
     containers = spec.get("containers")
     if containers is None:
         containers = spec["containers"] = []
     if not isinstance(containers, list):
         raise RequestError("the pod template's containers must be a list")
     named = [_mapping(item, f"containers[{position}]") for position, item in enumerate(containers)]
-    main = [item for item in named if item.get("name") == (wanted or MAIN_CONTAINER)]
+    main = [item for item in named if item.get("name") == (container or MAIN_CONTAINER)]
     if len(main) == 1:
         return main[0]
-    if not main and wanted is None and len(named) == 1:
+    if not main and container is None and len(named) == 1:
         return named[0]
     if not named:
-        containers.append({"name": wanted or MAIN_CONTAINER})
+        containers.append({"name": container or MAIN_CONTAINER})
         return _mapping(containers[-1], "containers[0]")
     names = ", ".join(str(item.get("name")) for item in named)
     problem = "no container" if not main else "more than one container"
     raise RequestError(
-        f"the pod template has {problem} named {wanted or MAIN_CONTAINER}; its containers are {names}"
-        + ("" if wanted else " (say with --container which is the worker's)")
+        f"the pod template has {problem} named {container or MAIN_CONTAINER}; its containers are {names}"
+        + ("" if container else " (name the worker's with --container)")
     )
 
 

@@ -1,7 +1,7 @@
 """Turns exceptions into text on standard error and an exit code.
 
-For exceptions of our own classes, click's and the operating system's, we print only the message. Any other exception is
-an internal error, and the text says so.
+Of an exception of our own classes, of click or of the operating system we print only the message. Any other exception
+is an internal error, and the text says so.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ def complain(error: BaseException, *, debug: bool) -> None:
         return
     for leaf in leaves(error):
         first, *more = describe(leaf).split("\n")
-        # indent further lines, so that no part of a message looks like a message of its own
+        # further lines are indented, so that none looks like a message of its own
         click.echo("\n".join([f"outfitter: {printable(first)}", *(f"  {printable(line)}" for line in more)]), err=True)
 
 
 def leaves(error: BaseException) -> Iterator[BaseException]:
-    """The exceptions in perhaps nested groups, each message once."""
+    """The exceptions in a group, which may be nested, each message once."""
     texts: set[str] = set()
     for leaf in _leaves(error):
         text = describe(leaf)

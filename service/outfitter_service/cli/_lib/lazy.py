@@ -1,4 +1,4 @@
-"""A click group that imports its commands on use. It does not know what they do."""
+"""A click group that imports a command when it is used. It does not know what commands do."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class LazyGroup(click.Group):
         from click.shell_completion import CompletionItem
 
         items = [
-            CompletionItem(name, help=one.help) for name, one in self.entries.items() if name.startswith(incomplete)
+            CompletionItem(name, help=entry.help) for name, entry in self.entries.items() if name.startswith(incomplete)
         ]
         return items + click.Command.shell_complete(self, ctx, incomplete)
 
@@ -85,8 +85,11 @@ class LazyGroup(click.Group):
 
 
 class _Text(click.types.StringParamType):
-    """Text that can be encoded as UTF-8. Python decodes other bytes of a command line as half characters. File names
-    may have them (`click.Path`), but values on the bus may not."""
+    """Text that can be encoded as UTF-8.
+
+    Python decodes other bytes of a command line as lone surrogates. File names may have them (`click.Path`), but values
+    on the bus may not.
+    """
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         text = super().convert(value, param, ctx)

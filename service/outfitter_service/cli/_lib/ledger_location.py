@@ -35,10 +35,10 @@ async def check(bus: Bus, cluster: str) -> list[Difference]:
     try:
         for partition in range(ledger.partitions):
             topic_partition = f"{names.allocations}/{partition}"
-            here = await stock(bus, names.allocations, partition, ledger.partitions)
-            if here.strays:
-                differences.append(_strays(topic_partition, list(here.strays), ledger.partitions))
-            own = [each for each in here.checkpoints.values() if not is_sweeper(each.writer)]
+            stocked = await stock(bus, names.allocations, partition, ledger.partitions)
+            if stocked.strays:
+                differences.append(_strays(topic_partition, list(stocked.strays), ledger.partitions))
+            own = [checkpoint for checkpoint in stocked.checkpoints.values() if not is_sweeper(checkpoint.writer)]
             differences += _of_checkpoints(topic_partition, own, ledger, registrations)
             if not bus.local:
                 start, _ = await bus.offsets(names.allocations, partition)
@@ -55,7 +55,7 @@ async def check(bus: Bus, cluster: str) -> list[Difference]:
 def _strays(topic_partition: str, hosts: list[str], partitions: int) -> Difference:
     shown = ", ".join(hosts[:_SHOWN]) + (f" and {len(hosts) - _SHOWN} more" if len(hosts) > _SHOWN else "")
     return Difference(
-        topic_partition, "records", f"those of {shown}", f"of hosts whose place it is among {partitions}",
+        topic_partition, "records", f"those of {shown}", f"those of hosts of this one of {partitions} partitions",
         "partitions were added, or it was restored with another number: managers look elsewhere, and would grant these "
         "hosts' devices again, so they do not start",
         _growing(partitions), True,

@@ -175,7 +175,7 @@ async def test_partitions_that_were_added_without_moving_anything_are_told_by_th
             await opened.add_partitions(name, 3)
     done = topics(bus, "check")
     assert done.returncode == 1
-    assert f"records is those of {host}, must be of hosts whose place it is among 3" in done.stdout
+    assert f"records is those of {host}, must be those of hosts of this one of 3 partitions" in done.stdout
     assert "partitions is 2, must be 3" in done.stdout
     assert "outfitter topics grow --partitions 3" in done.stdout
     with pytest.raises(ManagerError, match="ended with 1"):

@@ -132,7 +132,7 @@ def test_waiting_for_an_answer_that_nobody_gives_ends_in_words(shared_manager: M
     [
         (["--resource", "gpu=0"], "write a whole number, 1 or more"),
         (["--resource", "gpu=-1"], "write a whole number, 1 or more"),
-        (["--resource", "gpu=1", "--resource", "gpu=2"], "stands there twice"),
+        (["--resource", "gpu=1", "--resource", "gpu=2"], "is given twice"),
         (["--resource", "=1"], "NAME=AMOUNT"),
         (["--operator", "gpu=1"], "OPERATOR:NAME=AMOUNT"),
         (["--worker", "a/b"], "not a valid name"),

@@ -57,7 +57,7 @@ class RunSession:
         self._waiting = anyio.CancelScope()
 
     async def run(self) -> int:
-        """Do everything, and return the exit code.
+        """Get devices, run the command, give them back; return the exit code.
 
         Raises:
             NoManagerError, AllocationFailedError, AllocationEndedError, BusError: why there are no devices.
@@ -119,9 +119,9 @@ class RunSession:
             warn(f"continues without infos of {name}: {missing.reason}")
         self._child.take_foreground()
         while (received := self._signals.read()) is not None:
-            self._handle_signal(received)  # the terminal sent it to this process alone
+            self._handle_signal(received)  # the terminal did not send it to the command
         if self._withdrawn_by is not None:
-            await anyio.lowlevel.checkpoint()  # withdrawn at the moment of the grant
+            await anyio.lowlevel.checkpoint()  # it was withdrawn at the moment of the grant
         session.leaving_reason = None
         self._child.start(self._environment(record))
         async with anyio.create_task_group() as tasks:
@@ -145,14 +145,14 @@ class RunSession:
     # --- while waiting -----------------------------------------------------------------------------------
 
     async def _print_progress(self, allocation_watch: AllocationWatch) -> None:
-        """Print the reason for waiting at each change, and then the result."""
+        """Print why the worker waits, at each change, and then the result."""
         begun, printed = datetime.now(UTC), ""
         snapshot = allocation_watch.read()
         while not snapshot.over:
             record = snapshot.record
             if record is not None:
                 if status_of(record) is AllocationStatus.YOURS and allocation_watch.lease.at_risk:
-                    pass  # read late: the session asks the manager whether the grant still counts
+                    pass  # the grant was read late: the session asks the manager whether it still counts
                 elif status_of(record) is AllocationStatus.YOURS:
                     if printed:
                         waited = output.age((datetime.now(UTC) - begun).total_seconds())
@@ -171,15 +171,15 @@ class RunSession:
         while True:
             snapshot = allocation_watch.read()
             lost = _lost(snapshot.record, snapshot.error)
-            left = self._lease_left(allocation_watch)
-            if lost is None and left <= 0:
+            seconds_left = self._lease_left(allocation_watch)
+            if lost is None and seconds_left <= 0:
                 lost = str(lease_lost(allocation_watch))
             if lost is not None:
                 warn(f"the allocation is lost ({lost}): ending {self._child.command[0]}")
                 await self._child.end(within=self._kill_after)
                 return
-            # by the lease's clock: an event loop's timer stands still while the machine is suspended
-            with anyio.move_on_after(min(left, LONGEST_SLEEP) if left < math.inf else None):
+            # ask the lease's clock often: an event loop's timer stands still while the machine is suspended
+            with anyio.move_on_after(min(seconds_left, LONGEST_SLEEP) if seconds_left < math.inf else None):
                 await allocation_watch.changed(snapshot.version)
 
     def _warn_at_risk(self, allocation_watch: AllocationWatch, error: LeaseLostError) -> None:

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from outfitter_service.config import Connection
 
 LOCAL_PARTITIONS = 1
-"""A bus of one machine has one host, so there is nothing to divide."""
+"""On the embedded bus, which has one host: there is nothing to divide."""
 
 BROKER_PARTITIONS = 12
-"""On a broker. Each worker reads its host's whole partition, and twelve keep 12,000 workers at 1,000 a partition."""
+"""On a broker. Each worker reads its host's whole partition. With twelve, 12,000 workers are 1,000 a partition."""
 
 
 @click.group()
@@ -80,7 +80,7 @@ def check(where: Connection, /, as_json: bool) -> int:
     """
     import anyio
 
-    from outfitter_proto import topics as wanted
+    from outfitter_proto import topics as requirements
     from outfitter_proto.bus import MissingBusError
     from outfitter_service.cli._lib import ledger_location
     from outfitter_service.query import ledger_view
@@ -88,11 +88,11 @@ def check(where: Connection, /, as_json: bool) -> int:
     async def compare() -> list[Difference]:
         try:
             async with ledger_view.opened(where) as bus:
-                differences = await wanted.check(bus, where.cluster, history=where.history)
+                differences = await requirements.check(bus, where.cluster, history=where.history)
                 return differences + await ledger_location.check(bus, where.cluster)
         except MissingBusError as error:
             warn(str(error))
-            return wanted.all_missing(where.cluster, history=where.history)
+            return requirements.all_missing(where.cluster, history=where.history)
 
     differences = anyio.run(compare)
     if as_json:
@@ -160,29 +160,31 @@ async def make(
     Raises:
         OutfitterCliError: the existing topics have another number of `partitions`.
     """
-    from outfitter_proto import topics as wanted
+    from outfitter_proto import topics as requirements
 
     count = await _partitions(bus, where, partitions)
-    made = await wanted.create(bus, where.cluster, partitions=count, replication=replication, history=where.history)
+    made = await requirements.create(
+        bus, where.cluster, partitions=count, replication=replication, history=where.history
+    )
     if not made:
         await _partitions(bus, where, partitions)  # perhaps a manager has just created them
-    return made, await wanted.check(bus, where.cluster, history=where.history)
+    return made, await requirements.check(bus, where.cluster, history=where.history)
 
 
-async def _partitions(bus: Bus, where: Connection, asked: int | None) -> int:
-    """The number of partitions of new topics: the same as of the existing ones.
+async def _partitions(bus: Bus, where: Connection, requested: int | None) -> int:
+    """The number of partitions of new topics: that of the existing ones.
 
     Raises:
-        OutfitterCliError: the command line has another number.
+        OutfitterCliError: the command line names another number.
     """
-    from outfitter_proto import topics as wanted
+    from outfitter_proto import topics as requirements
 
-    there = await wanted.partition_count(bus, where.cluster)
-    if there is None:
-        return asked or (LOCAL_PARTITIONS if bus.local else BROKER_PARTITIONS)
-    if asked not in {None, there}:
+    existing = await requirements.partition_count(bus, where.cluster)
+    if existing is None:
+        return requested or (LOCAL_PARTITIONS if bus.local else BROKER_PARTITIONS)
+    if requested not in {None, existing}:
         raise OutfitterCliError(
-            f"cluster {where.cluster!r} has {there} partitions already, and all four topics need as many: "
+            f"cluster {where.cluster!r} has {existing} partitions already, and all four topics need as many: "
             "leave --partitions out"
         )
-    return there
+    return existing

@@ -20,8 +20,8 @@ NOT_REPORTED = "its driver does not report it"
 
 
 class DeviceHolder(Struct, frozen=True, kw_only=True):
-    """An allocation that holds a device, in this state `since`. `delayed_by`: why a releasing device is not free
-    yet."""
+    """An allocation that holds a device. `since`: when it entered its state. `delayed_by`: why a releasing device is not
+    free yet."""
 
     worker: str
     incarnation: str
@@ -72,11 +72,11 @@ def lines_of(ledger: LedgerView, host: Host) -> list[DeviceLine]:
     """The reported devices of a host, and the held ones that no driver reports any more."""
     from outfitter_proto.records import Device
 
-    noted = {device.id: device for device in ledger.of(Device) if device.host == host.host}
+    records = {device.id: device for device in ledger.of(Device) if device.host == host.host}
     lines: list[DeviceLine] = []
     for resource, inventory in host.resources.items():
         for device in inventory.devices:
-            note = noted.get(device.id)
+            record = records.get(device.id)
             lines.append(
                 DeviceLine(
                     host=host.host,
@@ -84,10 +84,10 @@ def lines_of(ledger: LedgerView, host: Host) -> list[DeviceLine]:
                     id=device.id,
                     health=device.health,
                     sharing=inventory.sharing,
-                    reason=device.reason or (note.reason if note else None),
-                    state=note.state if note else None,
+                    reason=device.reason or (record.reason if record else None),
+                    state=record.state if record else None,
                     properties=device.properties,
-                    holders=[_holder(record) for record in ledger.holders(host.host, device.id)],
+                    holders=[_holder(allocation) for allocation in ledger.holders(host.host, device.id)],
                 )
             )
     return lines + list(_unreported(ledger, host, {line.id for line in lines}))
@@ -95,7 +95,7 @@ def lines_of(ledger: LedgerView, host: Host) -> list[DeviceLine]:
 
 def _unreported(ledger: LedgerView, host: Host, reported: set[str]) -> list[DeviceLine]:
     lines: dict[str, DeviceLine] = {}
-    cut = {name for name, inventory in host.resources.items() if _left_out(inventory)}
+    incomplete = {name for name, inventory in host.resources.items() if _left_out(inventory)}
     for record in ledger.live(host.host):
         for resource, held in record.resources.items():
             for device in held:
@@ -107,9 +107,9 @@ def _unreported(ledger: LedgerView, host: Host, reported: set[str]) -> list[Devi
                         id=device_id,
                         health="unknown",
                         sharing="shared" if resource in record.shared else "exclusive",
-                        reason="the host's record does not list it" if resource in cut else NOT_REPORTED,
+                        reason="the host's record does not list it" if resource in incomplete else NOT_REPORTED,
                         properties=device,
-                        holders=[_holder(record) for record in ledger.holders(host.host, device_id)],
+                        holders=[_holder(allocation) for allocation in ledger.holders(host.host, device_id)],
                     )
     return list(lines.values())
 

@@ -63,7 +63,7 @@ def explain(where: Connection, /, worker: options.WorkerNames, host: str | None,
     ledger = anyio.run(ledger_view.read_from, where, options.host_of(host, worker))
     records = ledger.of_worker(worker.worker, worker.incarnation)
     if not records:
-        raise OutfitterCliError(_unknown(ledger, worker))
+        raise OutfitterCliError(_no_worker(ledger, worker))
     explanations = [_explanation(ledger, record) for record in records]
     if as_json:
         output.print_json(explanations)
@@ -73,7 +73,7 @@ def explain(where: Connection, /, worker: options.WorkerNames, host: str | None,
             output.say(sentence)
 
 
-def _unknown(ledger: LedgerView, worker: options.WorkerNames) -> str:
+def _no_worker(ledger: LedgerView, worker: options.WorkerNames) -> str:
     from difflib import get_close_matches
 
     names = list(dict.fromkeys(stored.record.worker for stored in ledger.allocations))
@@ -107,18 +107,18 @@ def _explanation(ledger: LedgerView, record: Allocation) -> Explanation:
 
 
 def _ahead(ledger: LedgerView, record: Allocation) -> Iterator[Waiter]:
-    """The workers before it in the queue that want any of the same resources."""
+    """The workers that are before this one in the queue and want any of the same resources."""
     if record.queue_position is None:
         return
     resources = record.request.amounts.keys()
-    waiting = [other for other in ledger.live(record.host) if other.queue_position is not None]
-    for other in sorted(waiting, key=lambda other: other.queue_position or 0):
-        if (other.queue_position or 0) < record.queue_position and resources & other.request.amounts.keys():
+    queue = [waiter for waiter in ledger.live(record.host) if waiter.queue_position is not None]
+    for waiter in sorted(queue, key=lambda waiter: waiter.queue_position or 0):
+        if (waiter.queue_position or 0) < record.queue_position and resources & waiter.request.amounts.keys():
             yield Waiter(
-                worker=other.worker,
-                position=other.queue_position or 0,
-                priority=other.request.priority,
-                amounts=other.request.amounts,
+                worker=waiter.worker,
+                position=waiter.queue_position or 0,
+                priority=waiter.request.priority,
+                amounts=waiter.request.amounts,
             )
 
 

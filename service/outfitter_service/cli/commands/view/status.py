@@ -71,7 +71,7 @@ def status(
         output.print_json(ledger_view.as_on_the_wire(chosen[:limit]))
         return
     if not chosen:
-        warn(_nobody(ledger, host, is_filtered=bool(worker or states)))
+        warn(_no_worker_text(ledger, host, is_filtered=bool(worker or states)))
     shown = sorted_for_people(chosen)
     left_out = 0
     if not (everything or worker or states):
@@ -85,7 +85,7 @@ def status(
 
 
 def _without_long_over(workers: Sequence[Stored]) -> tuple[list[Stored], int]:
-    """All live workers and the first final ones, and the number of the others."""
+    """All live workers and the first of those that are over, and the number of the others."""
     over = [stored for stored in workers if is_over(stored)]
     return [*workers[: len(workers) - len(over)], *over[:OVER_SHOWN]], max(0, len(over) - OVER_SHOWN)
 
@@ -97,14 +97,14 @@ def is_over(stored: Stored) -> bool:
 
 
 def sorted_for_people(workers: Iterable[Stored]) -> list[Stored]:
-    """The live workers in their order, then the final ones, the last one first."""
+    """The live workers in their order, then those that are over, the last one first."""
     workers = list(workers)
     over = filter(is_over, workers)
     last_first = sorted(over, key=lambda stored: stored.record.since, reverse=True)
     return [*(stored for stored in workers if not is_over(stored)), *last_first]
 
 
-def _nobody(ledger: LedgerView, host: str | None, *, is_filtered: bool) -> str:
+def _no_worker_text(ledger: LedgerView, host: str | None, *, is_filtered: bool) -> str:
     if host is not None and host not in ledger.hosts:
         return f"host {host!r} is unknown: it has no manager, and never had one"
     return "no worker matches" if is_filtered else "no workers"
@@ -120,11 +120,11 @@ async def _warn_of_unserved(bus: Bus, cluster: str, ledger: LedgerView, host: st
     except BusError as error:
         warn(f"cannot tell which hosts have no manager: {error}")
         return
-    for one in lost.hosts:
-        ago = output.age((datetime.now(UTC) - one.last).total_seconds())
+    for unserved in lost.hosts:
+        ago = output.age((datetime.now(UTC) - unserved.last).total_seconds())
         warn(
-            f"no manager serves host {one.host!r}: {one.messages} of its messages became dead letters, "
-            f"the last one {ago} ago. Start one with `outfitter serve --host {one.host}`"
+            f"no manager serves host {unserved.host!r}: {unserved.messages} of its messages became dead letters, "
+            f"the last one {ago} ago. Start one with `outfitter serve --host {unserved.host}`"
         )
     if lost.misdirected:
         counts = ", ".join(f"{code}: {count}" for code, count in sorted(lost.misdirected.items()))

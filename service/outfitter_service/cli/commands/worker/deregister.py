@@ -23,8 +23,8 @@ ANSWERED_WITHIN = 15.0
 """Default seconds to wait for the answer: enough for a manager that is busy or just starting."""
 
 REPEATED_WITHIN = 2.0
-"""Seconds to wait if the allocation was over already. The manager need not answer then, but a newer registration may
-be under way."""
+"""Seconds to wait if the allocation is over already. The manager need not answer then, but a newer registration may be
+on its way."""
 
 
 class Ending(Struct, frozen=True, kw_only=True):
@@ -65,7 +65,7 @@ def deregister(
     """Give back what a worker of this host (or --host) holds, or take it out of the queue.
 
     The exit code is 0 if the manager has ended the allocation or has begun to take its devices back (`releasing`), or
-    if it had ended before. It is 1, with the reason, if there is no such worker or no manager answers.
+    if it had ended before. It is 1, with the reason, if the worker does not exist or no manager answers.
     """  # fmt: skip
     import anyio
 
@@ -85,7 +85,7 @@ def deregister(
     try:
         codec.decode_registration(codec.encode(leaving))
     except codec.WireError as error:
-        raise click.UsageError(f"no manager would take this {error}") from error
+        raise click.UsageError(f"no manager would accept this {error}") from error
     ending = anyio.run(_send, where, leaving) if not wait else anyio.run(_end, where, leaving, wait)
     if as_json:
         output.print_json(ending)
@@ -117,30 +117,30 @@ async def _end(where: Connection, leaving: Deregister, wait: float) -> Ending:
         before = {stored.record.key: stored for stored in ledger.allocations if stored.record.worker == leaving.worker}
         if leaving.host not in ledger.hosts:
             raise OutfitterCliError(await conversation.no_manager_text())
-        current = _meant(before, leaving)
-        over = current is not None and _is_over(current)
+        current = _target(before, leaving)
+        was_over = current is not None and _is_over(current)
         offset = await conversation.publish(leaving)
 
         def ended() -> Allocation | None:
-            record = _meant(before | conversation.records, leaving)
+            record = _target(before | conversation.records, leaving)
             return record if record is not None and record.key in conversation.records and _is_over(record) else None
 
         def answered() -> bool:
             return ended() is not None or offset in conversation.letters or conversation.decided > offset
 
-        await conversation.wait_for(answered, min(wait, REPEATED_WITHIN) if over else wait)
+        await conversation.wait_for(answered, min(wait, REPEATED_WITHIN) if was_over else wait)
         record = ended()
         if record is None:
             letter = await conversation.letter(offset)
             if letter is not None:
                 raise OutfitterCliError(letter.reason)
-            if current is None or not over:
-                raise OutfitterCliError(await _without_answer(conversation, leaving, offset, wait))
+            if current is None or not was_over:
+                raise OutfitterCliError(await _no_answer_text(conversation, leaving, offset, wait))
             warn(f"it had ended already, at {current.since:%Y-%m-%dT%H:%M:%SZ}")
             record = current
         if record.source.offset < 0:
             raise OutfitterCliError(f"{record.key} is not registered here: {record.reason}")
-        _name_those_that_still_hold(before, record)
+        _warn_of_older_runs(before, record)
         return Ending(
             host=record.host,
             worker=record.worker,
@@ -150,8 +150,8 @@ async def _end(where: Connection, leaving: Deregister, wait: float) -> Ending:
         )
 
 
-def _meant(records: Mapping[AllocationKey, Stored], leaving: Deregister) -> Allocation | None:
-    """The incarnation of a deregistration: the named one, else the newest registered one."""
+def _target(records: Mapping[AllocationKey, Stored], leaving: Deregister) -> Allocation | None:
+    """The allocation that a deregistration ends: that of the named incarnation, else of the newest registered one."""
     return max(
         (
             record
@@ -169,7 +169,7 @@ def _is_over(record: Allocation) -> bool:
     return record.state in FINAL_STATES or record.state == AllocationState.RELEASING
 
 
-def _name_those_that_still_hold(before: Mapping[AllocationKey, Stored], ended: Allocation) -> None:
+def _warn_of_older_runs(before: Mapping[AllocationKey, Stored], ended: Allocation) -> None:
     from outfitter_proto.records import HOLDING_STATES
 
     for record, _ in before.values():
@@ -180,7 +180,7 @@ def _name_those_that_still_hold(before: Mapping[AllocationKey, Stored], ended: A
             )
 
 
-async def _without_answer(conversation: Conversation, leaving: Deregister, offset: int, wait: float) -> str:
+async def _no_answer_text(conversation: Conversation, leaving: Deregister, offset: int, wait: float) -> str:
     if conversation.decided > offset:
         return (
             f"the manager of {leaving.host} has read the deregistration without effect: "
