@@ -119,7 +119,8 @@ def _check_maximum(config: ResourceConfig, key: str, amount: int, maximum: Mappi
         raise RequestError(
             f"resource {config.name}: {amount} of {key} requested, which the cluster does not know; it knows {known}"
         )
-    if amount > maximum[key]:
+    most = maximum[key]
+    if amount > most:
         raise RequestError(
-            f"resource {config.name}: {amount} of {key} requested, the cluster allows at most {maximum[key]} a container"
+            f"resource {config.name}: {amount} of {key} requested, the cluster allows at most {most} a container"
         )

@@ -20,8 +20,8 @@ NOT_REPORTED = "its driver does not report it"
 
 
 class DeviceHolder(Struct, frozen=True, kw_only=True):
-    """An allocation that holds a device. `since`: when it entered its state. `delayed_by`: why a releasing device is not
-    free yet."""
+    """An allocation that holds a device. `since`: when it got into its state. `delayed_by`: why a releasing device is
+    not free yet."""
 
     worker: str
     incarnation: str
