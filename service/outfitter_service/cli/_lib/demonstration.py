@@ -316,8 +316,8 @@ def _signals_wait() -> Iterator[None]:
     finally:
         for number, handler in ours.items():
             signal.signal(number, handler)
-        for number in received:
-            signal.raise_signal(number)
+        for signal_number in received:
+            signal.raise_signal(signal_number)
 
 
 def _interrupted(number: int, _frame: object) -> None:
