@@ -385,19 +385,19 @@ async def test_a_driver_that_cannot_be_built_leaves_the_others_served(serve: Ser
 
 @pytest.mark.parametrize("name", ["call_timeout", "knows_holders", "not_granted_hint"])
 async def test_what_a_driver_says_of_itself_is_read_once(serve: Serve, name: str) -> None:
-    async with serve(odd(f"once says its {name}")) as house:
-        await house.say(register("g", good=1), register("w", odd=1))
-        await house.state("g", "allocated")
-        await house.state("w", "allocated")
+    async with serve(odd(f"once says its {name}")) as manager:
+        await manager.say(register("g", good=1), register("w", odd=1))
+        await manager.state("g", "allocated")
+        await manager.state("w", "allocated")
 
 
 async def test_a_hint_of_half_characters_can_be_written(serve: Serve) -> None:
-    async with serve(odd("has a hint of half characters")) as house:
-        await house.say(register("w", odd=1))
-        await house.state("w", "allocated")
-        await house.say(register("x", odd=1), register("g", good=1))
-        await house.state("x", "pending")
-        await house.state("g", "allocated")
+    async with serve(odd("has a hint of half characters")) as manager:
+        await manager.say(register("w", odd=1))
+        await manager.state("w", "allocated")
+        await manager.say(register("x", odd=1), register("g", good=1))
+        await manager.state("x", "pending")
+        await manager.state("g", "allocated")
 
 
 @pytest.mark.parametrize(
