@@ -12,7 +12,7 @@ from typing import NamedTuple
 from outfitter.errors import AllocationFailedError, AllocationNotUsableError, ContextStateError, UsedAfterForkError
 from outfitter.infos import ExternalResourceInfos
 from outfitter.session import status
-from outfitter.session.watch import AllocationWatch, Snapshot, lease_lost
+from outfitter.session.watch import AllocationWatch, WatchSnapshot, lease_lost
 from outfitter_proto.records import Allocation
 
 
@@ -162,7 +162,7 @@ class OperatorView(OperatorContext):
         return self._context._allocation_watch()
 
 
-def _usable(allocation_watch: AllocationWatch, snapshot: Snapshot) -> Allocation:
+def _usable(allocation_watch: AllocationWatch, snapshot: WatchSnapshot) -> Allocation:
     """The record of `snapshot`; raises unless its devices may be used now."""
     if snapshot.error is not None:
         raise snapshot.error.with_traceback(None)  # raised repeatedly: its frames must not accumulate

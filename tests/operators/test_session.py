@@ -166,7 +166,7 @@ def test_a_callback_that_raises_does_not_stop_the_heartbeats(
 
 @pytest.fixture
 def _majority_asked_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outfitter.session.worker_session.SURVEY_WITHIN", 60.0)
+    monkeypatch.setattr("outfitter.session.worker_session.LOOKUP_WITHIN", 60.0)
 
 
 @pytest.mark.usefixtures("_majority_asked_from_the_start")

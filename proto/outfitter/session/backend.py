@@ -94,7 +94,7 @@ class SessionThread:
         with self._lock:
             self._reason = reason
             if self._session is not None:
-                self._session.leaving_reason = reason
+                self._session.leave_because(reason)
             if self._cancel is not None:
                 self._cancel()
         return self._done

@@ -49,7 +49,8 @@ def boot_time() -> float:
 class Lease:
     """One worker's lease. Its session writes it, any thread reads it; each field changes in one step.
 
-    `watched`: a manager on this machine watches the worker's process. The lease has no end while that process lives.
+    `clock`: its time in seconds. `watched`: a manager on this machine watches the worker's process. The lease has no
+    end while that process lives.
     """
 
     def __init__(self, clock: Clock = boot_time) -> None:
@@ -83,6 +84,12 @@ class Lease:
         self.confirm(sent_at)
         return True
 
+    def set_watched(self, watched: bool) -> bool:
+        """Set whether a manager watches the worker's process. Returns whether that has changed."""
+        changed = watched != self.watched
+        self.watched = watched
+        return changed
+
     def claim(self, sent_at: float, offset: int) -> None:
         """Note an acknowledged registration, sent from `sent_at` on, at `offset` of the input."""
         self._claims.append(_Claim(sent_at, offset, alive_at=sent_at))
@@ -104,12 +111,13 @@ class Lease:
         return self.clock() < self._claims[-1].sent_at + self._seconds
 
     def answer(self, reached: int) -> bool:
-        """The allocation stood after the manager had read all before offset `reached`. Returns whether that is new."""
-        news = False
+        """Note that the allocation stood after the manager had read all before offset `reached`. Returns whether that
+        answers a registration."""
+        answered = False
         while self._claims and self._claims[0].offset < reached:
             self.confirm(self._claims.popleft().alive_at)
-            news = True
-        return news
+            answered = True
+        return answered
 
     def confirm(self, alive_at: float) -> None:
         """Count the lease from `alive_at`: the allocation stood and the worker was heard then."""

@@ -25,7 +25,11 @@ Amounts = Mapping[str, int]
 
 
 class Settings(Struct, frozen=True, kw_only=True):
-    """A context's settings. `attach`: publish nothing, follow the existing allocation that `registration` names."""
+    """A context's settings.
+
+    `bus`: its URL. `registration`: what the worker publishes, or the allocation that it attaches to. `operator`: whose
+    share the context shows; None: the whole worker's. `attach`: publish nothing and follow the existing allocation.
+    """
 
     bus: str
     cluster: str
@@ -58,8 +62,8 @@ def resolve(
     environment = os.environ
     attach, incarnation = False, environment.get("OUTFITTER_INCARNATION")
     if incarnation:
-        named = (("BUS", bus), ("CLUSTER", cluster), ("HOST", host), ("WORKER", worker))
-        attach = all(given is None or given == environment.get(f"OUTFITTER_{name}") for name, given in named)
+        arguments = (("BUS", bus), ("CLUSTER", cluster), ("HOST", host), ("WORKER", worker))
+        attach = all(value is None or value == environment.get(f"OUTFITTER_{name}") for name, value in arguments)
     operator = operator or environment.get("OUTFITTER_OPERATOR") or None
     if operator is not None:
         names.check_name(operator, "operator")
@@ -68,7 +72,7 @@ def resolve(
         worker=names.check_name(worker or environment.get("OUTFITTER_WORKER") or identity.new_worker_name(), "worker"),
         incarnation=incarnation if attach and incarnation else identity.new_incarnation(),
         resources=None if resources is None else _requests(resources),
-        operators=None if operators is None else {name: _requests(asked) for name, asked in operators.items()},
+        operators=None if operators is None else {name: _requests(amounts) for name, amounts in operators.items()},
         owner=_owner(owner),
         lease_s=UNSET if isinstance(lease, EllipsisType) else lease,
         wait_s=wait,

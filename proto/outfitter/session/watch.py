@@ -15,16 +15,22 @@ from outfitter.session.lease import Lease
 from outfitter_proto.records import FINAL_STATES, Allocation
 
 
-class Snapshot(NamedTuple):
-    """One state of a watch. `version` grows with each change.
+class WatchSnapshot(NamedTuple):
+    """One state of a watch.
 
-    `closed`: no more changes will come. `error`: why, if it was an error.
+    `version`: grows with each change. `record`: the newest one; None: there is none yet. `closed`: no more changes will
+    come. `error`: why, if it was an error.
     """
 
     version: int
     record: Allocation | None
     error: Exception | None
     closed: bool
+
+    @property
+    def answered(self) -> bool:
+        """True once the manager has answered, or an error stands for its answer."""
+        return self.record is not None or self.error is not None
 
     @property
     def ended(self) -> bool:
@@ -45,10 +51,10 @@ class AllocationWatch:
     def __init__(self, lease: Lease | None = None) -> None:
         self.lease = lease or Lease()
         self._changed = threading.Condition()
-        self._snapshot = Snapshot(0, None, None, False)
-        self._pokes: dict[Callable[[], None], None] = {}
+        self._snapshot = WatchSnapshot(0, None, None, False)
+        self._wakers: dict[Callable[[], None], None] = {}
 
-    def read(self) -> Snapshot:
+    def read(self) -> WatchSnapshot:
         return self._snapshot
 
     def post(self, record: Allocation) -> None:
@@ -66,37 +72,39 @@ class AllocationWatch:
     def _put(self, *, record: Allocation | None = None, error: Exception | None = None, closed: bool = False) -> None:
         with self._changed:
             old = self._snapshot
-            self._snapshot = Snapshot(old.version + 1, record or old.record, old.error or error, closed or old.closed)
+            self._snapshot = WatchSnapshot(
+                old.version + 1, record or old.record, old.error or error, closed or old.closed
+            )
             self._changed.notify_all()
-            for poke in self._pokes:
+            for wake in self._wakers:
                 # An event loop that was closed without cancelling its waiters cannot be woken.
                 with contextlib.suppress(RuntimeError):
-                    poke()
+                    wake()
 
-    def wait(self, seen: int, timeout: float | None = None) -> Snapshot:
+    def wait(self, seen: int, timeout: float | None = None) -> WatchSnapshot:
         """Block until the version differs from `seen`, or for `timeout` seconds; return the newest state."""
         with self._changed:
             self._changed.wait_for(lambda: self._snapshot.version != seen, timeout)
             return self._snapshot
 
-    async def changed(self, seen: int) -> Snapshot:
+    async def changed(self, seen: int) -> WatchSnapshot:
         """Wait, on any asyncio event loop, until the version differs from `seen`; return the newest state."""
         import asyncio  # not at the top, to keep `import outfitter` cheap
 
         loop, event = asyncio.get_running_loop(), asyncio.Event()
 
-        def poke() -> None:
+        def wake() -> None:
             loop.call_soon_threadsafe(event.set)
 
         with self._changed:
             if self._snapshot.version != seen:
                 return self._snapshot
-            self._pokes[poke] = None
+            self._wakers[wake] = None
         try:
             await event.wait()
         finally:
             with self._changed:
-                self._pokes.pop(poke, None)
+                self._wakers.pop(wake, None)
         return self._snapshot
 
 

@@ -25,6 +25,7 @@ from outfitter.session.heartbeats import RETRY_BACKOFF_S, LeaseKeeper
 from outfitter.session.host_partition import HostPartition
 from outfitter.session.manager_lookup import ManagerLookup
 from outfitter.session.outage_log import WorkerOutageLog
+from outfitter.session.record_reader import RecordReader
 from outfitter.session.watch import AllocationWatch
 from outfitter_proto import codec, keys, names
 from outfitter_proto.bus.port import (
@@ -33,28 +34,15 @@ from outfitter_proto.bus.port import (
     BusError,
     BusUnavailableError,
     Entry,
-    Message,
-    OffsetOutOfRangeError,
     UnknownTopicError,
 )
-from outfitter_proto.records import (
-    Allocation,
-    AllocationState,
-    Checkpoint,
-    Deregister,
-    Heartbeat,
-    Host,
-    LedgerRecord,
-    ManagerIdentity,
-    Register,
-    Registration,
-)
+from outfitter_proto.records import Allocation, Deregister, Heartbeat, Register, Registration
 from outfitter_proto.support.backoff import Backoff
 
 MANAGER_PATIENCE = 4.0
 """Seconds without an answer to the acknowledged registration after which there is no manager."""
 
-SURVEY_WITHIN = 1.5
+LOOKUP_WITHIN = 1.5
 """The last seconds of `MANAGER_PATIENCE`, in which the session looks up the managers of other hosts."""
 
 DEREGISTER_WITHIN = 3.0
@@ -64,7 +52,6 @@ VERDICT_GRACE = 10.0
 """Seconds after `wait_s` for which the session still waits for the manager's own verdict."""
 
 _TOPIC_POLL = 0.2
-_CAUGHT_UP_POLL = 0.02
 _FOLLOWING = "following the allocation"
 
 log = logging.getLogger("outfitter")
@@ -95,27 +82,17 @@ class WorkerSession:
     ) -> None:
         self.allocation_watch = allocation_watch or AllocationWatch()
         self.registration = registration
-        self.leaving_reason: str | None = None
-        """The reason that `deregister` gives (default: `finished`); set it before leaving."""
         self._bus = bus
         self._cluster = cluster
         self._topics = names.topics(cluster)
         self._attach = attach
         self._patience = None if attach else manager_patience
         self._on_lease_at_risk = on_lease_at_risk
-        self._key = keys.allocation_key(registration.host, registration.worker, registration.incarnation).encode()
-        self._host_key = keys.host_key(registration.host).encode()
-        self._known_managers: set[str] = set()
-        self._must_register = False
-        self._catch_up_to: int | None = None
-        self._registering = False
-        self._reached = 0
-        self._fetching_since = self._fetched_before = 0.0
-        self._watcher: ManagerIdentity | Checkpoint | None = None
-        self._logged_left_out: set[str] = set()
-        self._registered_anew = False
-        self._outage_log = WorkerOutageLog(self._key.decode(), self.allocation_watch.lease.clock)
-        self._host_partition = HostPartition(bus, self._topics, registration.host, worker=self._key.decode())
+        self._leaving_reason: str | None = None
+        self._key = keys.allocation_key(registration.host, registration.worker, registration.incarnation)
+        self._outage_log = WorkerOutageLog(self._key, self.allocation_watch.lease.clock)
+        self._host_partition = HostPartition(bus, self._topics, registration.host, worker=self._key)
+        self._records = RecordReader(self._host_partition, self.allocation_watch, registration, attach=attach)
         self._registered = False
         self._running: AbstractAsyncContextManager[None] | None = None
 
@@ -153,7 +130,7 @@ class WorkerSession:
                     failure = error
                 group.cancel_scope.cancel()
         except anyio.get_cancelled_exc_class():
-            self.leaving_reason = self.leaving_reason or "cancelled"
+            self._leaving_reason = self._leaving_reason or "cancelled"
             raise
         finally:
             with anyio.CancelScope(shield=True):
@@ -174,7 +151,7 @@ class WorkerSession:
         self._host_partition.assign(await self._partition_count())
         if self._attach:
             await self._host_partition.open(start=None)
-            await self._catch_up(await self._host_partition.stable_end())
+            await self._attach_to_record()
             return
         # The answer comes after the ledger's current end, so the session reads from there.
         _, end = await self._bus.offsets(self._topics.allocations, self._host_partition.number)
@@ -199,17 +176,17 @@ class WorkerSession:
         limit = self.registration.wait_s
         with anyio.move_on_after(None if limit is None else limit + VERDICT_GRACE):
             return await self._await_verdict()
-        raise WaitedTooLongError(f"no verdict on {self._key.decode()} within {limit:g} s", record=self.record)
+        raise WaitedTooLongError(f"no verdict on {self._key} within {limit:g} s", record=self.record)
 
     async def follow(self) -> None:
         """Post each new record of this incarnation to the watch, until one is final."""
         backoff, has_fetched = Backoff(*RETRY_BACKOFF_S), False
-        while not self._over:
+        while not self.allocation_watch.read().over:
             try:
-                await self._fetch()
-                if self._must_register and self._registered and not self._answered:
+                await self._records.fetch()
+                if self._records.new_manager and self._registered and not self._is_answered:
                     await self._publish(self.registration)
-                self._must_register = False
+                self._records.answer_new_manager()
                 backoff.reset()
                 has_fetched = True
                 self._outage_log.passed(_FOLLOWING)
@@ -230,6 +207,10 @@ class WorkerSession:
             self.allocation_watch, beat, self._register_again, self._on_lease_at_risk, self._outage_log
         ).run()
 
+    def leave_because(self, reason: str | None) -> None:
+        """Set the reason that `deregister` gives; None: `finished`. Call it before leaving, from any thread."""
+        self._leaving_reason = reason
+
     async def deregister(self, reason: str | None = None) -> bool:
         """Deregister, within `DEREGISTER_WITHIN`. An unreachable bus raises nothing.
 
@@ -237,17 +218,17 @@ class WorkerSession:
         """
         snapshot = self.allocation_watch.read()
         self.allocation_watch.close()
-        if not self._registered or (snapshot.ended and not self._registered_anew):
+        if not self._registered or (snapshot.ended and not self._records.registered_anew):
             return True
         self._registered = False
         try:
             with anyio.fail_after(DEREGISTER_WITHIN):
                 await self._publish(
-                    Deregister(**self._identity, reason=(reason or self.leaving_reason or "finished")[:200])
+                    Deregister(**self._identity, reason=(reason or self._leaving_reason or "finished")[:200])
                 )
         except (BusError, TimeoutError) as error:
             why = str(error) or f"no answer within {DEREGISTER_WITHIN:g} s"
-            log.warning("%s: could not deregister: %s", self._key.decode(), why)
+            log.warning("%s: could not deregister: %s", self._key, why)
             return False
         return True
 
@@ -263,13 +244,8 @@ class WorkerSession:
         return {"host": registration.host, "worker": registration.worker, "incarnation": registration.incarnation}
 
     @property
-    def _over(self) -> bool:
-        return self.allocation_watch.read().over
-
-    @property
-    def _answered(self) -> bool:
-        snapshot = self.allocation_watch.read()
-        return snapshot.record is not None or snapshot.error is not None
+    def _is_answered(self) -> bool:
+        return self.allocation_watch.read().answered
 
     async def _partition_count(self) -> int:
         """The number of partitions. A missing topic means that there is no manager yet, so wait for it too."""
@@ -289,17 +265,14 @@ class WorkerSession:
 
     async def _publish(self, message: Registration) -> None:
         entry = Entry(self.registration.host.encode(), codec.encode(message))
-        await self._check_partition()
+        await self._records.check_partition()
         if not isinstance(message, Register):
             await self._bus.publish(self._topics.registrations, self._host_partition.number, entry)
             return
-        sent_at, self._reached, self._registering = self.allocation_watch.lease.clock(), 0, True
-        try:
+        sent_at = self.allocation_watch.lease.clock()
+        with self._records.registering():
             offset = await self._bus.publish(self._topics.registrations, self._host_partition.number, entry)
-        finally:
-            self._registering = False
-        self.allocation_watch.lease.claim(sent_at, offset)
-        self._note_reached(self._reached)  # the answer may have overtaken the acknowledgement
+        self._records.claim(sent_at, offset)
 
     async def _register_again(self) -> None:
         """Register again after the lease has ended. If the allocation stands, the manager publishes its record again.
@@ -307,161 +280,37 @@ class WorkerSession:
         Before that, read all that was committed at the first call. An ended allocation must not be registered again,
         and the manager deletes its record some time after the end. May be cancelled and called again.
         """
-        end = self._catch_up_to
-        if end is None:
-            end = self._catch_up_to = await self._host_partition.stable_end()
-        while self._host_partition.is_behind(end) and not self._over:  # noqa: ASYNC110  (no event to wait for)
-            await anyio.sleep(_CAUGHT_UP_POLL)
-        if not self._over and not self.allocation_watch.lease.claimed_lately:
+        await self._records.wait_until_caught_up()
+        if not self.allocation_watch.read().over and not self.allocation_watch.lease.claimed_lately:
             await self._publish(self.registration)
 
-    async def _check_partition(self) -> None:
-        if await self._host_partition.has_changed():
-            # records in this partition do not answer messages in the former one
-            self.allocation_watch.lease.withdraw_claims()
-            self._catch_up_to = None
-
-    async def _catch_up(self, end: int) -> None:
-        while (position := self._host_partition.position) is not None and position < end:
-            await self._fetch()
+    async def _attach_to_record(self) -> None:
+        """Read the ledger to its current end, which has the record of the allocation to attach to."""
+        await self._records.read_to(await self._host_partition.stable_end())
         if self.record is None:
             raise AllocationEndedError(
-                f"there is no allocation {self._key.decode()} on {self._bus.url}: "
-                "it has ended, or was never registered there"
+                f"there is no allocation {self._key} on {self._bus.url}: it has ended, or was never registered there"
             )
-
-    async def _fetch(self) -> None:
-        if self._host_partition.position is None:
-            raise RuntimeError("the session is not open")
-        if self._host_partition.is_check_due():
-            await self._check_partition()
-        await self._host_partition.follow()
-        self._fetched_before, self._fetching_since = self._fetching_since, self.allocation_watch.lease.clock()
-        try:
-            messages = await self._host_partition.fetch()
-        except OffsetOutOfRangeError as error:
-            # Compaction has deleted records that we had not read. The first record of our key is newer than ours.
-            await self._host_partition.seek(error.start)
-            self._catch_up_to = None
-            return
-        for message in messages:
-            if message.key == self._key:
-                if message.value is None:
-                    await self._check_partition()
-                    if self._host_partition.is_left:
-                        return  # not deleted, but moved
-                self._apply_own(message.value)
-            elif message.key == self._host_key:
-                self._apply_host(_decoded(message))
-            elif message.key in self._host_partition.checkpoint_keys and self._needs_checkpoint:
-                self._apply_checkpoint(_decoded(message))
-
-    def _apply_host(self, record: LedgerRecord | None) -> None:
-        """Before the first answer, register again with each new manager: messages from before it may have become dead
-        letters. After it, check whether the manager watches this process."""
-        if not isinstance(record, Host):
-            return
-        manager = record.manager
-        if self._answered:
-            self._watcher = manager
-            self._update_watched()
-        elif manager.stopped_at is None:
-            self._must_register = self._must_register or manager.instance not in self._known_managers
-            self._known_managers.add(manager.instance)
-
-    @property
-    def _needs_checkpoint(self) -> bool:
-        """Whether the session needs checkpoints now. There is one in each commit, so it skips most of them."""
-        waits = self._registering or self.allocation_watch.lease.claimed or self._watcher is None
-        return not self._attach and self.record is not None and waits
-
-    def _apply_checkpoint(self, record: LedgerRecord | None) -> None:
-        """Read from a commit's checkpoint who watches this process and how far the manager had read."""
-        if not isinstance(record, Checkpoint):
-            return
-        if self._watcher is None:
-            self._watcher = record
-            self._update_watched()
-        if record.input.partition == self._host_partition.number:
-            self._reached = max(record.input.to, (record.input.ahead or {}).get(self.registration.host, 0))
-            self._note_reached(self._reached)
-
-    def _note_reached(self, reached: int) -> None:
-        """The manager had read all before offset `reached`, and the record in the watch stood."""
-        if self.allocation_watch.lease.answer(reached):
-            self._catch_up_to = None
-            self.allocation_watch.touch()
-
-    def _update_watched(self) -> None:
-        """Update whether the manager watches this process."""
-        owner, record, lease = self.registration.owner, self.record, self.allocation_watch.lease
-        if self._attach or owner is None or self._watcher is None:
-            return
-        watched = self._watcher.watches(owner) and not (record is not None and record.unwatched)
-        if watched != lease.watched:
-            lease.watched = watched
-            self.allocation_watch.touch()
-
-    def _apply_own(self, value: bytes | None) -> None:
-        if value is None:
-            self.allocation_watch.close(
-                AllocationEndedError(f"allocation {self._key.decode()} has ended", record=self.record)
-            )
-            return
-        try:
-            record = codec.decode_ledger(value, key=self._key)
-        except codec.WireError as error:
-            log.warning("skipped a record that cannot be read: %s", error)
-            return
-        if isinstance(record, Allocation):
-            if self.record is not None and record.source != self.record.source:
-                # the first allocation ended so long ago that the manager has deleted its record
-                self._registered_anew = True
-                why = f"allocation {record.key} had ended, and was registered anew"
-                self.allocation_watch.close(AllocationEndedError(why, record=self.record))
-                return
-            if not self._attach:  # else another process keeps the lease
-                self._set_lease(record.request.lease_s)
-            if record.warnings and self.record is None:
-                log.warning("%s: %s", record.key, "; ".join(record.warnings))
-            if record.state == AllocationState.PENDING:
-                log.info("%s waits: %s", record.key, record.reason)
-            self._log_left_out(record)
-            self.allocation_watch.post(record)
-            self._update_watched()
-
-    def _log_left_out(self, record: Allocation) -> None:
-        left_out = status.left_out(record)
-        for name in left_out.keys() - self._logged_left_out:
-            log.warning("%s: variable %r of its record is not set: %s", record.key, name, left_out[name])
-        self._logged_left_out |= left_out.keys()
-
-    def _set_lease(self, seconds: float | None) -> None:
-        """Set the lease's length. A worker without a lease may get one later, if the manager cannot watch its owner."""
-        lease = self.allocation_watch.lease
-        if seconds is not None and lease.seconds is None and self.record is not None:
-            lease.begin(self._fetched_before)  # the lease did not exist yet then, even if the reader prefetches
-        lease.grant(seconds)
 
     async def _await_manager(self, patience: float) -> None:
         """Wait for the first record of any state; look up other managers if none comes."""
         lookup = ManagerLookup(self._bus, self._cluster, self.registration.host)
         async with anyio.create_task_group() as group:
             with anyio.move_on_after(patience):
-                with anyio.move_on_after(max(0.0, patience - SURVEY_WITHIN)):
+                with anyio.move_on_after(max(0.0, patience - LOOKUP_WITHIN)):
                     await self._first_answer()
-                if not self._answered:
+                if not self._is_answered:
                     group.start_soon(lookup.run, self._host_partition.count)
                     await self._first_answer()
             group.cancel_scope.cancel()
-        if not self._answered:
-            self.leaving_reason = "no manager"
+        if not self._is_answered:
+            self._leaving_reason = "no manager"
             error = NoManagerError(f"no manager answers for host {self.registration.host!r}: {lookup.describe()}")
             error.add_note("RuntimeContext(wait_for_manager=True) waits for one")
             raise error
 
     async def _first_answer(self) -> None:
-        while not self._answered:
+        while not self._is_answered:
             await self.allocation_watch.changed(self.allocation_watch.read().version)
 
     async def _await_verdict(self) -> Allocation:
@@ -476,11 +325,3 @@ class WorkerSession:
                 if refusal is not None and status.status_of(snapshot.record) is not status.AllocationStatus.WAITING:
                     raise refusal
             snapshot = await self.allocation_watch.changed(snapshot.version)
-
-
-def _decoded(message: Message) -> LedgerRecord | None:
-    """The record of another key's message; None if it was deleted or cannot be read."""
-    try:
-        return codec.decode_ledger(message.value, key=message.key) if message.value is not None else None
-    except codec.WireError:
-        return None

@@ -96,7 +96,7 @@ class RunSession:
                 manager_patience=self._patience,
                 on_lease_at_risk=functools.partial(self._warn_at_risk, allocation_watch),
             )
-            session.leaving_reason = "withdrawn"  # unless a later step sets another reason
+            session.leave_because("withdrawn")  # unless a later step sets another reason
             async with session, anyio.create_task_group() as tasks:
                 tasks.start_soon(self._print_progress, session.allocation_watch)
                 record = await self._obtain(session)
@@ -121,8 +121,8 @@ class RunSession:
         while (received := self._signals.read()) is not None:
             self._handle_signal(received)  # the terminal did not send it to the command
         if self._withdrawn_by is not None:
-            await anyio.lowlevel.checkpoint()  # it was withdrawn at the moment of the grant
-        session.leaving_reason = None
+            await anyio.lowlevel.checkpoint()  # withdrawn at the moment of the grant
+        session.leave_because(None)
         self._child.start(self._environment(record))
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._guard, session.allocation_watch)
