@@ -7,6 +7,10 @@ import re
 from typing import NamedTuple
 
 DEFAULT_PORT = 9092
+KAFKA_SYNTAX = "kafka://host:9092[,host2:9092]"
+FILE_SYNTAX = "sqlite:///path/to/bus.db"
+"""The valid URLs of both buses, for messages."""
+
 _LABEL = r"[\w-]{1,63}"
 _HOST = re.compile(rf"(?=.{{1,253}}\Z){_LABEL}(\.{_LABEL})*\.?")
 _FOUR_NUMBERS = re.compile(r"[0-9]+(\.[0-9]+){3}")
@@ -32,7 +36,7 @@ def brokers(url: str) -> tuple[Node, ...]:
     """
     if "@" in url or "?" in url:
         raise ValueError(
-            "holds more than addresses; write kafka://host:9092[,host2:9092], and how to log in into "
+            f"holds more than addresses; write {KAFKA_SYNTAX}, and how to log in into "
             "kafka.sasl-username (OUTFITTER_KAFKA_SASL_USERNAME) and "
             "kafka.sasl-password-file (OUTFITTER_KAFKA_SASL_PASSWORD_FILE)"
         )
@@ -42,7 +46,7 @@ def brokers(url: str) -> tuple[Node, ...]:
             raise ValueError("names no broker")
         return tuple(_node(address) for address in addresses.split(","))
     except ValueError as error:
-        raise ValueError(f"{error}; write kafka://host:9092[,host2:9092], IPv6 addresses as [::1]:9092") from None
+        raise ValueError(f"{error}; write {KAFKA_SYNTAX}, IPv6 addresses as [::1]:9092") from None
 
 
 def listener(text: str) -> Node:

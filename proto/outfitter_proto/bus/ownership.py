@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
+
 import anyio
 
-from outfitter_proto.bus.port import BusError
+from outfitter_proto.bus.port import BusError, Membership
 
 
 class Ownership:
-    """The adapter sets it without waiting. One caller awaits changes (see `Membership.changed`)."""
+    """A member's partitions. The adapter sets them, and one caller awaits changes (see `Membership.changed`)."""
 
     def __init__(self) -> None:
         self.partitions: frozenset[int] = frozenset()
         self.error: BusError | None = None
-        self._told: frozenset[int] = frozenset()
+        """Why the membership has ended, if an error ended it."""
+        self._returned: frozenset[int] = frozenset()  # by the last `changed`
         self._expelled = False
-        self._news = anyio.Event()
+        self._change = anyio.Event()
 
     def assign(self, partitions: frozenset[int]) -> None:
         """Set the member's partitions."""
@@ -38,13 +41,38 @@ class Ownership:
             if self.error is not None:
                 raise self.error
             expelled, self._expelled = self._expelled, False
-            now = frozenset[int]() if expelled else self.partitions
-            if now != self._told:
-                self._told = now
-                return now
+            current = frozenset[int]() if expelled else self.partitions
+            if current != self._returned:
+                self._returned = current
+                return current
             if not expelled:
-                await self._news.wait()
+                await self._change.wait()
 
     def _wake(self) -> None:
-        self._news.set()
-        self._news = anyio.Event()
+        self._change.set()
+        self._change = anyio.Event()
+
+
+class OwnedMembership(Membership):
+    """A membership with an `Ownership`, which the adapter writes."""
+
+    def __init__(self) -> None:
+        self._ownership = Ownership()
+
+    @property
+    def partitions(self) -> frozenset[int]:
+        """See `Membership.partitions`."""
+        return self._ownership.partitions
+
+    async def changed(self) -> frozenset[int]:
+        """See `Membership.changed`."""
+        return await self._ownership.changed()
+
+    async def confirmed(self, partition: int) -> bool:
+        """See `Membership.confirmed`."""
+        return await self._ask_group(partition) and partition in self.partitions
+
+    @abstractmethod
+    async def _ask_group(self, partition: int) -> bool:
+        """Whether the group has just confirmed this member, and so its partitions. An adapter need not ask the group if
+        `partition` is not among them. Bounded, raises nothing."""

@@ -157,7 +157,7 @@ class Reader(Closable):
 
     position: int
     """The next offset to read. It skips holes and commit markers, so compare it and not the offset of a message."""
-    heard: bool = True
+    has_answered: bool = True
     """False until the bus has answered this reader once. Before that an empty list proves nothing."""
 
     @abstractmethod
@@ -301,14 +301,14 @@ class Bus(Closable):
         Raises:
             BusUnavailableError: the bus did not answer.
         """
-        found: dict[str, TopicShape] = {}
+        shapes: dict[str, TopicShape] = {}
         for name in names:
             try:
                 info = await self.topic(name)
             except (UnknownTopicError, BusAuthorizationError):
                 continue
-            found[name] = TopicShape(info.id, info.partitions)
-        return found
+            shapes[name] = TopicShape(info.id, info.partitions)
+        return shapes
 
     async def brokers(self) -> int:
         """The current number of brokers; 1 for a bus without brokers."""
@@ -408,8 +408,8 @@ class Bus(Closable):
             BusUnavailableError: a transaction stays open for longer than any of ours can; the message names its writer.
         """
 
-    async def missing_rights(self, wanted: Sequence[Right]) -> list[str]:  # noqa: ARG002
-        """The rights among `wanted` that we lack, a sentence each, with the remedy. Changes nothing, fences nobody.
+    async def missing_rights(self, rights: Sequence[Right]) -> list[str]:  # noqa: ARG002
+        """The ones among `rights` that we lack, a sentence each, with the remedy. Changes nothing, fences nobody.
 
         On a bus without rights none is missing. A right that cannot be checked counts as granted.
 

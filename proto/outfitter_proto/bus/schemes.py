@@ -1,27 +1,28 @@
-"""Which adapter serves which bus URL. An adapter is imported only to connect with it."""
+"""The adapter for each bus URL. Only connecting imports an adapter."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from outfitter_proto.bus.addresses import brokers
+from outfitter_proto.bus.addresses import FILE_SYNTAX, KAFKA_SYNTAX, brokers
 from outfitter_proto.bus.port import Bus
 
-SYNTAX = "kafka://host:9092[,host2:9092] or sqlite:///path/to/bus.db"
+SYNTAX = f"{KAFKA_SYNTAX} or {FILE_SYNTAX}"
+"""The valid URLs, for messages."""
 
 
 class Scheme(NamedTuple):
     """One kind of bus."""
 
     prefix: str
-    """How its URLs begin."""
+    """The beginning of its URLs."""
     is_local: bool
     """Whether it is a file of this machine. Other buses take `kafka.…` settings."""
     check: Callable[[str], object]
-    """Raises ValueError for a URL that is wrong, as far as that shows without the adapter."""
+    """Raises ValueError for a wrong URL, as far as it can be checked without the adapter."""
     connect: Callable[[str, Mapping[str, str] | None, bool], Bus]
-    """Makes the adapter for a URL, from the login, and whether to create a bus that is not there."""
+    """Makes the adapter from the URL, the log-in settings, and whether to create a missing bus."""
 
 
 def _check_path(url: str) -> None:
@@ -48,7 +49,7 @@ SCHEMES = (
 
 
 def find(url: str) -> Scheme | None:
-    """The row of the table that a URL belongs to."""
+    """The row of the table for a URL; None: no bus has this URL."""
     return next((scheme for scheme in SCHEMES if url.startswith(scheme.prefix)), None)
 
 

@@ -134,7 +134,7 @@ async def test_compaction_waits_until_enough_is_dirty(tmp_path: Path) -> None:
 async def test_compaction_goes_in_slices_and_passes_and_beside_commits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for limit, value in {"LOOK_SLICE": 7, "REMOVE_SLICE": 3, "PASS_RECORDS": 20}.items():
+    for limit, value in {"READ_SLICE": 7, "REMOVE_SLICE": 3, "PASS_RECORDS": 20}.items():
         monkeypatch.setattr(f"outfitter_proto.bus.embedded.housekeeping.{limit}", value)
     async with kept(tmp_path, COMPACT) as bus:
         await bus.write(*[(b"%d" % (n % 13), b"%d" % n) for n in range(300)])

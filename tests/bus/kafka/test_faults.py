@@ -234,10 +234,10 @@ async def test_a_reader_says_whether_the_silence_is_the_topics_or_the_brokers(ow
         try:
             async with await bus.open_reader(topic, 0, start=0, committed=False) as reader:
                 assert await reader.fetch(timeout=0.01) == []
-                assert not reader.heard
+                assert not reader.has_answered
                 own_broker.resume()
                 with anyio.fail_after(WITHIN):
-                    while not reader.heard:
+                    while not reader.has_answered:
                         assert await reader.fetch(timeout=0.1) == []
         finally:
             own_broker.resume()

@@ -36,8 +36,8 @@ from outfitter_proto.bus.port import (
 _log = logging.getLogger(__name__)
 
 
-class _Open(NamedTuple):
-    """The parts of a started bus."""
+class _Parts(NamedTuple):
+    """The parts of a started bus: a connection for commits, one for reading, and the wake-ups."""
 
     writing: Database
     reading: Database
@@ -52,32 +52,32 @@ class EmbeddedBus(Bus):
 
     def __init__(self, url: str, *, create: bool = True) -> None:
         self.url = url
-        self._place = parse(url)
+        self._location = parse(url)
         self._create = create
-        self._held: _Open | None = None
+        self._parts: _Parts | None = None
         self._closing = AsyncExitStack()
-        self._topics: dict[str, log.Topic] = {}
+        self._topics: dict[str, log.StoredTopic] = {}
         self._readers: WeakSet[EmbeddedReader] = WeakSet()
         self._memberships: WeakSet[EmbeddedMembership] = WeakSet()
 
     async def start(self) -> None:
-        if self._held is not None:
+        if self._parts is not None:
             return
-        writing, reading = (Database(self._place, create=self._create) for _ in range(2))
-        check, setup = (log.recognise, log.set_up) if self._create else (self._expect, self._expect)
+        writing, reading = (Database(self._location, create=self._create) for _ in range(2))
+        check, setup = (log.recognise, log.set_up) if self._create else (self._require_bus, self._require_bus)
         async with AsyncExitStack() as closing:
             for database in (writing, reading):
                 await database.open(check, setup)
                 closing.push_async_callback(database.close)
-            notifier = Notifier(self._place)
+            notifier = Notifier(self._location)
             closing.callback(notifier.close)
             closing.push_async_callback(self._close_users)
             self._closing = closing.pop_all()
-        self._held = _Open(writing, reading, notifier)
-        _log.info("embedded bus %s, SQLite %s", self._place.path, sqlite3.sqlite_version)
+        self._parts = _Parts(writing, reading, notifier)
+        _log.info("embedded bus %s, SQLite %s", self._location.path, sqlite3.sqlite_version)
 
     async def aclose(self) -> None:
-        self._held = None
+        self._parts = None
         await self._closing.aclose()
 
     async def topic(self, name: str) -> TopicInfo:
@@ -99,38 +99,38 @@ class EmbeddedBus(Bus):
         self._topics.pop(topic, None)
 
     async def publish(self, topic: str, partition: int, entry: Entry) -> int:
-        held = self._open
-        found = await self._find(topic, partition)
-        log.check_entries(found, [entry])
+        parts = self._open
+        stored = await self._find(topic, partition)
+        log.check_entries(stored, [entry])
         try:
-            return await held.writing.commit(
-                partial(log.append, topic=found, partition=partition, entries=[entry]),
-                after=lambda _: held.notifier.notify([(found.id, partition)]),
+            return await parts.writing.commit(
+                partial(log.append, topic=stored, partition=partition, entries=[entry]),
+                after=lambda _: parts.notifier.notify([(stored.id, partition)]),
             )
         except CommitUnknownError as error:
             raise BusUnavailableError(str(error)) from error
 
     async def offsets(self, topic: str, partition: int) -> tuple[int, int]:
-        found = await self._find(topic, partition)
-        return await self._open.reading.read(partial(log.bounds, topic=found, partition=partition))
+        stored = await self._find(topic, partition)
+        return await self._open.reading.read(partial(log.bounds, topic=stored, partition=partition))
 
     async def open_reader(self, topic: str, partition: int, *, start: int | None, committed: bool) -> Reader:
         # `committed` makes no difference: all records in the file are committed.
         del committed
-        held = self._open
-        found = await self._find(topic, partition)
+        parts = self._open
+        stored = await self._find(topic, partition)
         if start is None:
             start, _ = await self.offsets(topic, partition)
-        reader = EmbeddedReader(held.reading, found, partition, start, held.notifier.listen(found.id, partition))
+        reader = EmbeddedReader(parts.reading, stored, partition, start, parts.notifier.listen(stored.id, partition))
         self._readers.add(reader)
         return reader
 
     async def open_writer(self, identity: str, partition: int, *, topics: Collection[str] = ()) -> Writer:
         del topics  # a decision reaches all topics at once
-        held = self._open
-        epoch = await held.writing.commit(partial(log.take_identity, identity=identity))
+        parts = self._open
+        epoch = await parts.writing.commit(partial(log.take_identity, identity=identity))
         return EmbeddedWriter(
-            held.writing, held.notifier, self._find, identity=identity, epoch=epoch, partition=partition
+            parts.writing, parts.notifier, self._find, identity=identity, epoch=epoch, partition=partition
         )
 
     async def tenure(self, identity: str) -> str | None:
@@ -140,10 +140,10 @@ class EmbeddedBus(Bus):
     async def join(
         self, group: str, topic: str, *, replica: str | None, session_timeout: float, heartbeat_interval: float
     ) -> Membership:
-        held = self._open
+        parts = self._open
         member = groups.new_member(await self._find(topic), group, replica=replica, session_timeout=session_timeout)
         membership = EmbeddedMembership(
-            held.reading, held.writing, held.notifier, member, replica=replica, heartbeat_interval=heartbeat_interval
+            parts.reading, parts.writing, parts.notifier, member, replica=replica, heartbeat_interval=heartbeat_interval
         )
         await membership.start()
         self._memberships.add(membership)
@@ -155,20 +155,20 @@ class EmbeddedBus(Bus):
         return end
 
     async def maintain(self) -> None:
-        held = self._open
-        await Housekeeping(held.reading, held.writing, now_ms=time.time_ns() // 1_000_000).run()
+        parts = self._open
+        await Housekeeping(parts.reading, parts.writing, now_ms=time.time_ns() // 1_000_000).run()
 
-    def _expect(self, connection: sqlite3.Connection) -> None:
+    def _require_bus(self, connection: sqlite3.Connection) -> None:
         if not log.recognise(connection):
-            raise self._place.missing()
+            raise self._location.missing()
 
     @property
-    def _open(self) -> _Open:
-        if self._held is None:
+    def _open(self) -> _Parts:
+        if self._parts is None:
             raise BusUnavailableError(f"the bus {self.url} is not open: `await bus.start()` first, or `async with`")
-        return self._held
+        return self._parts
 
-    async def _find(self, name: str, partition: int = 0) -> log.Topic:
+    async def _find(self, name: str, partition: int = 0) -> log.StoredTopic:
         topic = self._topics.get(name)
         if topic is None or partition >= topic.partitions:
             topic = await self._open.reading.read(partial(log.find_topic, name=name))

@@ -14,13 +14,13 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
-from outfitter_proto.bus.embedded.log import Topic
+from outfitter_proto.bus.embedded.log import StoredTopic
 from outfitter_proto.support.processes import boot_id
 
 _TABLES: Final = """
 CREATE TABLE IF NOT EXISTS member (
     topic INTEGER NOT NULL, grp TEXT NOT NULL, name TEXT NOT NULL,
-    process TEXT NOT NULL,             -- which of those that have used this name is the member now
+    process TEXT NOT NULL,             -- the process that is the member of this name now
     boot TEXT NOT NULL, until REAL NOT NULL,
     PRIMARY KEY (topic, grp, name)
 ) WITHOUT ROWID;
@@ -32,9 +32,10 @@ CREATE TABLE IF NOT EXISTS owner (
 
 
 class Member(NamedTuple):
-    """One member: `name` is the replica's name or random, `process` is always random."""
+    """One member. `name` is the replica's name or random, `process` is always random. `session_timeout` is in seconds:
+    a member that is silent for longer is removed."""
 
-    topic: Topic
+    topic: StoredTopic
     group: str
     name: str
     process: str
@@ -42,7 +43,10 @@ class Member(NamedTuple):
 
 
 class GroupView(NamedTuple):
-    """A member's state. `holder` is the process that is the member of this name, None if there is none."""
+    """A member's state. `holder`: the process that is the member of this name now; None: no process is.
+
+    `partitions`: those assigned to the member, empty unless it is the holder.
+    """
 
     holder: str | None
     partitions: frozenset[int]
@@ -50,7 +54,7 @@ class GroupView(NamedTuple):
     """Whether this transaction has moved partitions to another member."""
 
 
-def new_member(topic: Topic, group: str, *, replica: str | None, session_timeout: float) -> Member:
+def new_member(topic: StoredTopic, group: str, *, replica: str | None, session_timeout: float) -> Member:
     name = f"replica {replica}" if replica is not None else f"member {os.urandom(8).hex()}"
     return Member(topic, group, name, os.urandom(8).hex(), session_timeout)
 
@@ -69,9 +73,9 @@ def join(connection: sqlite3.Connection, member: Member) -> GroupView:
 
 def beat(connection: sqlite3.Connection, member: Member) -> GroupView:
     """Send a heartbeat, remove silent members and assign free partitions. Only a member may do so."""
-    found = look(connection, member)
-    if found.holder != member.process:
-        return found
+    view = view_of(connection, member)
+    if view.holder != member.process:
+        return view
     now = time.monotonic()
     connection.execute(
         "UPDATE member SET until = ?, boot = ? WHERE topic = ? AND grp = ? AND name = ?",
@@ -82,7 +86,7 @@ def beat(connection: sqlite3.Connection, member: Member) -> GroupView:
         (member.topic.id, member.group, now, _boot()),
     )
     moved = _share_out(connection, member)
-    return look(connection, member)._replace(moved=moved)
+    return view_of(connection, member)._replace(moved=moved)
 
 
 def leave(connection: sqlite3.Connection, member: Member) -> GroupView:
@@ -94,7 +98,8 @@ def leave(connection: sqlite3.Connection, member: Member) -> GroupView:
     return GroupView(None, frozenset(), moved=_share_out(connection, member))
 
 
-def look(connection: sqlite3.Connection, member: Member) -> GroupView:
+def view_of(connection: sqlite3.Connection, member: Member) -> GroupView:
+    """The group's current state for this member. Changes nothing."""
     rows = connection.execute(
         "SELECT process FROM member WHERE topic = ? AND grp = ? AND name = ?",
         (member.topic.id, member.group, member.name),
@@ -111,9 +116,9 @@ def _boot() -> str:
     return boot_id() or ""
 
 
-def _name(found: bytes) -> str:
+def _name(raw: bytes) -> str:
     """Decode a name; SQLite lets other programs write any bytes there."""
-    return found.decode("utf-8", "replace")
+    return raw.decode("utf-8", "replace")
 
 
 def _share_out(connection: sqlite3.Connection, member: Member) -> bool:
@@ -146,11 +151,11 @@ def share_out(partitions: int, members: Sequence[str], owners: Mapping[int, str]
             held[owners[partition]].append(partition)
     least, more = divmod(partitions, len(members))
     shares: dict[int, str] = {}
-    wanting: list[str] = []
+    takers: list[str] = []  # one entry for each partition that a member still gets
     # The members with most partitions may have one more, so that the remainder moves nothing.
     for rank, name in enumerate(sorted(held, key=lambda name: (-len(held[name]), name))):
         share = least + (rank < more)
         shares |= dict.fromkeys(held[name][:share], name)
-        wanting += [name] * (share - len(held[name]))
+        takers += [name] * (share - len(held[name]))
     free = [partition for partition in range(partitions) if partition not in shares]
-    return shares | dict(zip(free, wanting, strict=True))
+    return shares | dict(zip(free, takers, strict=True))

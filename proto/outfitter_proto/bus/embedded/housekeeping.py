@@ -26,7 +26,7 @@ DEFAULT_DELETE_RETENTION_MS: Final = DAY_MS
 DEFAULT_DIRTY_RATIO: Final = 0.5
 """Kafka's defaults of `retention.ms`, `delete.retention.ms` and `min.cleanable.dirty.ratio`."""
 
-LOOK_SLICE: Final = 2_000
+READ_SLICE: Final = 2_000
 """Records read in one snapshot: about 5 ms."""
 
 REMOVE_SLICE: Final = 1_000
@@ -41,9 +41,10 @@ _log = logging.getLogger(__name__)
 
 
 class _Part(NamedTuple):
-    """One partition's row, with its topic."""
+    """One partition's row, with its topic: the first offset and the one after the last, the offset up to which it is
+    compacted, and the number of records that this left."""
 
-    topic: log.Topic
+    topic: log.StoredTopic
     partition: int
     start: int
     next: int
@@ -51,7 +52,9 @@ class _Part(NamedTuple):
     live: int
 
 
-class _Seen(NamedTuple):
+class _RecordHeader(NamedTuple):
+    """A record without its value. `tombstone`: it has none."""
+
     offset: int
     time_ms: int
     key: bytes | None
@@ -96,7 +99,7 @@ class Housekeeping:
 
     async def _first_kept(self, part: _Part, oldest_ms: float) -> int:
         kept = part.start
-        async for rows in self._look(part, part.start, part.next):
+        async for rows in self._read_slices(part, part.start, part.next):
             for row in rows:
                 if row.time_ms >= oldest_ms:
                     return row.offset
@@ -117,13 +120,13 @@ class Housekeeping:
 
     async def _compact_pass(self, part: _Part, clean: int) -> int:
         """Compact one pass from `clean` on; return its end."""
-        latest: dict[bytes | None, _Seen] = {}
+        latest: dict[bytes | None, _RecordHeader] = {}
         gone: list[int] = []
         head = clean
-        async for rows in self._look(part, clean, part.next):
+        async for rows in self._read_slices(part, clean, part.next):
             for row in rows:
-                if (overtaken := latest.get(row.key)) is not None:
-                    gone.append(overtaken.offset)
+                if (superseded := latest.get(row.key)) is not None:
+                    gone.append(superseded.offset)
                 latest[row.key] = row
             head = rows[-1].offset + 1
             if head - clean >= PASS_RECORDS:
@@ -131,10 +134,10 @@ class Housekeeping:
         else:
             head = part.next
         live = len(latest)
-        async for rows in self._look(part, part.start, clean):
-            overtaken_here = [row.offset for row in rows if row.key in latest]
-            gone += overtaken_here
-            live += len(rows) - len(overtaken_here)
+        async for rows in self._read_slices(part, part.start, clean):
+            superseded_here = [row.offset for row in rows if row.key in latest]
+            gone += superseded_here
+            live += len(rows) - len(superseded_here)
         for offsets in _sliced(gone):
             await self._writing.commit(partial(_remove, part=part, offsets=offsets))
         until = self._now_ms + int(part.topic.number("delete.retention.ms", DEFAULT_DELETE_RETENTION_MS))
@@ -149,9 +152,9 @@ class Housekeeping:
         for offsets in _sliced(due):
             await self._writing.commit(partial(_remove, part=part, offsets=offsets))
 
-    async def _look(self, part: _Part, start: int, end: int) -> AsyncIterator[list[_Seen]]:
+    async def _read_slices(self, part: _Part, start: int, end: int) -> AsyncIterator[list[_RecordHeader]]:
         """The records from `start` to before `end`, without values, one snapshot a slice."""
-        while rows := await self._reading.read(partial(_seen, part=part, start=start, end=end)):
+        while rows := await self._reading.read(partial(_headers, part=part, start=start, end=end)):
             yield rows
             start = rows[-1].offset + 1
 
@@ -175,13 +178,13 @@ def _parts(connection: sqlite3.Connection) -> list[_Part]:
     ]
 
 
-def _seen(connection: sqlite3.Connection, part: _Part, start: int, end: int) -> list[_Seen]:
+def _headers(connection: sqlite3.Connection, part: _Part, start: int, end: int) -> list[_RecordHeader]:
     rows = connection.execute(
         "SELECT off, CAST(time AS INTEGER), CAST(key AS BLOB), value IS NULL FROM record"
         " WHERE topic = ? AND part = ? AND off >= ? AND off < ? AND typeof(off) = 'integer' ORDER BY off LIMIT ?",
-        (part.topic.id, part.partition, start, end, LOOK_SLICE),
+        (part.topic.id, part.partition, start, end, READ_SLICE),
     ).fetchall()
-    return list(map(_Seen._make, rows))
+    return list(map(_RecordHeader._make, rows))
 
 
 def _move_start(connection: sqlite3.Connection, part: _Part, start: int) -> None:

@@ -79,8 +79,12 @@ CREATE TABLE writer (identity TEXT NOT NULL PRIMARY KEY, epoch INTEGER NOT NULL)
 """
 
 
-class Topic(NamedTuple):
-    """A topic's row. Only its number of partitions ever changes, and no topic is ever deleted from a file."""
+class StoredTopic(NamedTuple):
+    """A topic's row. Only its number of partitions ever changes, and no topic is ever deleted from a file.
+
+    `id`: its number in this file. `uuid`: tells it from a topic of the same name in another file. `config`: its
+    settings by Kafka's names.
+    """
 
     id: int
     name: str
@@ -108,7 +112,7 @@ class Topic(NamedTuple):
 
 
 class Slice(NamedTuple):
-    """The result of a fetch, and the position after it and its holes."""
+    """The result of a fetch. `position`: the offset after the messages and the holes behind them."""
 
     messages: list[Message]
     position: int
@@ -157,7 +161,7 @@ def check_spec(spec: TopicSpec) -> None:
     """
     if spec.partitions < 1:
         raise BusConfigurationError(f"topic {spec.name!r} needs at least 1 partition, not {spec.partitions}")
-    topic = Topic(0, spec.name, "", spec.partitions, dict(spec.config))
+    topic = StoredTopic(0, spec.name, "", spec.partitions, dict(spec.config))
     if not topic.policies or topic.policies - {"delete", "compact"}:
         raise BusConfigurationError(
             f"topic {spec.name!r}: cleanup.policy is delete, compact or both with a comma, not "
@@ -172,26 +176,26 @@ def check_spec(spec: TopicSpec) -> None:
             ) from error
 
 
-def find_topic(connection: sqlite3.Connection, name: str) -> Topic | None:
+def find_topic(connection: sqlite3.Connection, name: str) -> StoredTopic | None:
     row = connection.execute("SELECT id, name, uuid, partitions, config FROM topic WHERE name = ?", (name,)).fetchone()
     return None if row is None else _topic(*row)
 
 
-def _topic(*row: object) -> Topic:
+def _topic(*row: object) -> StoredTopic:
     """Raises BusConfigurationError for a row that `create_topic` did not write."""
     match row:
         case (int(number), str(name), str(uuid), int(partitions), (bytes() | str()) as config) if partitions > 0:
             with suppress(ValueError):
-                topic = Topic(number, name, uuid, partitions, msgspec.json.decode(config, type=dict[str, str]))
+                topic = StoredTopic(number, name, uuid, partitions, msgspec.json.decode(config, type=dict[str, str]))
                 for setting in _NUMBERS:
                     topic.number(setting, 0)
                 return topic
     raise BusConfigurationError(f"its table topic holds {row!s:.200}, which is no topic: {_DAMAGED}")
 
 
-def all_topics(connection: sqlite3.Connection) -> list[Topic]:
+def all_topics(connection: sqlite3.Connection) -> list[StoredTopic]:
     """All valid topics."""
-    topics: list[Topic] = []
+    topics: list[StoredTopic] = []
     for row in connection.execute("SELECT id, name, uuid, partitions, config FROM topic ORDER BY id").fetchall():
         with suppress(BusConfigurationError):
             topics.append(_topic(*row))
@@ -216,14 +220,15 @@ def add_partitions(connection: sqlite3.Connection, name: str, partitions: int) -
     """Give a topic more partitions.
 
     Raises:
-        UnknownTopicError, BusConfigurationError: there is no such topic, or it has more already.
+        UnknownTopicError: the topic does not exist.
+        BusConfigurationError: it has more partitions already.
     """
     topic = find_topic(connection, name)
     if topic is None:
         raise UnknownTopicError(f"there is no topic {name!r}")
     if topic.partitions > partitions:
         raise BusConfigurationError(
-            f"topic {name!r} has {topic.partitions} partitions, and can have no less: {partitions} are wanted"
+            f"topic {name!r} has {topic.partitions} partitions and cannot shrink to {partitions}"
         )
     connection.execute("UPDATE topic SET partitions = ? WHERE id = ?", (partitions, topic.id))
     connection.executemany(
@@ -234,21 +239,21 @@ def add_partitions(connection: sqlite3.Connection, name: str, partitions: int) -
 # --- records -------------------------------------------------------------------------------------------
 
 
-def bounds(connection: sqlite3.Connection, topic: Topic, partition: int) -> tuple[int, int]:
+def bounds(connection: sqlite3.Connection, topic: StoredTopic, partition: int) -> tuple[int, int]:
     """The first offset and the one after the last."""
-    found = connection.execute(
+    row = connection.execute(
         "SELECT start, next FROM part WHERE topic = ? AND part = ?", (topic.id, partition)
     ).fetchone()
-    match found:
+    match row:
         case (int(start), int(following)) if 0 <= start <= following:
             return start, following
     raise BusConfigurationError(
-        f"its table part holds {found!s:.200} for topic {topic.name!r}, partition {partition}, and no two offsets: "
+        f"its table part holds {row!s:.200} for topic {topic.name!r}, partition {partition}, and no two offsets: "
         f"{_DAMAGED}"
     )
 
 
-def check_entries(topic: Topic, entries: Sequence[Entry]) -> None:
+def check_entries(topic: StoredTopic, entries: Sequence[Entry]) -> None:
     """Refuse a record over `max.message.bytes`, or without a key on a compacted topic, as Kafka's brokers do.
 
     Raises:
@@ -267,7 +272,7 @@ def check_entries(topic: Topic, entries: Sequence[Entry]) -> None:
             raise BusError(f"record {number} has no key, and topic {topic.name!r} is compacted: give it one")
 
 
-def append(connection: sqlite3.Connection, topic: Topic, partition: int, entries: Sequence[Entry]) -> int:
+def append(connection: sqlite3.Connection, topic: StoredTopic, partition: int, entries: Sequence[Entry]) -> int:
     """Write `entries`; return the first one's offset."""
     _, first = bounds(connection, topic, partition)
     now_ms = time.time_ns() // 1_000_000
@@ -281,7 +286,7 @@ def append(connection: sqlite3.Connection, topic: Topic, partition: int, entries
     return first
 
 
-def fetch(connection: sqlite3.Connection, topic: Topic, partition: int, position: int, max_records: int) -> Slice:
+def fetch(connection: sqlite3.Connection, topic: StoredTopic, partition: int, position: int, max_records: int) -> Slice:
     """The records from `position` on: at most `max_records`, and about `MAX_FETCH_BYTES`.
 
     Raises:
@@ -323,9 +328,9 @@ def take_identity(connection: sqlite3.Connection, identity: str) -> int:
         "INSERT INTO writer (identity, epoch) VALUES (?, 1) ON CONFLICT (identity) DO UPDATE SET epoch = epoch + 1",
         (identity,),
     )
-    taken = epoch(connection, identity)
-    assert taken is not None  # noqa: S101 - it was written just now
-    return taken
+    ours = epoch(connection, identity)
+    assert ours is not None  # noqa: S101 - it was written just now
+    return ours
 
 
 def check_epoch(connection: sqlite3.Connection, identity: str, ours: int) -> None:
@@ -339,5 +344,5 @@ def check_epoch(connection: sqlite3.Connection, identity: str, ours: int) -> Non
 
 def epoch(connection: sqlite3.Connection, identity: str) -> int | None:
     """The identity's epoch; None: no writer has ever had it."""
-    found = connection.execute("SELECT CAST(epoch AS INTEGER) FROM writer WHERE identity = ?", (identity,)).fetchone()
-    return int(found[0]) if found is not None else None
+    row = connection.execute("SELECT CAST(epoch AS INTEGER) FROM writer WHERE identity = ?", (identity,)).fetchone()
+    return int(row[0]) if row is not None else None

@@ -1,4 +1,4 @@
-"""A member of a group on an embedded bus. It sends heartbeats, and reads the group's tables after each poke."""
+"""A member of a group on an embedded bus. It sends heartbeats, and reads the group's tables after each wake-up."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import anyio
 from outfitter_proto.bus.embedded import groups
 from outfitter_proto.bus.embedded.connecting.database import Database
 from outfitter_proto.bus.embedded.connecting.notify import Listener, Notifier
-from outfitter_proto.bus.ownership import Ownership
-from outfitter_proto.bus.port import BusError, BusUnavailableError, MemberReplacedError, Membership
+from outfitter_proto.bus.ownership import OwnedMembership
+from outfitter_proto.bus.port import BusError, BusUnavailableError, MemberReplacedError
 
 MEMBERS = -1
-"""Pseudo partition number for pokes about a topic's groups."""
+"""Pseudo partition number for the wake-ups of a topic's groups."""
 
 _log = logging.getLogger(__name__)
 
 
-class EmbeddedMembership(Membership):
+class EmbeddedMembership(OwnedMembership):
     """See `Membership`."""
 
     def __init__(
@@ -33,19 +33,19 @@ class EmbeddedMembership(Membership):
         replica: str | None,
         heartbeat_interval: float,
     ) -> None:
+        super().__init__()
         self._reading = reading
         self._writing = writing
         self._notifier = notifier
         self._member = member
         self._replica = replica
         self._interval = heartbeat_interval
-        self._ownership = Ownership()
         self._turn = anyio.Lock()
         self._task: asyncio.Task[None] | None = None
         self._listener: Listener | None = None
         self._joined = False
         self._written = False
-        self._troubled = False
+        self._failing = False
         self._closed = False
 
     async def start(self) -> None:
@@ -56,24 +56,17 @@ class EmbeddedMembership(Membership):
         except BaseException:  # cancellation too: only this process can end the committed membership
             await self._end(leave=self._replica is None and self._written)
             raise
-        self._task = asyncio.create_task(self._live(self._listener), name=f"member of {self._member.group}")
-        self._task.add_done_callback(self._look_at)
+        self._task = asyncio.create_task(self._run(self._listener), name=f"member of {self._member.group}")
+        self._task.add_done_callback(self._report_end)
 
-    @property
-    def partitions(self) -> frozenset[int]:
-        return self._ownership.partitions
-
-    async def changed(self) -> frozenset[int]:
-        return await self._ownership.changed()
-
-    async def confirmed(self, partition: int) -> bool:
+    async def _ask_group(self, partition: int) -> bool:  # noqa: ARG002 - a heartbeat confirms all partitions
         if self._closed or self._ownership.error is not None:
             return False
         try:
             await self._beat()
         except BusError:
             return False
-        return partition in self.partitions
+        return True
 
     async def leave(self) -> None:
         await self._end(leave=True)
@@ -95,39 +88,43 @@ class EmbeddedMembership(Membership):
                 if leave:
                     await self._writing.commit(partial(groups.leave, member=self._member), after=self._notify)
             except BusError as error:
-                _log.warning("group %s: could not leave, the session's end will do it: %s", self._member.group, error)
+                _log.warning(
+                    "group %s: could not leave; the end of the session will remove the member: %s",
+                    self._member.group,
+                    error,
+                )
         self._ownership.assign(frozenset())
 
-    async def _live(self, listener: Listener) -> None:
+    async def _run(self, listener: Listener) -> None:
         due = anyio.current_time() + self._interval
         while self._ownership.error is None:
             with anyio.move_on_after(max(0.0, due - anyio.current_time())):
                 await listener.wait()
             listener.drain()
-            late = anyio.current_time() >= due
-            if late:
+            is_due = anyio.current_time() >= due
+            if is_due:
                 due = anyio.current_time() + self._interval
             try:
-                await (self._beat() if late else self._look())
+                await (self._beat() if is_due else self._refresh())
             except BusError as error:
-                if not self._troubled:
-                    _log.warning("group %s: no sign of life can be given, trying on: %s", self._member.group, error)
-                self._troubled = True
+                if not self._failing:
+                    _log.warning("group %s: heartbeat failed, retrying: %s", self._member.group, error)
+                self._failing = True
             else:
-                self._troubled = False
+                self._failing = False
                 if not self._joined:
                     due = anyio.current_time()
 
     async def _beat(self) -> None:
         async with self._turn:
             job = groups.beat if self._joined else groups.join
-            self._take(await self._writing.commit(partial(job, member=self._member), after=self._notify))
+            self._apply(await self._writing.commit(partial(job, member=self._member), after=self._notify))
 
-    async def _look(self) -> None:
+    async def _refresh(self) -> None:
         async with self._turn:
-            self._take(await self._reading.read(partial(groups.look, member=self._member)))
+            self._apply(await self._reading.read(partial(groups.view_of, member=self._member)))
 
-    def _take(self, view: groups.GroupView) -> None:
+    def _apply(self, view: groups.GroupView) -> None:
         if view.holder == self._member.process:
             self._joined = True
             self._ownership.assign(view.partitions)
@@ -143,12 +140,12 @@ class EmbeddedMembership(Membership):
             )
 
     def _notify(self, view: groups.GroupView) -> None:
-        """The thread calls it after each commit, even if the caller has gone."""
+        """Called by the database's thread after each commit, even if the caller was cancelled."""
         self._written = True
         if view.moved:
             self._notifier.notify([(self._member.topic.id, MEMBERS)])
 
-    def _look_at(self, task: asyncio.Task[None]) -> None:
-        """Report an error of the task, which nobody awaits, so that the holder does not wait for ever."""
+    def _report_end(self, task: asyncio.Task[None]) -> None:
+        """Report an error of the task, which nobody awaits. Otherwise the caller of `changed` would wait for ever."""
         if not task.cancelled() and (error := task.exception()) is not None:
             self._ownership.fail(BusUnavailableError(f"the membership of {self._member.group!r} has ended: {error!r}"))

@@ -1,4 +1,4 @@
-"""The embedded bus's cursor over one partition: read, and if there is nothing, wait for a poke and read again."""
+"""The embedded bus's cursor over one partition. If there is nothing to read, it waits for a wake-up and reads again."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ import anyio
 
 from outfitter_proto.bus.embedded import log
 from outfitter_proto.bus.embedded.connecting.database import Database
-from outfitter_proto.bus.embedded.connecting.notify import LOOK_ANYWAY_S, Listener
+from outfitter_proto.bus.embedded.connecting.notify import POLL_INTERVAL_S, Listener
 from outfitter_proto.bus.port import BusUnavailableError, Message, Reader
 
 
 class EmbeddedReader(Reader):
     """Reads slices of records. All records in the file are committed, so both isolation levels are equal."""
 
-    def __init__(self, database: Database, topic: log.Topic, partition: int, position: int, listener: Listener) -> None:
+    def __init__(
+        self, database: Database, topic: log.StoredTopic, partition: int, position: int, listener: Listener
+    ) -> None:
         self.position = position
         self._database = database
         self._topic = topic
@@ -28,15 +30,15 @@ class EmbeddedReader(Reader):
             if self._listener is None:
                 raise BusUnavailableError(f"this reader of {self._topic.name!r} is closed: open another")
             self._listener.drain()
-            look = partial(
+            fetch = partial(
                 log.fetch, topic=self._topic, partition=self._partition, position=self.position, max_records=max_records
             )
-            messages, position = await self._database.read(look)
+            messages, position = await self._database.read(fetch)
             self.position = position  # last: a cancelled call must read nothing
             left = deadline - anyio.current_time()
             if messages or left <= 0:
                 return messages
-            with anyio.move_on_after(min(left, LOOK_ANYWAY_S)):
+            with anyio.move_on_after(min(left, POLL_INTERVAL_S)):
                 await self._listener.wait()
 
     async def seek(self, offset: int) -> None:

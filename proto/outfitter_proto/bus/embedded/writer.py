@@ -22,12 +22,13 @@ class EmbeddedWriter(Writer):
         self,
         database: Database,
         notifier: Notifier,
-        find: Callable[[str, int], Awaitable[log.Topic]],
+        find: Callable[[str, int], Awaitable[log.StoredTopic]],
         *,
         identity: str,
         epoch: int,
         partition: int,
     ) -> None:
+        """`find` looks up a topic that has a partition; `epoch` is what `identity` had when this writer took it."""
         self.partition = partition
         self._database = database
         self._notifier = notifier
@@ -39,20 +40,20 @@ class EmbeddedWriter(Writer):
     async def commit(self, batches: Sequence[tuple[str, Sequence[Entry]]]) -> None:
         if self._spent:
             raise BusUnavailableError(f"this writer {self._identity!r} is spent or closed: open a new one")
-        found = [(await self._find(name, self.partition), entries) for name, entries in batches]
-        for topic, entries in found:
+        stored = [(await self._find(name, self.partition), entries) for name, entries in batches]
+        for topic, entries in stored:
             log.check_entries(topic, entries)
-        if found:
-            self._check_last(*found[-1])
+        if stored:
+            self._check_last(*stored[-1])
 
         def write(connection: sqlite3.Connection) -> None:
             log.check_epoch(connection, self._identity, self._epoch)
-            for topic, entries in found:
+            for topic, entries in stored:
                 if entries:
                     log.append(connection, topic, self.partition, entries)
 
         self._spent = True  # it stays True after a cancellation or failure
-        await self._database.commit(write, after=lambda _: self._notify(found))
+        await self._database.commit(write, after=lambda _: self._notify(stored))
         self._spent = False
 
     @property
@@ -70,11 +71,11 @@ class EmbeddedWriter(Writer):
     async def aclose(self) -> None:
         self._spent = True
 
-    def _notify(self, written: Sequence[tuple[log.Topic, Sequence[Entry]]]) -> None:
+    def _notify(self, written: Sequence[tuple[log.StoredTopic, Sequence[Entry]]]) -> None:
         self._notifier.notify([(topic.id, self.partition) for topic, entries in written if entries])
 
     @staticmethod
-    def _check_last(topic: log.Topic, entries: Sequence[Entry]) -> None:
+    def _check_last(topic: log.StoredTopic, entries: Sequence[Entry]) -> None:
         size = sum(len(entry.key or b"") + len(entry.value or b"") for entry in entries)
         if size > MAX_BATCH_BYTES:
             raise TooLargeError(

@@ -6,7 +6,7 @@ How it is built, and why:
   `batches`). aiokafka's consumer retries silently for ever when a cluster is away, and fails on a compacted topic (see
   `user_consumer_fix`). Our loop sends one request and raises an error for each of these cases.
 - Transactions use aiokafka's producer (`producer`, `writer`), which handles sequence numbers and the protocol. A
-  subclass has the repairs that we need.
+  subclass has the workarounds that we need.
 - All connections, also those of aiokafka's clients, come from `connection`. It reads the secrets anew (`login`),
   notices every refusal and explains it (`diagnosis`). `authorization` names missing rights.
 - Groups use aiokafka's group coordinator without a consumer (`coordination`, `membership`), so reads and writes cannot

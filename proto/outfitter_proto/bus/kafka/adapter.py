@@ -15,7 +15,7 @@ from outfitter_proto.bus.kafka import authorization
 from outfitter_proto.bus.kafka.connecting import log_throttle
 from outfitter_proto.bus.kafka.connecting.cluster import EARLIEST, LATEST, REQUEST_TIMEOUT, Cluster
 from outfitter_proto.bus.kafka.connecting.connection import Connector
-from outfitter_proto.bus.kafka.connecting.login import access
+from outfitter_proto.bus.kafka.connecting.login import login_of
 from outfitter_proto.bus.kafka.connecting.protocol import (
     INVALID_PARTITIONS,
     OK,
@@ -51,6 +51,8 @@ WATCHDOG = REQUEST_TIMEOUT + 1.0
 """Time limit of one step of a commit in seconds."""
 TAKE_WITHIN = 3 * REQUEST_TIMEOUT
 """Time limit for taking a writer identity in seconds; the caller retries with a back-off."""
+RESEND_PAUSE_S = 0.1
+"""Seconds until a request without an answer is sent again."""
 TRANSACTION_TIMEOUT = 5.0
 """Seconds after which a broker aborts the transaction of a silent writer. Until then it hides later commits of other
 writers in the same partition."""
@@ -70,19 +72,19 @@ class KafkaBus(Bus):
         self, url: str, *, login: Mapping[str, str] | None = None, transaction_timeout: float = TRANSACTION_TIMEOUT
     ) -> None:
         self.url = url
-        self._access = access(url, login)
-        self._connector = Connector(self._access)
+        self._login = login_of(url, login)
+        self._connector = Connector(self._login)
         self._transaction_timeout = transaction_timeout
         self._cluster = Cluster(self._connector)
         self._publishers: dict[tuple[str, int], BatchingPublisher] = {}
         self._cleaning: set[asyncio.Task[None]] = set()
         self._last: dict[str, Last] = {}
         self._allowances: defaultdict[int, Allowance] = defaultdict(Allowance)
-        """By partition. Uncommitted readers read the input, writers write the answers."""
+        """The allowance of each partition: readers of all records read its input, writers write the answers to it."""
 
-    async def missing_rights(self, wanted: Sequence[Right]) -> list[str]:
+    async def missing_rights(self, rights: Sequence[Right]) -> list[str]:
         """See `Bus.missing_rights`."""
-        return authorization.sentences(self._access, await authorization.missing(self._cluster, wanted))
+        return authorization.sentences(self._login, await authorization.missing(self._cluster, rights))
 
     @property
     def refusals(self) -> int:
@@ -105,13 +107,13 @@ class KafkaBus(Bus):
 
     async def topic(self, name: str) -> TopicInfo:
         """Describe a topic. Without the right DescribeConfigs on it, `config` is empty."""
-        found = await self._cluster.topic(name, fresh=True)
+        metadata = await self._cluster.topic(name, fresh=True)
         response = await self._cluster.send(None, DescribeConfigsRequest([(_TOPIC, name, None)]))
         [(code, detail, _, _, entries)] = response.resources
         if code not in (OK, TOPIC_AUTHORIZATION_FAILED):
-            raise refusal(self._access, code, topic=name, operation="DescribeConfigs", detail=detail)
+            raise refusal(self._login, code, topic=name, operation="DescribeConfigs", detail=detail)
         config = {setting: value for setting, value, *_ in entries or () if value is not None}
-        return TopicInfo(name, found.id, len(found.leaders), found.replication, config)
+        return TopicInfo(name, metadata.id, len(metadata.leaders), metadata.replication, config)
 
     async def shapes(self, names: Collection[str]) -> dict[str, TopicShape]:
         """See `Bus.shapes`: one request."""
@@ -130,48 +132,33 @@ class KafkaBus(Bus):
         missing = [spec for spec in specs if not await self._exists(spec.name)]
         if not missing:
             return []
-        asked: list[tuple[Any, ...]] = [
+        new_topics: list[tuple[Any, ...]] = [
             (s.name, s.partitions, s.replication or -1, [], list(s.config.items())) for s in missing
         ]
-        request = CreateTopicsRequest(asked, int(REQUEST_TIMEOUT * 1000), False)
-        deadline, ours = anyio.current_time() + TAKE_WITHIN, {OK}
-        while True:
-            try:
-                response = await self._cluster.send(None, request)
-                break
-            except BusUnavailableError:
-                if anyio.current_time() > deadline:
-                    raise
-                ours.add(TOPIC_EXISTS)
-                await anyio.sleep(0.1)
-        made: list[str] = []
+        request = CreateTopicsRequest(new_topics, int(REQUEST_TIMEOUT * 1000), False)
+        response, repeated = await self._send_until_answered(request)
+        created: list[str] = []
         for name, code, *detail in response.topic_errors:
             if code not in (OK, TOPIC_EXISTS):
-                raise refusal(self._access, code, topic=name, operation="Create", detail=detail[0] if detail else None)
-            if code in ours:
-                made.append(name)
-        for name in made:
+                raise refusal(self._login, code, topic=name, operation="Create", detail=detail[0] if detail else None)
+            if code == OK or repeated:
+                created.append(name)
+        for name in created:
             await self._wait_for_leaders(name)
-        return made
+        return created
 
     async def add_partitions(self, topic: str, partitions: int) -> None:
         """See `Bus.add_partitions`. Without an answer the request is sent again for a while, as for new topics."""
-        deadline = anyio.current_time() + TAKE_WITHIN
         request = CreatePartitionsRequest([(topic, (partitions, None))], int(REQUEST_TIMEOUT * 1000), False)
-        while (there := len((await self._cluster.topic(topic, fresh=True)).leaders)) != partitions:
-            if there > partitions:
+        while (current := len((await self._cluster.topic(topic, fresh=True)).leaders)) != partitions:
+            if current > partitions:
                 raise BusConfigurationError(
-                    f"{self.url}: topic {topic!r} has {there} partitions, and can have no less: {partitions} are wanted"
+                    f"{self.url}: topic {topic!r} has {current} partitions and cannot shrink to {partitions}"
                 )
-            try:
-                [(_, code, detail)] = (await self._cluster.send(None, request)).topic_errors
-            except BusUnavailableError:
-                if anyio.current_time() > deadline:
-                    raise
-                await anyio.sleep(0.1)
-                continue
+            response, _ = await self._send_until_answered(request)
+            [(_, code, detail)] = response.topic_errors
             if code not in (OK, INVALID_PARTITIONS):  # an unanswered first request may have added them
-                raise refusal(self._access, code, topic=topic, operation="Alter", detail=detail)
+                raise refusal(self._login, code, topic=topic, operation="Alter", detail=detail)
             await self._wait_for_leaders(topic, partitions)
 
     async def publish(self, topic: str, partition: int, entry: Entry) -> int:
@@ -208,15 +195,18 @@ class KafkaBus(Bus):
             # aiokafka reports an invalid state of a producer only by an assertion.
             raise BusConfigurationError(f"{self.url}: aiokafka checks its state by assertions: run Python without -O")
         producer = TransactionalProducer(
-            self._connector, identity, request_timeout=REQUEST_TIMEOUT, transaction_timeout=self._transaction_timeout
+            self._connector,
+            identity,
+            last=self._last.get(identity),
+            request_timeout=REQUEST_TIMEOUT,
+            transaction_timeout=self._transaction_timeout,
         )
-        producer.last = self._last.get(identity)
         release = log_throttle.quieten()
-        taken = False
+        fenced = False
         try:
             with anyio.fail_after(TAKE_WITHIN):
-                await self._take(producer, partition, topics)
-            taken = True
+                await self._fence(producer, partition, topics)
+            fenced = True
         except TimeoutError as error:
             why = f": {self._connector.trouble}" if self._connector.trouble is not None else ""
             raise BusUnavailableError(
@@ -224,13 +214,13 @@ class KafkaBus(Bus):
             ) from error
         except kafka_errors.BrokerResponseError as error:
             raise refusal(
-                self._access, error.errno, topic=topic_of(error), operation="Write", name=identity, detail=str(error)
+                self._login, error.errno, topic=topic_of(error), operation="Write", name=identity, detail=str(error)
             ) from error
         except (kafka_errors.KafkaError, AssertionError, OSError) as error:
             raise BusUnavailableError(f"{self.url}: could not take {identity!r}: {error}") from error
         finally:
             self._remember(identity, producer.last)
-            if not taken:
+            if not fenced:
                 self._clean_up(producer, release)
         return KafkaWriter(
             identity,
@@ -244,8 +234,8 @@ class KafkaBus(Bus):
 
     async def tenure(self, identity: str) -> str | None:
         """The transactional id's producer id and epoch, from its coordinator."""
-        found = await open_transactions.holder(self._cluster, identity)
-        return f"{found[0]}/{found[1]}" if found is not None else None
+        holder = await open_transactions.holder(self._cluster, identity)
+        return f"{holder[0]}/{holder[1]}" if holder is not None else None
 
     async def has_committed(self, identity: str) -> bool:
         """See `Bus.has_committed`. A coordinator knows only the last transaction, until a producer takes the id again
@@ -266,12 +256,12 @@ class KafkaBus(Bus):
         else:
             self._last[identity] = last
 
-    async def _take(self, producer: TransactionalProducer, partition: int, topics: Collection[str]) -> None:
+    async def _fence(self, producer: TransactionalProducer, partition: int, topics: Collection[str]) -> None:
+        """Take the transactional id, and complete its last transaction in this partition of `topics`."""
         written = await authorization.writable(self._cluster, topics, partition) if topics else []
         await producer.start()
         if written and producer.last is not None and not producer.last.is_none:
             await producer.finish(written, partition)
-            producer.last = None
         if producer.tainted:
             raise BusUnavailableError(
                 f"{self.url}: a request was retried, and its first copy may end a later transaction"
@@ -309,6 +299,20 @@ class KafkaBus(Bus):
             f"{self.url}: the end of {topic}/{partition} has been undecided for {DECIDED_WITHIN:g} s: {why}"
         )
 
+    async def _send_until_answered(self, request: Any) -> tuple[Any, bool]:
+        """Send a repeatable request to any broker, again until `TAKE_WITHIN` if there is no answer. Returns the answer,
+        and whether the request was sent more than once."""
+        deadline = anyio.current_time() + TAKE_WITHIN
+        repeated = False
+        while True:
+            try:
+                return await self._cluster.send(None, request), repeated
+            except BusUnavailableError:
+                if anyio.current_time() > deadline:
+                    raise
+                repeated = True
+                await anyio.sleep(RESEND_PAUSE_S)
+
     async def _exists(self, topic: str) -> bool:
         try:
             await self._cluster.topic(topic, fresh=True)
@@ -329,7 +333,7 @@ class KafkaBus(Bus):
                     if len(leaders) >= partitions and all(leaders.values()):
                         return
                 await anyio.sleep(0.02)
-        raise BusUnavailableError(f"{self.url}: topic {topic!r} was made and has no leaders yet")
+        raise BusUnavailableError(f"{self.url}: topic {topic!r} was created and has no leaders yet")
 
     def _clean_up(self, producer: TransactionalProducer, release: Callable[[], None]) -> None:
         """Dispose of a producer in the background."""

@@ -1,7 +1,7 @@
 """Missing rights on the brokers, with the principal and the command that grants them.
 
-Metadata have the rights on topics (KIP-430) but not those on transactional ids and groups. For these we find the
-coordinator: with that right a principal can also use the id or group, unless it has only Describe.
+Metadata have the rights on topics (KIP-430) but not those on transactional ids and groups. For these we look up the
+coordinator. A principal that may do so can also use the id or group, unless it has only Describe.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ _UNKNOWN = -(2**31)
 _DENIED = frozenset({29, 30, 53})
 
 
-async def missing(cluster: Cluster, wanted: Sequence[Right]) -> list[Right]:
-    """The rights of `wanted` that our principal lacks, except those on missing topics.
+async def missing(cluster: Cluster, rights: Sequence[Right]) -> list[Right]:
+    """The ones of `rights` that our principal lacks, except those on missing topics.
 
     Raises:
         BusError: see `Cluster.send`.
     """
-    topics = sorted({right.name for right in wanted if right.kind == "topic"})
+    topics = sorted({right.name for right in rights if right.kind == "topic"})
     granted = _granted(await cluster.send(None, MetadataRequest(topics, rights=True)))
-    found: list[Right] = []
-    for right in wanted:
+    lacking: list[Right] = []
+    for right in rights:
         if right.kind == "topic":
             if not granted.get(right.name, -1) & 1 << _BITS[right.operation]:
-                found.append(right)
+                lacking.append(right)
         elif (await cluster.send(None, coordinator_of(right.kind, right.name))).error_code in _DENIED:
-            found.append(right)
-    return found
+            lacking.append(right)
+    return lacking
 
 
 async def writable(cluster: Cluster, topics: Iterable[str], partition: int) -> list[str]:
@@ -50,14 +50,14 @@ async def writable(cluster: Cluster, topics: Iterable[str], partition: int) -> l
     return [topic for topic, operations in granted.items() if topic in led and operations & 1 << _BITS["Write"]]
 
 
-def sentences(access: Login, rights: Iterable[Right]) -> list[str]:
+def sentences(login: Login, rights: Iterable[Right]) -> list[str]:
     """A sentence for each missing right."""
-    return [denial(access, right) for right in rights]
+    return [denial(login, right) for right in rights]
 
 
 def _granted(answer: Any) -> dict[str, int]:
-    """The rights on each topic that exists, or whose existence the broker hides from us. All bits if the broker does
-    not report rights."""
+    """The rights, as bits, on each topic that exists or that the broker hides from us. All bits if the broker reports
+    no rights."""
     granted: dict[str, int] = {}
     for code, name, *_, operations, _tags in answer.topics:
         if code in _DENIED:
@@ -67,5 +67,5 @@ def _granted(answer: Any) -> dict[str, int]:
     return granted
 
 
-def _has_leader(partitions: Iterable[Sequence[Any]], wanted: int) -> bool:
-    return any(number == wanted and leader >= 0 for _, number, leader, *_ in partitions)
+def _has_leader(partitions: Iterable[Sequence[Any]], partition: int) -> bool:
+    return any(number == partition and leader >= 0 for _, number, leader, *_ in partitions)

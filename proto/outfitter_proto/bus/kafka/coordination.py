@@ -1,7 +1,7 @@
 """aiokafka's group coordinator, adapted for a membership without data. All private names used for membership are here.
 
-`GroupCoordinator` joins, follows rebalances and sends heartbeats. It needs no fetcher, so there is no consumer that
-could fetch or be polled too seldom. Our subclass differs from aiokafka's:
+`GroupCoordinator` joins, follows rebalances and sends heartbeats. It needs no fetcher, so nobody must poll a consumer.
+Our subclass differs from aiokafka's:
 
 - It never gives up. It handles the errors that aiokafka leaves to the next poll.
 - It reports an expulsion and drops its partitions, so that it does not claim them back from the new owners.
@@ -43,7 +43,8 @@ _IMPOSSIBLE = (
 
 
 def new_assignor() -> type[StickyPartitionAssignor]:
-    """A new class of sticky assignor, because aiokafka's stores a member's partitions on the class, once a process."""
+    """A new class of sticky assignor. aiokafka's stores a member's partitions on the class, so all members would share
+    them."""
 
     class OwnStickyAssignor(StickyPartitionAssignor):  # type: ignore[misc]  # aiokafka has no types
         member_assignment = None
@@ -64,16 +65,16 @@ class Coordination(GroupCoordinator):  # type: ignore[misc]  # aiokafka has no t
         subscription: SubscriptionState,
         ownership: Ownership,
         *,
-        access: Login,
+        login: Login,
         group: str,
         replica: str | None,
         session_timeout: float,
         heartbeat_interval: float,
     ) -> None:
-        self._access = access
+        self._login = login
         self._ownership = ownership
         self._assignor = new_assignor()
-        self._asked_as = ""
+        self._retried_id = ""  # the id under which a static member has asked once more
         super().__init__(
             client,
             subscription,
@@ -120,12 +121,12 @@ class Coordination(GroupCoordinator):  # type: ignore[misc]  # aiokafka has no t
 
     def reset_generation(self) -> None:
         """The broker does not know this member, or not in this generation."""
-        known = self.member_id
+        former_id = self.member_id
         super().reset_generation()
         if self._closing.done():
             return
-        if self._group_instance_id is not None and known not in ("", self._asked_as):
-            self.member_id = self._asked_as = known
+        if self._group_instance_id is not None and former_id not in ("", self._retried_id):
+            self.member_id = self._retried_id = former_id
         self._assignor.member_assignment = None
         self._ownership.expel()
 
@@ -141,7 +142,7 @@ class Coordination(GroupCoordinator):  # type: ignore[misc]  # aiokafka has no t
         if getattr(response, "error_code", OK) == _FENCED_INSTANCE_ID:
             self._ownership.fail(
                 MemberReplacedError(
-                    f"{self._access.url}: another process has joined group {self.group_id!r} as replica "
+                    f"{self._login.url}: another process has joined group {self.group_id!r} as replica "
                     f"{self._group_instance_id!r}, and is that replica now: give each running replica a name of its own"
                 )
             )
@@ -150,11 +151,11 @@ class Coordination(GroupCoordinator):  # type: ignore[misc]  # aiokafka has no t
     async def _push_error_to_user(self, exc: Exception) -> None:
         """Handle a permanent error. It is final only before the first assignment."""
         if isinstance(exc, kafka_errors.GroupAuthorizationFailedError) and not self._joined_once:
-            self._ownership.fail(refusal(self._access, exc.errno, operation="Read", name=self.group_id))
+            self._ownership.fail(refusal(self._login, exc.errno, operation="Read", name=self.group_id))
         elif isinstance(exc, _IMPOSSIBLE):
             self._ownership.fail(
                 BusConfigurationError(
-                    f"{self._access.url}: group {self.group_id!r} refuses this member (session "
+                    f"{self._login.url}: group {self.group_id!r} refuses this member (session "
                     f"{self._session_timeout_ms / 1000:g} s): {exc!r}; the broker's group.min.session.timeout.ms and "
                     "group.max.session.timeout.ms bound the session, and all members must use the same assignor"
                 )

@@ -14,8 +14,8 @@ from aiokafka.consumer.subscription_state import SubscriptionState
 from outfitter_proto.bus.kafka.connecting import log_throttle
 from outfitter_proto.bus.kafka.connecting.connection import Connector
 from outfitter_proto.bus.kafka.coordination import RETRY_BACKOFF_MS, Coordination
-from outfitter_proto.bus.ownership import Ownership
-from outfitter_proto.bus.port import BusUnavailableError, Membership
+from outfitter_proto.bus.ownership import OwnedMembership
+from outfitter_proto.bus.port import BusUnavailableError
 
 log = logging.getLogger(__name__)
 
@@ -24,18 +24,18 @@ REQUEST_TIMEOUT = 4.0
 which delays the first request of a new group. A member that repeats its request stays the same member."""
 
 
-class KafkaMembership(Membership):
+class KafkaMembership(OwnedMembership):
     """See `Membership`."""
 
     def __init__(self, connector: Connector, group: str) -> None:
-        self._access = connector.access
+        super().__init__()
+        self._login = connector.login
         self._group = group
-        self._ownership = Ownership()
         self._coordination: Coordination | None = None
         self._closed = False
         self._release = log_throttle.quieten()
         self._client = AIOKafkaClient(
-            bootstrap_servers=[str(node) for node in connector.access.nodes],
+            bootstrap_servers=[str(node) for node in connector.login.nodes],
             client_id=group,
             request_timeout_ms=int(REQUEST_TIMEOUT * 1000),
             retry_backoff_ms=RETRY_BACKOFF_MS,
@@ -55,35 +55,25 @@ class KafkaMembership(Membership):
                 await self._client.bootstrap()
                 await self._client.set_topics([topic])
         except (kafka_errors.KafkaError, OSError, TimeoutError) as error:
-            raise BusUnavailableError(f"{self._access.url}: cannot join group {self._group!r}: {error!r}") from error
+            raise BusUnavailableError(f"{self._login.url}: cannot join group {self._group!r}: {error!r}") from error
         subscription = SubscriptionState()
         subscription.subscribe({topic})
         self._coordination = Coordination(
             self._client,
             subscription,
             self._ownership,
-            access=self._access,
+            login=self._login,
             group=self._group,
             replica=replica,
             session_timeout=session_timeout,
             heartbeat_interval=heartbeat_interval,
         )
 
-    @property
-    def partitions(self) -> frozenset[int]:
-        """See `Membership.partitions`."""
-        return self._ownership.partitions
-
-    async def changed(self) -> frozenset[int]:
-        """See `Membership.changed`."""
-        return await self._ownership.changed()
-
-    async def confirmed(self, partition: int) -> bool:
-        """See `Membership.confirmed`."""
+    async def _ask_group(self, partition: int) -> bool:
         if self._coordination is None or partition not in self.partitions:
             return False
         with anyio.move_on_after(REQUEST_TIMEOUT + 1):
-            return await self._coordination.confirmed() and partition in self.partitions
+            return await self._coordination.confirmed()
         return False
 
     async def leave(self) -> None:

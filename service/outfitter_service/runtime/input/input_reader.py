@@ -188,7 +188,7 @@ class InputReader(PrefetchBuffer):
             await self.wait_for_room()
             messages = await reader.fetch(max_records=self._most, timeout=1.0)
             self.position = reader.position
-            if not self.is_readable and reader.heard:
+            if not self.is_readable and reader.has_answered:
                 self._outage.passed(self._activity)
                 self.obstacle = None
                 self.outages += 1

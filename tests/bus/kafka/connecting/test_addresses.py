@@ -11,7 +11,7 @@ import pytest
 
 from outfitter_proto.bus import BusConfigurationError
 from outfitter_proto.bus.addresses import Node, brokers
-from outfitter_proto.bus.kafka.connecting.login import access
+from outfitter_proto.bus.kafka.connecting.login import login_of
 from outfitter_service.config import ConfigurationError, connection
 from outfitter_verify import UnreadableError, verify
 from outfitter_verify.buses import addresses
@@ -81,7 +81,7 @@ def of_the_checker(url: str) -> Sequence[tuple[str, int]]:
 
 
 READINGS: list[tuple[Reading, type[Exception]]] = [
-    (lambda url: list(access(url, {}, {}).nodes), BusConfigurationError),
+    (lambda url: list(login_of(url, {}, {}).nodes), BusConfigurationError),
     (of_a_configuration, ConfigurationError),
     (of_the_checker, UnreadableError),
 ]

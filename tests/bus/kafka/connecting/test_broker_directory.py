@@ -34,12 +34,12 @@ def test_an_only_broker_is_never_doubted() -> None:
 
 def test_a_leader_counts_until_a_later_epoch_of_its_partition_is_known() -> None:
     found = BrokerDirectory([A])
-    assert found.newest("topic", 0, 7)
-    assert found.newest("topic", 0, 7)
-    assert found.newest("topic", 0, 8)
-    assert not found.newest("topic", 0, 7)
-    assert found.newest("topic", 1, 7)
-    assert found.newest("made anew", 0, 0)
+    assert found.note_epoch("topic", 0, 7)
+    assert found.note_epoch("topic", 0, 7)
+    assert found.note_epoch("topic", 0, 8)
+    assert not found.note_epoch("topic", 0, 7)
+    assert found.note_epoch("topic", 1, 7)
+    assert found.note_epoch("made anew", 0, 0)
 
 
 @pytest.mark.kafka

@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 from outfitter_proto.bus import BusConfigurationError
-from outfitter_proto.bus.kafka.connecting.login import access
+from outfitter_proto.bus.kafka.connecting.login import login_of
 from outfitter_verify import UnreadableError, verify
 
 
@@ -25,14 +25,14 @@ from outfitter_verify import UnreadableError, verify
     ],
 )
 def test_a_password_in_the_url_is_refused_and_not_repeated(url: str) -> None:
-    for read in (lambda: access(url, {}, {}), lambda: verify(url)):
+    for read in (lambda: login_of(url, {}, {}), lambda: verify(url)):
         with pytest.raises((BusConfigurationError, UnreadableError)) as refused:
             read()
         assert "secret" not in str(refused.value)
 
 
 def test_without_a_log_in_there_is_nothing_to_say_of_one() -> None:
-    assert access("kafka://h", {}, {}).options() == {}
+    assert login_of("kafka://h", {}, {}).options() == {}
 
 
 def variables(**settings: str) -> dict[str, str]:
@@ -41,7 +41,7 @@ def variables(**settings: str) -> dict[str, str]:
 
 def test_log_in_and_tls_come_from_the_environment(tmp_path: Path) -> None:
     (tmp_path / "password").write_text("pw\n")
-    found = access(
+    found = login_of(
         "kafka://h",
         None,
         variables(SECURITY_PROTOCOL="SASL_SSL", SASL_USERNAME="manager", SASL_PASSWORD_FILE=str(tmp_path / "password")),
@@ -59,7 +59,7 @@ def test_log_in_and_tls_come_from_the_environment(tmp_path: Path) -> None:
 def test_what_is_configured_wins_over_the_environment(tmp_path: Path) -> None:
     (tmp_path / "password").write_text("pw")
     password = {"sasl-username": "a", "sasl-password-file": str(tmp_path / "password")}
-    found = access(
+    found = login_of(
         "kafka://h",
         {"security-protocol": "SASL_PLAINTEXT", **password},
         variables(SECURITY_PROTOCOL="SASL_SSL", SASL_USERNAME="b", SASL_MECHANISM="PLAIN"),
@@ -70,12 +70,12 @@ def test_what_is_configured_wins_over_the_environment(tmp_path: Path) -> None:
 def test_a_password_and_a_token_are_read_anew_for_each_connection(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("old")
-    by_password = access(
+    by_password = login_of(
         "kafka://h",
         {},
         variables(SECURITY_PROTOCOL="SASL_PLAINTEXT", SASL_USERNAME="u", SASL_PASSWORD_FILE=str(secret)),
     )
-    by_token = access(
+    by_token = login_of(
         "kafka://h",
         {},
         variables(SECURITY_PROTOCOL="SASL_PLAINTEXT", SASL_MECHANISM="OAUTHBEARER", SASL_TOKEN_FILE=str(secret)),
@@ -99,7 +99,7 @@ def test_whom_a_token_speaks_for_is_read_from_it_where_it_says_so(token: str, pr
     settings = {
         "security-protocol": "SASL_SSL", "sasl-mechanism": "OAUTHBEARER", "sasl-token-file": str(tmp_path / "token"),
     }  # fmt: skip
-    assert access("kafka://h", settings, {}).principal == principal
+    assert login_of("kafka://h", settings, {}).principal == principal
 
 
 TOKEN = {"SECURITY_PROTOCOL": "SASL_SSL", "SASL_MECHANISM": "OAUTHBEARER", "SASL_TOKEN_FILE": "x"}
@@ -126,7 +126,7 @@ TOKEN = {"SECURITY_PROTOCOL": "SASL_SSL", "SASL_MECHANISM": "OAUTHBEARER", "SASL
 )  # fmt: skip
 def test_a_setting_that_cannot_work_is_refused_by_name(environment: dict[str, str], named: str) -> None:
     with pytest.raises(BusConfigurationError, match=named):
-        access("kafka://h", None, variables(**environment))
+        login_of("kafka://h", None, variables(**environment))
 
 
 def test_no_writer_is_opened_where_python_leaves_out_assertions() -> None:

@@ -383,7 +383,7 @@ class LyingLeader:
     """Answers a reader's fetches, one after the other, with whatever bytes are said; the last one for ever."""
 
     url = "kafka://liar:9092"
-    access = SimpleNamespace(url=url)
+    login = SimpleNamespace(url=url)
 
     def __init__(self, *answers: bytes) -> None:
         self.answers = list(answers)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outfitter_proto.bus.kafka.connecting.connection import Connector
-from outfitter_proto.bus.kafka.connecting.login import access
+from outfitter_proto.bus.kafka.connecting.login import login_of
 from outfitter_proto.bus.kafka.connecting.protocol import pieces
 from support.kafka.broker import KafkaBroker
 
@@ -40,8 +40,8 @@ def test_records_are_not_copied() -> None:
 
 async def test_a_write_to_a_connection_that_is_lost_can_be_tried_again(kafka_broker: KafkaBroker) -> None:
     """Until aiokafka hears of the loss a transport may take whatever it gets, or fail in its own way."""
-    connector = Connector(access(kafka_broker.url))
-    [node] = connector.access.nodes
+    connector = Connector(login_of(kafka_broker.url))
+    [node] = connector.login.nodes
     connection = await connector.connect(node, timeout=3)
     connection._writer.transport.abort()
     with pytest.raises(KafkaConnectionError) as raised:

@@ -41,8 +41,8 @@ class Log:
     def __init__(self, bus: KafkaBus) -> None:
         self._bus = bus
 
-    async def batches(self, topic: str, start: int = 0) -> list[batches.Batch]:
-        found: list[batches.Batch] = []
+    async def batches(self, topic: str, start: int = 0) -> list[batches.RecordBatch]:
+        found: list[batches.RecordBatch] = []
         _, end = await self._bus.offsets(topic, 0)
         while start < end:
             request = FetchRequest(500, 1, 2**20, 0, [(topic, [(0, start, 2**20)])])

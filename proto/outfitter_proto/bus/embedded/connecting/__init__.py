@@ -1,1 +1,1 @@
-"""The way to the bus's file: where it may live, whose turn it is, a connection in its own thread, and pokes."""
+"""Connecting to the bus's file: its location, the writers' lock, a connection in its own thread, wake-ups."""

@@ -55,12 +55,12 @@ class Database:
     cursors to the end, because an open cursor prevents the write-ahead log from being cut.
     """
 
-    def __init__(self, place: Location, *, create: bool = True) -> None:
-        self._place = place
+    def __init__(self, location: Location, *, create: bool = True) -> None:
+        self._location = location
         self._create = create
         self._pid = os.getpid()
-        self._lock = Lock(place)
-        self._thread = JobThread(f"outfitter bus {place.path.name}", at_end=self._end)
+        self._lock = Lock(location)
+        self._thread = JobThread(f"outfitter bus {location.path.name}", at_end=self._end)
         self._connection: sqlite3.Connection | None = None
         self._identity: FileIdentity | None = None
         self._closed = False
@@ -71,13 +71,13 @@ class Database:
         An existing file must pass `check` first. If it fails, nothing is created beside it.
 
         Raises:
-            BusConfigurationError: the file or its place is not suitable for a bus.
+            BusConfigurationError: the file or its directory is not suitable for a bus.
             BusUnavailableError: it is unavailable now.
         """
         self._thread.start()
         try:
-            await self._run(lambda: self._place.prepare(create=self._create))
-            await self._run(lambda: self._look(check))
+            await self._run(lambda: self._location.prepare(create=self._create))
+            await self._run(lambda: self._check_existing(check))
             await self._run(lambda: self._connect(setup), turn=self._lock)
         except BaseException:
             self._closed = True
@@ -128,7 +128,7 @@ class Database:
         turn: AbstractContextManager[object] | None = None,
         after: Callable[[T], None] = lambda _: None,
     ) -> T:
-        path = self._place.path
+        path = self._location.path
         if os.getpid() != self._pid:
             raise BusConfigurationError(
                 f"this connection to {path} was made by process {self._pid} and SQLite forbids its use in the fork "
@@ -140,22 +140,22 @@ class Database:
             return await self._thread.run(job, turn=turn or nullcontext(), after=after)
         except TurnTimeoutError:
             raise BusUnavailableError(
-                f"{self._place.lock} has been held by another process for {TIME_LIMIT_S:.0f} s: is one stopped "
-                f"or its disk stuck? `fuser {self._place.lock}` names them"
+                f"{self._location.lock} has been held by another process for {TIME_LIMIT_S:.0f} s: is one stopped "
+                f"or its disk stuck? `fuser {self._location.lock}` names them"
             ) from None
         except EndTimeoutError:
             raise CommitUnknownError(f"{path}: the disk has not answered for {2 * TIME_LIMIT_S:.0f} s") from None
         except sqlite3.Error as error:
-            raise _verdict(error, self._place) from error
+            raise _bus_error(error, self._location) from error
 
     # --- the thread's side -----------------------------------------------------------------------------
 
-    def _look(self, check: Job[object]) -> None:
+    def _check_existing(self, check: Job[object]) -> None:
         """Check without the lock, which is a file itself. Keep a bus's connection open: closing it may checkpoint."""
-        self._identity = self._place.identity()
+        self._identity = self._location.identity()
         if self._identity is None:
             if not self._create:
-                raise self._place.missing()
+                raise self._location.missing()
             return
         connection: sqlite3.Connection | None = None
         try:
@@ -173,33 +173,33 @@ class Database:
 
     def _opened(self) -> sqlite3.Connection:
         return sqlite3.connect(
-            self._place.uri, uri=True, isolation_level=None, timeout=BUSY_TIMEOUT_S, cached_statements=256
+            self._location.uri, uri=True, isolation_level=None, timeout=BUSY_TIMEOUT_S, cached_statements=256
         )
 
     def _connect(self, setup: Job[None]) -> None:
         connection, self._connection = self._connection, None
-        if connection is not None and self._place.identity() != self._identity:
+        if connection is not None and self._location.identity() != self._identity:
             connection.close()
             connection = None
         if connection is None:
-            self._place.check_files()
+            self._location.check_files()
             if self._create:
-                self._place.create_file()
+                self._location.create_file()
             connection = self._opened()
         try:
-            connection.execute(f"PRAGMA synchronous={self._place.synchronous}")
+            connection.execute(f"PRAGMA synchronous={self._location.synchronous}")
             setup(connection)  # first, because it refuses a file that is no bus
             (mode,) = connection.execute("PRAGMA journal_mode=WAL").fetchone()
             if mode != "wal":
                 raise BusConfigurationError(
-                    f"{self._place.path} cannot use a write-ahead log (SQLite answers {mode!r}), which several "
+                    f"{self._location.path} cannot use a write-ahead log (SQLite answers {mode!r}), which several "
                     "processes need: put it on a local disk"
                 )
             connection.execute(f"PRAGMA journal_size_limit={JOURNAL_SIZE_LIMIT}").fetchone()
         except BaseException:
             connection.close()
             raise
-        self._identity = self._place.identity()
+        self._identity = self._location.identity()
         self._connection = connection
 
     def _disconnect(self) -> None:
@@ -218,11 +218,11 @@ class Database:
     def _checked(self) -> sqlite3.Connection:
         """The connection; raises if its file is no longer at the path, because nobody would see the commits."""
         if self._connection is None:
-            raise BusUnavailableError(f"{self._place.path} is not open")
-        if self._place.identity() != self._identity:
+            raise BusUnavailableError(f"{self._location.path} is not open")
+        if self._location.identity() != self._identity:
             raise BusConfigurationError(
-                f"{self._place.path} was deleted or replaced while this process used it: stop every process on it and "
-                "start them again; what was committed before is in the old file alone"
+                f"{self._location.path} was deleted or replaced while this process used it: stop every process on it "
+                "and start them again; earlier commits are only in the old file"
             )
         return self._connection
 
@@ -249,7 +249,9 @@ class Database:
             _roll_back(connection)
             if _name(error) in _CERTAIN:
                 raise
-            raise CommitUnknownError(f"{self._place.path}: COMMIT failed ({error}), its outcome is unknown") from error
+            raise CommitUnknownError(
+                f"{self._location.path}: COMMIT failed ({error}), its outcome is unknown"
+            ) from error
         return result
 
 
@@ -264,12 +266,12 @@ def _name(error: sqlite3.Error) -> str:
     return "_".join(name.split("_")[:2])
 
 
-def _verdict(error: sqlite3.Error, place: Location) -> BusError:
+def _bus_error(error: sqlite3.Error, location: Location) -> BusError:
     name = _name(error)
     remedy = _REMEDIES.get(name, "SQLite failed")
     if name in _OPENS_FILES and (code := descriptors.lacking(_FILES)) is not None:
         remedy = descriptors.explain(code)
-    message = f"{place.path}: {remedy} ({name or type(error).__name__}: {error})"
+    message = f"{location.path}: {remedy} ({name or type(error).__name__}: {error})"
     if name in _PERMANENT:
         return BusConfigurationError(message)
     return BusUnavailableError(message)

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Final, NamedTuple, NoReturn
 from urllib.parse import parse_qsl, quote, unquote
 
+from outfitter_proto.bus.addresses import FILE_SYNTAX
 from outfitter_proto.bus.port import BusConfigurationError, BusError, BusUnavailableError, MissingBusError
 from outfitter_proto.support import descriptors
 
@@ -61,7 +62,8 @@ KNOWN_FOREIGN: Final = {
 SQLITES_OWN: Final = ("-wal", "-shm", "-journal")
 """Suffixes of files beside the database that SQLite treats as a part of it."""
 
-_ELSEWHERE: Final = "choose another with --bus sqlite:///path/to/bus.db or OUTFITTER_BUS"
+_ANOTHER: Final = f"another with --bus {FILE_SYNTAX} or OUTFITTER_BUS"
+_ELSEWHERE: Final = f"choose {_ANOTHER}"
 
 
 class FileIdentity(NamedTuple):
@@ -105,12 +107,12 @@ class Location(NamedTuple):
                 if not create:
                     raise self.missing()
                 make_directory(directory)
-            found = directory.stat()
+            status = directory.stat()
         except FileExistsError:
-            found = directory.stat()
+            status = directory.stat()
         except OSError as error:
             raise_for(error, f"the directory {directory} of the embedded bus cannot be used", directory)
-        check_directory(directory, found)
+        check_directory(directory, status)
         _check_file_system(directory)
         self.check_files()
 
@@ -118,7 +120,7 @@ class Location(NamedTuple):
         """The error that there is no bus."""
         return MissingBusError(
             f"there is no bus at {self.path}: a manager makes it when it starts (`outfitter serve`), as does "
-            f"`outfitter topics create`; name another with --bus sqlite:///path/to/bus.db or OUTFITTER_BUS"
+            f"`outfitter topics create`; name {_ANOTHER}"
         )
 
     def create_file(self) -> None:
@@ -144,33 +146,33 @@ class Location(NamedTuple):
             except OSError as error:
                 raise_for(error, f"{path} cannot be looked at", path)
 
-    def check_file(self, path: Path, found: os.stat_result) -> None:
+    def check_file(self, path: Path, status: os.stat_result) -> None:
         """Refuse anything but a regular file without other names."""
-        if not stat.S_ISREG(found.st_mode):
-            what = "a symbolic link" if stat.S_ISLNK(found.st_mode) else "no regular file"
+        if not stat.S_ISREG(status.st_mode):
+            what = "a symbolic link" if stat.S_ISLNK(status.st_mode) else "no regular file"
             raise BusConfigurationError(f"{path} is {what}: name the bus's own file, or {_ELSEWHERE}")
-        self.check_rights(path, found)
+        self.check_rights(path, status)
 
-    def check_rights(self, path: Path, found: os.stat_result) -> None:
+    def check_rights(self, path: Path, status: os.stat_result) -> None:
         """Refuse a file or directory that others may write, or whose owner may not write the bus's directory."""
-        if found.st_mode & stat.S_IWOTH:
+        if status.st_mode & stat.S_IWOTH:
             raise BusConfigurationError(
                 f"{path} may be written by everybody, who could then forge grants: `chmod o-w {path}`"
             )
         directory = self.path.parent.stat()
-        if found.st_uid not in (0, os.geteuid(), directory.st_uid) and not directory.st_mode & stat.S_IWGRP:
+        if status.st_uid not in (0, os.geteuid(), directory.st_uid) and not directory.st_mode & stat.S_IWGRP:
             raise BusConfigurationError(
-                f"{path} belongs to user {found.st_uid}, with whom {self.path.parent} is not shared: `chown` it, "
+                f"{path} belongs to user {status.st_uid}, with whom {self.path.parent} is not shared: `chown` it, "
                 f"or {_ELSEWHERE}"
             )
 
     def identity(self) -> FileIdentity | None:
         """The identity of the file at the path; None if there is none."""
         try:
-            found = self.path.lstat()
+            status = self.path.lstat()
         except FileNotFoundError:
             return None
-        return FileIdentity(found.st_dev, found.st_ino)
+        return FileIdentity(status.st_dev, status.st_ino)
 
 
 def parse(url: str) -> Location:
@@ -183,17 +185,17 @@ def parse(url: str) -> Location:
         BusConfigurationError: any other URL; the message has the valid form.
     """
     rest, _, query = url.removeprefix("sqlite:").partition("?")
-    wanted = "write sqlite:///absolute/path/bus.db, optionally with ?synchronous=NORMAL"
+    valid = f"write {FILE_SYNTAX} with an absolute path, optionally with ?synchronous=NORMAL"
     host = rest.startswith("//") and not rest.startswith("///")
     if host or not rest.startswith("/"):
-        raise BusConfigurationError(f"{url!r} names no absolute path: {wanted}")
+        raise BusConfigurationError(f"{url!r} names no absolute path: {valid}")
     path = Path(os.path.normpath("/" + unquote(rest).lstrip("/")))
     if path.name == "" or path.suffix in (".lock", ".wake"):
-        raise BusConfigurationError(f"{url!r} names no file that a bus could be: {wanted}")
+        raise BusConfigurationError(f"{url!r} names no file that a bus could be: {valid}")
     synchronous = SYNCHRONOUS[0]
     for name, value in parse_qsl(query, keep_blank_values=True):
         if name != "synchronous" or value.upper() not in SYNCHRONOUS:
-            raise BusConfigurationError(f"{url!r} has an option {name}={value!r} that no embedded bus knows: {wanted}")
+            raise BusConfigurationError(f"{url!r} has an option {name}={value!r} that no embedded bus knows: {valid}")
         synchronous = value.upper()
     return Location(path, synchronous)
 
@@ -211,10 +213,10 @@ def make_directory(path: Path) -> None:
 
 def raise_for(error: OSError, what: str, path: Path) -> NoReturn:
     """Raise the bus error for an operating system's error about `path`."""
-    raise verdict(error, what, path) from error
+    raise bus_error(error, what, path) from error
 
 
-def verdict(error: OSError, what: str, path: Path) -> BusError:
+def bus_error(error: OSError, what: str, path: Path) -> BusError:
     """`error` as a bus error: permanent if a person must act, temporary if the machine may recover."""
     if error.errno in descriptors.LACKING:
         return BusUnavailableError(f"{what}: {descriptors.explain(error.errno)}")
@@ -232,18 +234,18 @@ def verdict(error: OSError, what: str, path: Path) -> BusError:
     return BusUnavailableError(f"{what}: {reason}")
 
 
-def check_directory(directory: Path, found: os.stat_result) -> None:
+def check_directory(directory: Path, status: os.stat_result) -> None:
     """Refuse a directory in which a user outside its owner and group could place a bus."""
-    if not stat.S_ISDIR(found.st_mode):
+    if not stat.S_ISDIR(status.st_mode):
         raise BusConfigurationError(f"{directory} is no directory: {_ELSEWHERE}")
-    if found.st_mode & stat.S_IWOTH:
+    if status.st_mode & stat.S_IWOTH:
         raise BusConfigurationError(
             f"everybody may write {directory} and so replace the bus or parts of it: give the bus a directory of its "
             f"own, as `mkdir -m 2770 {directory / 'outfitter'}` makes one, or `chmod o-w {directory}`, or {_ELSEWHERE}"
         )
-    if found.st_uid not in (0, os.geteuid()) and not _is_shared(found):
+    if status.st_uid not in (0, os.geteuid()) and not _is_shared(status):
         raise BusConfigurationError(
-            f"{directory} belongs to user {found.st_uid}, who could replace the bus: run as that user, let the "
+            f"{directory} belongs to user {status.st_uid}, who could replace the bus: run as that user, let the "
             f"directory be shared with its group (`chmod 2770 {directory}`), or {_ELSEWHERE}"
         )
 

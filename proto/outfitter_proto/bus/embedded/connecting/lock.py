@@ -12,15 +12,15 @@ import fcntl
 import os
 import weakref
 
-from outfitter_proto.bus.embedded.connecting import location
+from outfitter_proto.bus.embedded.connecting.location import FILE_MODE, Location, raise_for
 
 
 class Lock:
     """An exclusive turn among all processes and threads; a context manager for one thread at a time."""
 
-    def __init__(self, place: location.Location) -> None:
-        self._place = place
-        self._path = place.lock
+    def __init__(self, location: Location) -> None:
+        self._location = location
+        self._path = location.lock
         self._descriptor = -1
         _locks.add(self)
 
@@ -39,7 +39,7 @@ class Lock:
                     return
                 self.close()  # the file was removed: use the new one, as new processes do
         except OSError as error:
-            location.raise_for(error, f"{self._path} cannot be locked", self._path)
+            raise_for(error, f"{self._path} cannot be locked", self._path)
 
     def __exit__(self, *exc: object) -> None:
         fcntl.flock(self._descriptor, fcntl.LOCK_UN)
@@ -51,11 +51,11 @@ class Lock:
 
     def _open(self) -> None:
         flags = os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW
-        self._descriptor = os.open(self._path, flags, location.FILE_MODE)
-        found = os.fstat(self._descriptor)
-        if found.st_uid == os.geteuid() and found.st_mode & 0o777 != location.FILE_MODE:
-            os.fchmod(self._descriptor, location.FILE_MODE)  # independent of the umask
-        self._place.check_file(self._path, os.fstat(self._descriptor))
+        self._descriptor = os.open(self._path, flags, FILE_MODE)
+        status = os.fstat(self._descriptor)
+        if status.st_uid == os.geteuid() and status.st_mode & 0o777 != FILE_MODE:
+            os.fchmod(self._descriptor, FILE_MODE)  # independent of the umask
+        self._location.check_file(self._path, os.fstat(self._descriptor))
 
     def _is_in_place(self) -> bool:
         try:

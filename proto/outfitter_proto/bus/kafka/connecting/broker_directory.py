@@ -18,7 +18,7 @@ time-out on it."""
 
 
 class BrokerDirectory:
-    """See the module. `nodes` are the first addresses."""
+    """See the module. `nodes`: the addresses in the bus's URL."""
 
     def __init__(self, nodes: Iterable[Node]) -> None:
         self._nodes = dict.fromkeys(nodes)
@@ -41,8 +41,8 @@ class BrokerDirectory:
         """All known brokers, in the order of preference."""
         return sorted(self._nodes, key=self.doubtful)
 
-    def newest(self, topic_id: str, partition: int, epoch: int) -> bool:
+    def note_epoch(self, topic_id: str, partition: int, epoch: int) -> bool:
         """Note a leader epoch of the partition. Returns whether no later one is known."""
-        known = self._epochs.get((topic_id, partition), -1)
-        self._epochs[topic_id, partition] = max(known, epoch)
-        return epoch >= known
+        newest = self._epochs.get((topic_id, partition), -1)
+        self._epochs[topic_id, partition] = max(newest, epoch)
+        return epoch >= newest

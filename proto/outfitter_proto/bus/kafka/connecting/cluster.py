@@ -35,13 +35,14 @@ ANSWER_WITHIN = 2 * REQUEST_TIMEOUT
 """Seconds for which a request is repeated after the leader has moved or a connection broke."""
 EARLIEST, LATEST = -2, -1
 MOST_ASKED = 5
-"""Most brokers of a majority vote: we do not trust a single broker, because it may be behind."""
+"""Most brokers of a majority vote. We do not trust a single broker, because it may be behind."""
 
 _BACKOFF_S = 0.02, 0.5
 
 
-class Topic(NamedTuple):
-    """A topic's metadata. A partition without a leader has None."""
+class TopicMetadata(NamedTuple):
+    """A topic's metadata. `leaders`: the leader of each partition; None: it has no leader now. `replication`: the
+    number of copies of each partition."""
 
     name: str
     id: str
@@ -53,16 +54,16 @@ class Cluster:
     """A client's own connections to the brokers behind one URL."""
 
     def __init__(self, connector: Connector) -> None:
-        self.access = connector.access
-        self.url = connector.access.url
+        self.login = connector.login
+        self.url = connector.login.url
         self._connector = connector
         self._connections: dict[Node, Connection] = {}
         self._retired: set[Connection] = set()
         self._connecting: dict[Node, anyio.Lock] = {}
-        self._topics: dict[str, Topic] = {}
+        self._topics: dict[str, TopicMetadata] = {}
 
     async def send(self, node: Node | None, request: Any) -> Any:
-        """Send one request to `node` (None: any broker).
+        """Send one request to `node` (None: any broker), once.
 
         Raises:
             BusUnavailableError: no answer, with the address and the reason. The broker may have executed the request.
@@ -78,21 +79,22 @@ class Cluster:
         except diagnosis.FAILURES as error:
             if not isinstance(error, diagnosis.UNKNOWN_THERE):
                 self._drop(connection)
-            raise diagnosis.unavailable(self.access, where, error, timeout=REQUEST_TIMEOUT) from error
+            raise diagnosis.unavailable(self.login, where, error, timeout=REQUEST_TIMEOUT) from error
 
-    async def topic(self, name: str, *, fresh: bool = False) -> Topic:
+    async def topic(self, name: str, *, fresh: bool = False) -> TopicMetadata:
         """A topic's metadata, cached until a request proves them outdated."""
         if not fresh and name in self._topics:
             return self._topics[name]
         connection, where = await self._connection(None)
         return self._learn(name, where, await self._ask(connection, where, MetadataRequest([name])))
 
-    async def topics(self, names: Collection[str]) -> list[Topic]:
+    async def topics(self, names: Collection[str]) -> list[TopicMetadata]:
         """The current metadata of those topics that exist and that we may describe."""
         connection, where = await self._connection(None)
         response = await self._ask(connection, where, MetadataRequest(list(names)))
-        told = {name for code, name, *_ in response.topics if code not in (UNKNOWN_TOPIC, TOPIC_AUTHORIZATION_FAILED)}
-        return [self._learn(name, where, response) for name in names if name in told]
+        hidden = (UNKNOWN_TOPIC, TOPIC_AUTHORIZATION_FAILED)
+        described = {name for code, name, *_ in response.topics if code not in hidden}
+        return [self._learn(name, where, response) for name in names if name in described]
 
     async def ask_majority(self, name: str) -> None:
         """Ask a majority of the brokers (of `MOST_ASKED` at most) for the topic's leaders, because one broker may be
@@ -128,29 +130,29 @@ class Cluster:
         if not answers:
             raise failures[0]
 
-    def _learn(self, name: str, where: Node, response: Any) -> Topic:
+    def _learn(self, name: str, where: Node, response: Any) -> TopicMetadata:
         """The topic in a metadata answer, without leaders that have a known successor."""
         directory = self._connector.directory
         brokers = {node_id: Node(host, port) for node_id, host, port, *_ in response.brokers}
         directory.learn(brokers.values())
-        for code, found, topic_id, _, partitions, *_ in response.topics:
-            if found != name:
+        for code, topic, topic_id, _, partitions, *_ in response.topics:
+            if topic != name:
                 continue
             if code == UNKNOWN_TOPIC:
                 break
             if code not in (OK, 5):  # 5: some partition has no leader now
-                raise refusal(self.access, code, topic=name)
+                raise refusal(self.login, code, topic=name)
             text = base64.urlsafe_b64encode(topic_id).decode().rstrip("=")  # as Kafka's own tools print it
-            before = self._topics.get(name)
-            leaders = dict(before.leaders) if before is not None and before.id == text else {}
+            cached = self._topics.get(name)
+            leaders = dict(cached.leaders) if cached is not None and cached.id == text else {}
             for _error, number, leader, epoch, *_rest in partitions:
-                if directory.newest(text, number, epoch):
+                if directory.note_epoch(text, number, epoch):
                     leaders[number] = brokers.get(leader)
                 else:
                     leaders.setdefault(number, None)
                     directory.doubt(where)
             replication = min((len(replicas) for *_, replicas, _, _, _ in partitions), default=0)
-            self._topics[name] = Topic(name, text, leaders, replication)
+            self._topics[name] = TopicMetadata(name, text, leaders, replication)
             return self._topics[name]
         self._topics.pop(name, None)
         raise UnknownTopicError(f"{self.url}: there is no topic {name!r}; make it with `outfitter topics create`")
@@ -160,7 +162,8 @@ class Cluster:
     ) -> Any:
         """Ask the partition's leader, and again if it has moved. The answer may have any other error code.
 
-        `repeatable` False: do not repeat a request that was under way when its connection broke.
+        `code_of` returns the error code in an answer. `repeatable` False: do not repeat a request that was under way
+        when its connection broke.
         """
         backoff = Backoff(*_BACKOFF_S)
         deadline = anyio.current_time() + ANSWER_WITHIN
@@ -195,10 +198,10 @@ class Cluster:
     async def offset(self, topic: str, partition: int, which: int, *, committed: bool = False) -> int:
         """The `EARLIEST` or `LATEST` offset; with `committed` the latest is the last stable offset."""
         request = OffsetRequest(-1, int(committed), [(topic, [(partition, which)])])
-        response = await self.ask_leader(topic, partition, request, lambda answer: _only(answer)[1])
-        _, code, _, offset = _only(response)
+        response = await self.ask_leader(topic, partition, request, lambda answer: _partition_of(answer)[1])
+        _, code, _, offset = _partition_of(response)
         if code != OK:
-            raise refusal(self.access, code, topic=topic)
+            raise refusal(self.login, code, topic=topic)
         return int(offset)
 
     async def aclose(self) -> None:
@@ -220,7 +223,7 @@ class Cluster:
         leaders = (await self.topic(topic)).leaders
         if partition not in leaders:
             raise UnknownTopicError(
-                f"{self.url}: topic {topic!r} has partitions 0 to {len(leaders) - 1}, there is no {partition}"
+                f"{self.url}: topic {topic!r} has the partitions 0 to {len(leaders) - 1}, not {partition}"
             )
         return leaders[partition]
 
@@ -229,13 +232,13 @@ class Cluster:
         if node is not None:
             return await self._connect(node), node
         directory = self._connector.directory
-        for known in sorted(self._connections, key=directory.doubtful):
-            if (connection := self._usable(known)) is not None:
-                return connection, known
+        for open_node in sorted(self._connections, key=directory.doubtful):
+            if (connection := self._usable(open_node)) is not None:
+                return connection, open_node
         errors: list[BusError] = []
-        for first in directory.order():
+        for candidate in directory.order():
             try:
-                return await self._connect(first), first
+                return await self._connect(candidate), candidate
             except BusError as error:
                 errors.append(error)
         if len(errors) == 1 or isinstance(errors[0], BusConfigurationError):
@@ -266,14 +269,14 @@ class Cluster:
         return None
 
     def _drop(self, connection: Connection) -> None:
-        for node, known in list(self._connections.items()):
-            if known is connection:
+        for node, open_connection in list(self._connections.items()):
+            if open_connection is connection:
                 del self._connections[node]
         self._retired.discard(connection)
         connection.close()
 
 
-def _only(response: Any) -> Any:
-    """The only partition in an answer."""
+def _partition_of(response: Any) -> Any:
+    """The answer for the only partition of the request."""
     [(_, [partition])] = response.topics
     return partition

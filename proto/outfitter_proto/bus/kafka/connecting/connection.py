@@ -1,8 +1,8 @@
 """Connections to brokers that either log in or raise an error with the cause.
 
 aiokafka raises "unable to bootstrap" for every failure, treats a refused OAUTHBEARER token as accepted, and writes
-passwords to its debug log. This module has its connection with our own log-in, and a `Connector` that makes the
-connections of all clients, also of aiokafka's own. aiokafka itself is not changed.
+passwords to its debug log. Here are its connection with our own log-in, and a `Connector` that makes the connections of
+all clients, also of aiokafka's own. aiokafka itself is not changed.
 
 Log-in: KIP-43 and KIP-152 (SASL in Kafka's requests), KIP-368 (sessions that end), RFC 7628 (refused tokens).
 """
@@ -39,13 +39,12 @@ from outfitter_proto.bus.port import BusAuthenticationError, BusError, BusUnavai
 
 log = logging.getLogger(__name__)
 
-HASTE_S = 0.05
-"""Least seconds until the error for an avoided broker. aiokafka tries again at once, and must not loop busily."""
+AVOIDED_PAUSE_S = 0.05
+"""Seconds until the error for an avoided broker. aiokafka tries again at once, and would otherwise loop busily."""
 SESSION_SHARE = 0.85
 """The share of its session for which a connection is used, as in Kafka's own clients. Open requests end in the rest."""
 
-
-_NEEDS_NOBODY_ELSE = (MetadataRequest, AnyMetadataRequest, FindCoordinatorRequest, OffsetRequest, FetchRequest)
+_NEEDS_NO_OTHER_BROKER = (MetadataRequest, AnyMetadataRequest, FindCoordinatorRequest, OffsetRequest, FetchRequest)
 
 
 class Connection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka has no types
@@ -62,7 +61,7 @@ class Connection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka has no t
         if isinstance(request, ProduceRequest) and expect_response:
             return self._produce(request)
         answer = super().send(request, expect_response)
-        return self._watch(answer) if isinstance(request, _NEEDS_NOBODY_ELSE) else answer
+        return self._watch(answer) if isinstance(request, _NEEDS_NO_OTHER_BROKER) else answer
 
     def _produce(self, request: ProduceRequest) -> Awaitable[Any]:
         """As aiokafka's `send` for a request with an answer, but without copying its records."""
@@ -119,25 +118,27 @@ class Connection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka has no t
         offered = await self.send(SaslHandShakeRequest(mechanism))
         if offered.error_code:
             raise LoginRefusedError.of_mechanism(mechanism, offered.error_code, offered.enabled_mechanisms)
-        ways = {"PLAIN": self.authenticator_plain, "OAUTHBEARER": self.authenticator_oauth}
-        authenticator = ways[mechanism]() if mechanism in ways else self.authenticator_scram()
-        steps, heard, lifetime = 0, None, 0
-        while (step := await _next(authenticator, heard)) is not None:
+        factories = {"PLAIN": self.authenticator_plain, "OAUTHBEARER": self.authenticator_oauth}
+        factory: Callable[[], Any] = factories.get(mechanism) or self.authenticator_scram
+        authenticator = factory()
+        steps, challenge, lifetime = 0, None, 0
+        while (step := await _next(authenticator, challenge)) is not None:
             steps += 1
             answer = await self.send(SaslAuthenticateRequest(step[0]))
             if answer.error_code:
                 raise LoginRefusedError.of_credentials(mechanism, steps, answer.error_message)
-            heard, lifetime = answer.sasl_auth_bytes, getattr(answer, "session_lifetime_ms", 0)
-        if mechanism == "OAUTHBEARER" and heard:  # in RFC 7628 a challenge means a refusal
-            raise LoginRefusedError.of_credentials(mechanism, steps, bytes(heard).decode(errors="replace"))
+            challenge, lifetime = answer.sasl_auth_bytes, getattr(answer, "session_lifetime_ms", 0)
+        if mechanism == "OAUTHBEARER" and challenge:  # in RFC 7628 a challenge means a refusal
+            raise LoginRefusedError.of_credentials(mechanism, steps, bytes(challenge).decode(errors="replace"))
         if lifetime > 0:
             self.stale_at = time.monotonic() + SESSION_SHARE * lifetime / 1000
 
 
-async def _next(authenticator: Any, heard: bytes | None) -> tuple[bytes, bool] | None:
-    """The client's next message. SCRAM authenticates both sides: a broker must know the password to answer."""
+async def _next(authenticator: Any, challenge: bytes | None) -> tuple[bytes, bool] | None:
+    """The client's next message after the broker's `challenge`. SCRAM authenticates both sides: to answer, the broker
+    must know the password."""
     try:
-        step: tuple[bytes, bool] | None = await authenticator.step(heard)
+        step: tuple[bytes, bool] | None = await authenticator.step(challenge)
     except (ValueError, KeyError, AssertionError) as error:
         raise LoginRefusedError(f"its part of the log-in is wrong: {error}") from error
     return step
@@ -146,11 +147,11 @@ async def _next(authenticator: Any, heard: bytes | None) -> tuple[bytes, bool] |
 class Connector:
     """Makes all connections of one bus, and counts refused ones."""
 
-    def __init__(self, access: Login) -> None:
-        if access.mechanism in ("PLAIN", "OAUTHBEARER") and not access.encrypted:
-            log.warning("%s: the password or token is sent in the clear: use SASL_SSL", access.url)
-        self.access = access
-        self.directory = BrokerDirectory(access.nodes)
+    def __init__(self, login: Login) -> None:
+        if login.mechanism in ("PLAIN", "OAUTHBEARER") and not login.encrypted:
+            log.warning("%s: the password or token is sent in the clear: use SASL_SSL", login.url)
+        self.login = login
+        self.directory = BrokerDirectory(login.nodes)
         self._open: weakref.WeakSet[Connection] = weakref.WeakSet()
         self.refusals = 0
         """The number of connections that failed to authenticate."""
@@ -169,8 +170,8 @@ class Connector:
         """
         try:
             if self.directory.doubtful(node):
-                await asyncio.sleep(HASTE_S)
-                raise BusUnavailableError(f"{self.access.url}: the broker at {node} did not answer a moment ago")
+                await asyncio.sleep(AVOIDED_PAUSE_S)
+                raise BusUnavailableError(f"{self.login.url}: the broker at {node} did not answer a moment ago")
             connection = await self._connect(node, timeout, client_id, on_close)
         except BusError as error:
             self.trouble = error
@@ -183,21 +184,21 @@ class Connector:
     async def _connect(
         self, node: Node, timeout: float, client_id: str, on_close: Callable[..., Any] | None
     ) -> Connection:
-        access = self.access
-        options = access.options()
+        login = self.login
+        options = login.options()
         connection = Connection(
             node.host, node.port, client_id=client_id, request_timeout_ms=int(timeout * 1000), **options
         )
         try:
             await connection.connect()
-            if access.mechanism is None:
+            if login.mechanism is None:
                 # A listener that requires a log-in answers a request for versions, and hangs up at the first real one.
                 await connection.send(MetadataRequest([]))
         except diagnosis.FAILURES as error:
             await ended(connection)
             if isinstance(error, TimeoutError):
                 self._hung(node)
-            raise await diagnosis.verdict(access, node, error, timeout=timeout) from error
+            raise await diagnosis.explained(login, node, error, timeout=timeout) from error
         except BaseException:
             await ended(connection)
             raise
@@ -244,7 +245,7 @@ class _Connections:
             try:
                 client.cluster.update_metadata(await connection.send(AnyMetadataRequest([])))
             except diagnosis.FAILURES as error:
-                errors.append(diagnosis.unavailable(self._connector.access, node, error, timeout=self._timeout))
+                errors.append(diagnosis.unavailable(self._connector.login, node, error, timeout=self._timeout))
                 continue
             finally:
                 await ended(connection)
@@ -259,16 +260,16 @@ class _Connections:
         Without aiokafka's single lock, a broker that does not answer does not block connections to the others.
         """
         key = (node_id, group)
-        if (known := self._usable(key)) is not None:
-            return known
+        if (usable := self._usable(key)) is not None:
+            return usable
         async with self._connecting.setdefault(key, asyncio.Lock()):
-            if (known := self._usable(key)) is not None:
-                return known
+            if (usable := self._usable(key)) is not None:
+                return usable
             broker = self._client.cluster.broker_metadata(node_id)
             try:
                 if broker is None:
                     raise kafka_errors.StaleMetadata(f"no broker {node_id} in the metadata")
-                made = await self._connector.connect(
+                connection = await self._connector.connect(
                     Node(broker.host, broker.port),
                     timeout=self._timeout,
                     client_id=self._client._client_id,
@@ -278,8 +279,8 @@ class _Connections:
                 log.debug("no connection to broker %s: %s", node_id, error)  # the caller raises its own error
                 self._client.force_metadata_update()
                 return None
-            self._client._conns[key] = made
-            return made
+            self._client._conns[key] = connection
+            return connection
 
     def _usable(self, key: Any) -> Connection | None:
         connection: Connection | None = self._client._conns.get(key)

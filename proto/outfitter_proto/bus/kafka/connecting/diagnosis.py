@@ -1,7 +1,7 @@
-"""Finds out, after a connection has failed, why a broker cannot be used, for the error message only.
+"""Finds out why a connection to a broker has failed, for the error message only.
 
-A broker hangs up silently on a wrong protocol: TLS on a plaintext listener, plaintext on a TLS one, a missing log-in, a
-missing client certificate. So we probe it once with the other protocols.
+A broker hangs up silently on a client with the wrong protocol, without a log-in or without a client certificate. So we
+probe it once with the other protocols.
 """
 
 from __future__ import annotations
@@ -41,14 +41,15 @@ class LoginRefusedError(Exception):
         return cls(f"it answers {mechanism} with error {code}, {kafka_errors.for_code(code).__name__}")
 
     @classmethod
-    def of_credentials(cls, mechanism: str, steps: int, said: str | None) -> Self:
-        """`steps`: the number of our messages. SCRAM checks the name in the first and the password in the second."""
+    def of_credentials(cls, mechanism: str, steps: int, message: str | None) -> Self:
+        """`steps`: the number of our messages. SCRAM checks the name in the first and the password in the second.
+        `message`: the broker's."""
         if mechanism == "OAUTHBEARER":
-            return cls(f"the token is refused ({said}); is it expired, or for another audience or issuer?")
+            return cls(f"the token is refused ({message}); is it expired, or for another audience or issuer?")
         if mechanism == "PLAIN":
-            return cls(f"an unknown user or a wrong password ({said})")
+            return cls(f"an unknown user or a wrong password ({message})")
         what = "an unknown user" if steps == 1 else "a wrong password"
-        return cls(f"{what} for {mechanism} ({said})")
+        return cls(f"{what} for {mechanism} ({message})")
 
 
 UNKNOWN_THERE = NotImplementedError, kafka_errors.IncompatibleBrokerVersion
@@ -58,9 +59,9 @@ FAILURES = (OSError, EOFError, TimeoutError, *UNKNOWN_THERE, kafka_errors.KafkaE
 """The errors of connecting and sending requests."""
 
 
-def unavailable(access: Login, node: Node, error: BaseException, *, timeout: float) -> BusError:
+def unavailable(login: Login, node: Node, error: BaseException, *, timeout: float) -> BusError:
     """The error for a failure on an established connection."""
-    where = _where(access, node)
+    where = _where(login, node)
     if isinstance(error, UNKNOWN_THERE):
         return BusConfigurationError(f"{where} is older than Kafka 2.8, which is needed")
     if isinstance(error, TimeoutError):
@@ -70,32 +71,32 @@ def unavailable(access: Login, node: Node, error: BaseException, *, timeout: flo
     return BusUnavailableError(f"{where} cannot be used: {str(error) or type(error).__name__}")
 
 
-async def verdict(access: Login, node: Node, error: BaseException, *, timeout: float) -> BusError:
+async def explained(login: Login, node: Node, error: BaseException, *, timeout: float) -> BusError:
     """The error for a failure while connecting. Takes a few seconds if the broker hung up."""
-    where = _where(access, node)
+    where = _where(login, node)
     if isinstance(error, LoginRefusedError):
-        return BusAuthenticationError(f"{where} does not let {access.principal} in: {error}")
+        return BusAuthenticationError(f"{where} does not let {login.principal} in: {error}")
     reasons = list(_chain(error))
     for reason in reasons:
         if isinstance(reason, ssl.SSLCertVerificationError):
             return BusAuthenticationError(f"{where} {_certificate(reason)}")
         if isinstance(reason, ssl.SSLError) and "ALERT" in (reason.reason or ""):
-            return BusAuthenticationError(f"{where} {_alert(access, reason)}")
+            return BusAuthenticationError(f"{where} {_alert(login, reason)}")
     if any(isinstance(reason, _HUNG_UP) for reason in reasons) and not any(
         isinstance(reason, ConnectionRefusedError) for reason in reasons
     ):
         with anyio.move_on_after(2 * PROBE_WITHIN):
-            answer = await _ask_otherwise(access, node)
-            if answer is not None:
-                return BusAuthenticationError(f"{where} {answer}")
-    return unavailable(access, node, error, timeout=timeout)
+            expected = await _expected_protocol(login, node)
+            if expected is not None:
+                return BusAuthenticationError(f"{where} {expected}")
+    return unavailable(login, node, error, timeout=timeout)
 
 
 _HUNG_UP = (ConnectionError, EOFError, ssl.SSLError, kafka_errors.KafkaConnectionError)
 
 
-def _where(access: Login, node: Node) -> str:
-    return f"{access.url}: the broker at {node}"
+def _where(login: Login, node: Node) -> str:
+    return f"{login.url}: the broker at {node}"
 
 
 def _chain(error: BaseException | None) -> Any:
@@ -105,52 +106,51 @@ def _chain(error: BaseException | None) -> Any:
 
 
 def _certificate(error: ssl.SSLCertVerificationError) -> str:
-    said = error.verify_message.rstrip(".")
+    problem = error.verify_message.rstrip(".")
     if error.verify_code in (_OTHER_NAME, _OTHER_ADDRESS):
-        return f"shows a certificate for another name: {said}; address it by a name that is in there"
+        return f"shows a certificate for another name: {problem}; address it by a name that is in there"
     if error.verify_code == _EXPIRED:
         return "shows a certificate that has expired"
-    return (
-        f"shows a certificate that we do not trust: {said}; {called('ca-file')} must hold the authority that signed it"
-    )
+    authority = f"{called('ca-file')} must hold the authority that signed it"
+    return f"shows a certificate that we do not trust: {problem}; {authority}"
 
 
-def _alert(access: Login, error: ssl.SSLError) -> str:
+def _alert(login: Login, error: ssl.SSLError) -> str:
     reason = (error.reason or "").lower().replace("_", " ")
     if "certificate" not in reason and " ca" not in reason:
         return f"refuses to speak TLS with us: {reason}"
-    if access.certificate is None:
+    if login.certificate is None:
         return f"wants a client certificate ({reason}): set {called('cert-file')} and {called('key-file')}"
-    return f"does not accept the client certificate {access.certificate} ({reason})"
+    return f"does not accept the client certificate {login.certificate} ({reason})"
 
 
-async def _ask_otherwise(access: Login, node: Node) -> str | None:
-    """Probe a listener that hung up; returns what it expects, if it tells."""
-    if not access.encrypted:
+async def _expected_protocol(login: Login, node: Node) -> str | None:
+    """Probe a listener that hung up. Returns the protocol or log-in that it expects; None: unknown."""
+    if not login.encrypted:
         if await _attempt(_speaks_tls(node)):
-            return f"speaks TLS; set {called('security-protocol')} to {'SASL_SSL' if access.mechanism else 'SSL'}"
+            return f"speaks TLS; set {called('security-protocol')} to {'SASL_SSL' if login.mechanism else 'SSL'}"
     else:
-        alert = await _attempt(_listen_in_silence(access, node))
+        alert = await _attempt(_listen_in_silence(login, node))
         if isinstance(alert, ssl.SSLError):
-            return _alert(access, alert)
+            return _alert(login, alert)
         if alert is None and await _attempt(_speaks_plainly(node)):
-            plain = "SASL_PLAINTEXT" if access.mechanism else "PLAINTEXT"
+            plain = "SASL_PLAINTEXT" if login.mechanism else "PLAINTEXT"
             return f"speaks no TLS; set {called('security-protocol')} to {plain}, or use the port where it does"
-    if access.mechanism is None:
-        mechanisms = await _attempt(_offered_mechanisms(access, node))
+    if login.mechanism is None:
+        mechanisms = await _attempt(_offered_mechanisms(login, node))
         if mechanisms:
             return (
                 f"wants a log-in ({', '.join(mechanisms)}); set {called('security-protocol')} to "
-                f"{'SASL_SSL' if access.encrypted else 'SASL_PLAINTEXT'}"
+                f"{'SASL_SSL' if login.encrypted else 'SASL_PLAINTEXT'}"
             )
     return None
 
 
-async def _attempt(question: Awaitable[Any]) -> Any:
-    """The answer, or None."""
+async def _attempt(probe: Awaitable[Any]) -> Any:
+    """The result of the probe; None if it failed."""
     try:
         with anyio.fail_after(PROBE_WITHIN):
-            return await question
+            return await probe
     except FAILURES:
         return None
 
@@ -165,10 +165,8 @@ async def ended(connection: AIOKafkaConnection) -> None:
 
 async def _speaks_tls(node: Node) -> bool:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = (
-        False,
-        ssl.CERT_NONE,
-    )  # we send nothing, but only check whether it answers
+    # The probe sends nothing, so it trusts any certificate.
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     try:
         _, writer = await asyncio.open_connection(node.host, node.port, ssl=context)
     except ssl.SSLError as error:
@@ -183,10 +181,11 @@ async def _abort(writer: asyncio.StreamWriter) -> None:
         await writer.wait_closed()
 
 
-async def _listen_in_silence(access: Login, node: Node) -> ssl.SSLError | bool | None:
+async def _listen_in_silence(login: Login, node: Node) -> ssl.SSLError | bool | None:
     """Wait for an alert after our part of the TLS handshake. With TLS 1.3 the broker checks our certificate only then,
-    and its alert may get lost if we keep sending. True: no alert, so TLS is not the cause."""
-    reader, writer = await asyncio.open_connection(node.host, node.port, ssl=access.options()["ssl_context"])
+    and its alert may get lost if we keep sending. True: no alert came, so TLS is not the cause. None: the broker hung
+    up."""
+    reader, writer = await asyncio.open_connection(node.host, node.port, ssl=login.options()["ssl_context"])
     try:
         with anyio.move_on_after(PROBE_WITHIN / 2):
             await reader.read(1)
@@ -207,10 +206,10 @@ async def _speaks_plainly(node: Node) -> bool:
     return True
 
 
-async def _offered_mechanisms(access: Login, node: Node) -> list[str]:
+async def _offered_mechanisms(login: Login, node: Node) -> list[str]:
     """The listener's log-in mechanisms; none if it has no log-in."""
     connection = AIOKafkaConnection(
-        node.host, node.port, request_timeout_ms=int(PROBE_WITHIN * 1000), **access.options()
+        node.host, node.port, request_timeout_ms=int(PROBE_WITHIN * 1000), **login.options()
     )
     try:
         await connection.connect()

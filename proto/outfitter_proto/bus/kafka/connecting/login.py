@@ -33,14 +33,15 @@ PASSWORD_VARIABLE = "OUTFITTER_KAFKA_SASL_PASSWORD"  # noqa: S105 - a name
 
 
 class Login:
-    """The first addresses and the log-in there. Its printed form has no secrets."""
+    """The brokers' addresses and the log-in there. Its printed form has no secrets."""
 
-    def __init__(self, url: str, nodes: tuple[Node, ...], given: Mapping[str, str], password: str | None) -> None:
+    def __init__(self, url: str, nodes: tuple[Node, ...], settings: Mapping[str, str], password: str | None) -> None:
+        """`nodes`: the addresses in `url`. `settings`: by the names in `SETTINGS`. `password`: the environment's."""
         self.url = url
         self.nodes = nodes
-        self.protocol = given.get("security-protocol", "PLAINTEXT")
-        self.mechanism = given.get("sasl-mechanism", "SCRAM-SHA-512") if self.protocol.startswith("SASL") else None
-        self._given = given
+        self.protocol = settings.get("security-protocol", "PLAINTEXT")
+        self.mechanism = settings.get("sasl-mechanism", "SCRAM-SHA-512") if self.protocol.startswith("SASL") else None
+        self._settings = settings
         self._password = password
 
     @property
@@ -50,21 +51,21 @@ class Login:
     @property
     def certificate(self) -> str | None:
         """The file of the client certificate, if any."""
-        return self._given.get("cert-file")
+        return self._settings.get("cert-file")
 
     def __repr__(self) -> str:
-        return f"Access({self.url!r}, {self.protocol}, {self.principal})"
+        return f"Login({self.url!r}, {self.protocol}, {self.principal})"
 
     @property
     def principal(self) -> str:
-        """Our principal in the broker's access rules, as far as we know it."""
+        """Our principal in the broker's ACLs, as far as we know it."""
         if self.mechanism == "OAUTHBEARER":
             try:
                 return _subject(self._secret("sasl-token-file"))
             except BusConfigurationError:  # the file is being replaced; connecting reports it
                 return UNKNOWN_OF_TOKEN
         if self.mechanism is not None:
-            return f"User:{self._given['sasl-username']}"
+            return f"User:{self._settings['sasl-username']}"
         return "the client certificate's principal" if self.certificate else "User:ANONYMOUS"
 
     def options(self) -> dict[str, Any]:
@@ -81,12 +82,12 @@ class Login:
         if self.mechanism == "OAUTHBEARER":
             options["sasl_oauth_token_provider"] = _Token(self._secret("sasl-token-file"))
         elif self.mechanism is not None:
-            options["sasl_plain_username"] = self._given["sasl-username"]
+            options["sasl_plain_username"] = self._settings["sasl-username"]
             options["sasl_plain_password"] = self._password or self._secret("sasl-password-file")
         return options
 
     def _tls(self) -> ssl.SSLContext:
-        ca, certificate, key = (self._given.get(name) for name in ("ca-file", "cert-file", "key-file"))
+        ca, certificate, key = (self._settings.get(name) for name in ("ca-file", "cert-file", "key-file"))
         try:
             context = ssl.create_default_context(cafile=ca)
         except OSError as error:
@@ -94,7 +95,7 @@ class Login:
         if certificate is None:
             return context
         # Without a password OpenSSL would ask for the one of an encrypted key on the terminal, and wait.
-        password = self._secret("key-password-file") if "key-password-file" in self._given else ""
+        password = self._secret("key-password-file") if "key-password-file" in self._settings else ""
         try:
             context.load_cert_chain(certificate, key, lambda: password)
         except OSError as error:
@@ -105,11 +106,11 @@ class Login:
     def _secret(self, name: str) -> str:
         """A file's text without the line break."""
         try:
-            text = Path(self._given[name]).read_text().rstrip("\r\n")
+            text = Path(self._settings[name]).read_text().rstrip("\r\n")
         except (OSError, UnicodeDecodeError) as error:
-            raise _wrong(name, f"{self._given[name]}: {_reason(error)}") from error
+            raise _wrong(name, f"{self._settings[name]}: {_reason(error)}") from error
         if not text or not text.isprintable():
-            raise _wrong(name, f"{self._given[name]}: is {'no single line of text' if text else 'empty'}")
+            raise _wrong(name, f"{self._settings[name]}: is {'no single line of text' if text else 'empty'}")
         return text
 
 
@@ -123,28 +124,30 @@ class _Token(AbstractTokenProvider):  # type: ignore[misc]  # aiokafka has no ty
         return self._token
 
 
-def access(url: str, settings: Mapping[str, str] | None = None, environment: Mapping[str, str] | None = None) -> Login:
+def login_of(
+    url: str, settings: Mapping[str, str] | None = None, environment: Mapping[str, str] | None = None
+) -> Login:
     """Parse `kafka://host[:port][,host[:port]…]` and `settings` (by the names in `SETTINGS`). The environment's
     `OUTFITTER_KAFKA_…` variables fill in missing ones. Check that the files can be used.
 
     Raises:
         BusConfigurationError: the URL or a setting is invalid; the message names it and the valid values.
     """
-    found = described(url, settings, environment)
-    found.options()
-    return found
+    login = described(url, settings, environment)
+    login.options()
+    return login
 
 
 def described(
     url: str, settings: Mapping[str, str] | None = None, environment: Mapping[str, str] | None = None
 ) -> Login:
-    """As `access`, but does not read any file."""
+    """As `login_of`, without reading any file."""
     environment = os.environ if environment is None else environment
-    given = {name: environment[variable(name)] for name in SETTINGS if environment.get(variable(name))}
-    given |= settings or {}
-    found = Login(url, _nodes(url), given, environment.get(PASSWORD_VARIABLE) or None)
-    _check(found, given, has_password=bool(environment.get(PASSWORD_VARIABLE)))
-    return found
+    merged = {name: environment[variable(name)] for name in SETTINGS if environment.get(variable(name))}
+    merged |= settings or {}
+    login = Login(url, _nodes(url), merged, environment.get(PASSWORD_VARIABLE) or None)
+    _check(login, merged, has_password=bool(environment.get(PASSWORD_VARIABLE)))
+    return login
 
 
 def variable(name: str) -> str:
@@ -174,37 +177,37 @@ def _nodes(url: str) -> tuple[Node, ...]:
         raise BusConfigurationError(f"{shown} {error}") from None
 
 
-def _check(found: Login, given: Mapping[str, str], *, has_password: bool) -> None:
+def _check(login: Login, settings: Mapping[str, str], *, has_password: bool) -> None:
     """Refuse settings that cannot work or have no effect, such as a password for a plaintext listener."""
-    if found.protocol not in PROTOCOLS:
-        raise _wrong("security-protocol", f"{found.protocol!r} is none of {', '.join(PROTOCOLS)}")
-    if found.mechanism is not None and found.mechanism not in MECHANISMS:
-        raise _wrong("sasl-mechanism", f"{found.mechanism!r} is none of {', '.join(MECHANISMS)}")
-    for name in given:
+    if login.protocol not in PROTOCOLS:
+        raise _wrong("security-protocol", f"{login.protocol!r} is none of {', '.join(PROTOCOLS)}")
+    if login.mechanism is not None and login.mechanism not in MECHANISMS:
+        raise _wrong("sasl-mechanism", f"{login.mechanism!r} is none of {', '.join(MECHANISMS)}")
+    for name in settings:
         of_login = name.startswith("sasl")
-        if name != "security-protocol" and not (found.mechanism if of_login else found.encrypted):
-            raise _wrong(name, f"has no effect with {called('security-protocol')} = {found.protocol}")
-    if has_password and found.mechanism is None:
+        if name != "security-protocol" and not (login.mechanism if of_login else login.encrypted):
+            raise _wrong(name, f"has no effect with {called('security-protocol')} = {login.protocol}")
+    if has_password and login.mechanism is None:
         raise BusConfigurationError(
-            f"{PASSWORD_VARIABLE} has no effect with {called('security-protocol')} = {found.protocol}"
+            f"{PASSWORD_VARIABLE} has no effect with {called('security-protocol')} = {login.protocol}"
         )
     for name in ("key-file", "key-password-file"):
-        if name in given and "cert-file" not in given:
+        if name in settings and "cert-file" not in settings:
             raise _wrong(name, f"has no effect without {called('cert-file')}")
-    token = found.mechanism == "OAUTHBEARER"
+    token = login.mechanism == "OAUTHBEARER"
     if token:
         needed = ["sasl-token-file"]
-    elif found.mechanism is not None:
+    elif login.mechanism is not None:
         needed = ["sasl-username"] + ([] if has_password else ["sasl-password-file"])
     else:
         needed = []
     for name in needed:
-        if name not in given:
-            raise _wrong(name, f"is needed to log in with {found.mechanism}")
+        if name not in settings:
+            raise _wrong(name, f"is needed to log in with {login.mechanism}")
     useless = ("sasl-username", "sasl-password-file") if token else ("sasl-token-file",)
     for name in useless:
-        if name in given:
-            raise _wrong(name, f"has no effect with {called('sasl-mechanism')} = {found.mechanism}")
+        if name in settings:
+            raise _wrong(name, f"has no effect with {called('sasl-mechanism')} = {login.mechanism}")
 
 
 def _subject(token: str) -> str:

@@ -68,7 +68,7 @@ def error_name(code: int) -> str:
 
 
 def refusal(
-    access: Login,
+    login: Login,
     code: int,
     *,
     topic: str | None = None,
@@ -78,14 +78,15 @@ def refusal(
 ) -> BusError:
     """The port's error for an error code.
 
-    `operation` failed on `topic`, or on `name` if the code is about another kind of object.
+    `operation` (Kafka's name of a right) failed on `topic`, or on `name` if the code is about another kind of object.
+    `detail`: the broker's message, if it sent one.
     """
-    url = access.url
+    url = login.url
     suffix = f" ({detail or error_name(code)})"
     if code in _DENIED_KINDS:
         kind = _DENIED_KINDS[code]
         what = topic if kind == "topic" else name
-        return BusAuthorizationError(f"{url}: {denial(access, Right(operation, kind, what or ''))}{suffix}")
+        return BusAuthorizationError(f"{url}: {denial(login, Right(operation, kind, what or ''))}{suffix}")
     if code in _CONFIGURATION:
         return BusConfigurationError(f"{url}: {_CONFIGURATION[code].format(topic=topic)}{suffix}")
     if code in _TOO_LARGE:
@@ -93,15 +94,15 @@ def refusal(
     return BusUnavailableError(f"{url}: the broker refused a request{f' on topic {topic!r}' if topic else ''}{suffix}")
 
 
-def denial(access: Login, right: Right) -> str:
+def denial(login: Login, right: Right) -> str:
     """The sentence about a missing right, with the command that grants it."""
     operation, kind, name = right
-    known = access.principal.startswith("User:")
+    is_name = login.principal.startswith("User:")
     what = f"{operation} on the cluster" if kind == "cluster" else f"{operation} on {kind} {name!r}"
     option = "--cluster" if kind == "cluster" else f"--{kind} {name}"
-    principal = f"'{access.principal}'" if known else "PRINCIPAL"
+    principal = f"'{login.principal}'" if is_name else "PRINCIPAL"
     return (
-        f"{what} is not granted to {access.principal}: kafka-acls --add --allow-principal {principal} "
+        f"{what} is not granted to {login.principal}: kafka-acls --add --allow-principal {principal} "
         f"--operation {operation} {option}"
     )
 
@@ -133,7 +134,7 @@ def _structure(*fields: tuple[str, Any]) -> Schema:
 
 
 def _array(*fields: tuple[str, Any]) -> CompactArray:
-    """An array of such structures."""
+    """An array of structures of a flexible version."""
     return CompactArray(*fields, ("tags", TaggedFields))
 
 
@@ -205,13 +206,13 @@ class MetadataRequest(Request[MetadataRequestV10]):  # type: ignore[misc]
     API_KEY = 3
 
     def __init__(self, topics: list[str], *, rights: bool = False) -> None:
-        """`rights`: with our rights on each topic."""
+        """`topics`: their names; none: no topic. `rights`: ask for our rights on each topic, too."""
         self._topics = topics
         self._rights = rights
 
     def build(self, request_struct_class: type[MetadataRequestV10]) -> MetadataRequestV10:
-        asked: list[tuple[bytes, str, dict[int, bytes]]] = [(bytes(16), name, {}) for name in self._topics]
-        return request_struct_class(asked, False, False, self._rights, {})
+        topics: list[tuple[bytes, str, dict[int, bytes]]] = [(bytes(16), name, {}) for name in self._topics]
+        return request_struct_class(topics, False, False, self._rights, {})
 
 
 def pieces(request: RequestStruct) -> Iterator[bytes]:

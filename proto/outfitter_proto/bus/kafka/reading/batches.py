@@ -53,8 +53,12 @@ class UnreadableBatchError(Exception):
         super().__init__(f"the record batch at offset {offset} {why}")
 
 
-class Batch(NamedTuple):
-    """A record batch that is not decoded yet. `next` is the offset after it and its holes."""
+class RecordBatch(NamedTuple):
+    """A record batch that is not decoded yet.
+
+    `data`: its bytes with the header. `base`: its first offset. `next`: the offset after it and its holes. `producer`:
+    the producer's id, -1: none. `modern`: it has format 2.
+    """
 
     data: bytes
     base: int
@@ -73,7 +77,7 @@ class Batch(NamedTuple):
         return bool(self.attributes & _TRANSACTIONAL)
 
 
-def split(data: bytes) -> Iterator[Batch]:
+def split(data: bytes) -> Iterator[RecordBatch]:
     """The complete batches in `data`. A fetch answer may end in the middle of a batch.
 
     The checksum covers neither a batch's length nor its offset, but aiokafka's C code trusts both. So we check them:
@@ -83,7 +87,7 @@ def split(data: bytes) -> Iterator[Batch]:
         CorruptBatchError: the next batch fails this check.
     """
     position = 0
-    least = 0
+    first_valid = 0  # the lowest offset that the next batch may have
     while position + _START.size <= len(data):
         base, length, _, magic = _START.unpack_from(data, position)
         modern = magic == 2
@@ -96,15 +100,15 @@ def split(data: bytes) -> Iterator[Batch]:
             _HEADER.unpack_from(data, position + _ATTRIBUTES_AT) if modern else _OLD_HEADER
         )
         following = base + last_delta + 1
-        if not least <= base < following <= _LAST_OFFSET:
+        if not first_valid <= base < following <= _LAST_OFFSET:
             raise CorruptBatchError(
-                f"a record batch says that it has the offsets {base} to {following - 1}, and comes after {least - 1}"
+                f"a record batch after offset {first_valid - 1} says that it has the offsets {base} to {following - 1}"
             )
-        yield Batch(data[position:end], base, following, attributes, producer, last_timestamp, modern)
-        position, least = end, following
+        yield RecordBatch(data[position:end], base, following, attributes, producer, last_timestamp, modern)
+        position, first_valid = end, following
 
 
-def committed(batches: Iterator[Batch], aborted: Sequence[tuple[int, int]]) -> Iterator[tuple[Batch, bool]]:
+def committed(batches: Iterator[RecordBatch], aborted: Sequence[tuple[int, int]]) -> Iterator[tuple[RecordBatch, bool]]:
     """Each batch, and whether it is visible: control batches and aborted transactions are not.
 
     `aborted` has the broker's pairs (producer, first offset). A control batch ends its producer's transaction even
@@ -124,12 +128,12 @@ def committed(batches: Iterator[Batch], aborted: Sequence[tuple[int, int]]) -> I
             yield batch, not (batch.is_transactional and batch.producer in dropped)
 
 
-def everything(batches: Iterator[Batch]) -> Iterator[tuple[Batch, bool]]:
+def everything(batches: Iterator[RecordBatch]) -> Iterator[tuple[RecordBatch, bool]]:
     """Each batch, and whether it has messages: control batches have none."""
     return ((batch, not batch.is_control) for batch in batches)
 
 
-def messages(batch: Batch, topic: str, partition: int) -> list[Message]:
+def messages(batch: RecordBatch, topic: str, partition: int) -> list[Message]:
     """The records of a batch, in order.
 
     Raises:
@@ -146,24 +150,24 @@ def messages(batch: Batch, topic: str, partition: int) -> list[Message]:
         raise UnreadableBatchError(batch.base, f"holds {count} records; at most {most} are read from one of its size")
     records = DefaultRecordBatch(_unpacked(batch))
     try:
-        found = [
+        decoded = [
             Message(topic, partition, record.offset, record.key, record.value, record.timestamp) for record in records
         ]
     except (kafka_errors.KafkaError, ValueError, OSError, EOFError, OverflowError, MemoryError) as error:
         # Lengths from 2**62 raise the last two errors: aiokafka allocates before it checks the length.
         raise UnreadableBatchError(batch.base, f"cannot be decoded: {error or type(error).__name__}") from error
-    if not _in_order([message.offset for message in found], batch):
+    if not _in_order([message.offset for message in decoded], batch):
         raise UnreadableBatchError(batch.base, "numbers its records otherwise than its header says")
-    return found
+    return decoded
 
 
-def raw_message(batch: Batch, topic: str, partition: int, error: UnreadableBatchError) -> Message:
+def raw_message(batch: RecordBatch, topic: str, partition: int, error: UnreadableBatchError) -> Message:
     """An unreadable batch as one message without a key, which is handled like any other bad message."""
     value = batch.data[_RECORDS_START:]
     return Message(topic, partition, batch.next - 1, None, value, batch.last_timestamp_ms, str(error), batch.base)
 
 
-def _in_order(offsets: list[int], batch: Batch) -> bool:
+def _in_order(offsets: list[int], batch: RecordBatch) -> bool:
     """Whether the offsets ascend within the batch. Brokers do not check it, and a record with a much higher offset
     would make the reader skip all records in between."""
     if not offsets:
@@ -182,7 +186,7 @@ def gzipped(batch: bytes | bytearray, level: int = codecs.FAST) -> bytearray:
     return packed
 
 
-def _most_records(batch: Batch) -> int:
+def _most_records(batch: RecordBatch) -> int:
     """The record limit of a batch. Managers' batches have a higher limit, because they compress better. They are
     transactional, and no worker has a right to a transactional id."""
     if batch.is_transactional:
@@ -190,13 +194,13 @@ def _most_records(batch: Batch) -> int:
     return min(MAX_RECORDS, max(FEW_RECORDS, len(batch.data) - _RECORDS_START))
 
 
-def _most_bytes(batch: Batch) -> int:
+def _most_bytes(batch: RecordBatch) -> int:
     if batch.is_transactional:
         return codecs.MAX_UNPACKED
     return min(codecs.MAX_UNPACKED, codecs.MOST_TIMES * (len(batch.data) - _RECORDS_START))
 
 
-def _unpacked(batch: Batch) -> bytes:
+def _unpacked(batch: RecordBatch) -> bytes:
     """The batch without compression. Its checksum is invalid then."""
     codec = batch.attributes & _CODEC
     if codec == codecs.NONE:

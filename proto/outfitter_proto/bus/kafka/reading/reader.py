@@ -17,26 +17,27 @@ from outfitter_proto.bus.kafka.connecting.cluster import ANSWER_WITHIN, EARLIEST
 from outfitter_proto.bus.kafka.connecting.protocol import OFFSET_OUT_OF_RANGE, OK, refusal
 from outfitter_proto.bus.kafka.reading import batches
 from outfitter_proto.bus.kafka.reading.answer_allowance import Allowance
-from outfitter_proto.bus.kafka.reading.batches import Batch
+from outfitter_proto.bus.kafka.reading.batches import RecordBatch
 from outfitter_proto.bus.port import BusConfigurationError, BusUnavailableError, Message, OffsetOutOfRangeError, Reader
 
 LONG_POLL = 0.5
-"""Seconds for which a broker holds an empty fetch. It sends new records at once."""
+"""Seconds for which a broker holds a fetch without records. It sends new records at once."""
 DECODED_BYTES = 1024 * 1024
 """Bytes of decoded records in memory from which on no further batch is decompressed. One answer can have hundreds."""
-BY_MISTAKE_S = 0.05
+FALSE_ANSWER_PAUSE_S = 0.05
 """Seconds until a fetch is repeated after a false OFFSET_OUT_OF_RANGE."""
 FETCH_BYTES = 1024 * 1024
 """Bytes of one answer. A larger batch still comes whole."""
 
 
 class _Answer:
-    """The answer of one fetch, decoded batch by batch on demand."""
+    """The answer of one fetch, decoded batch by batch on demand. `next`: the offset after it; `left`: its batches that
+    are not decoded yet, each with whether its records are visible."""
 
     def __init__(self, data: bytes, aborted: list[tuple[int, int]] | None, at: int, *, committed: bool) -> None:
         whole = _whole(data, at)
         self.next = whole[-1].next if whole else at
-        self.left: Iterator[tuple[Batch, bool]] = (
+        self.left: Iterator[tuple[RecordBatch, bool]] = (
             batches.committed(iter(whole), aborted or ()) if committed else batches.everything(iter(whole))
         )
 
@@ -56,17 +57,17 @@ class KafkaReader(Reader):
     ) -> None:
         """`allowance` counts the bytes read, before decompression."""
         self.position = start
-        self.heard = False
+        self.has_answered = False
         self._cluster = cluster
         self._topic = topic
         self._partition = partition
         self._committed = committed
         self._allowance = allowance
         self._buffer: list[Message] = []
-        self._taken = 0
+        self._taken = 0  # how many records at the start of the buffer the caller has already
         self._decoded = start  # the offset after the last batch in the buffer
         self._answer: _Answer | None = None
-        self._asking: asyncio.Task[_Answer] | None = None
+        self._fetching: asyncio.Task[_Answer] | None = None
         self._closed = False
 
     async def fetch(self, *, max_records: int = 1000, timeout: float = 1.0) -> list[Message]:
@@ -81,69 +82,69 @@ class KafkaReader(Reader):
         while True:
             self._decode(max_records)
             if self._taken < len(self._buffer):
-                return self._take(max_records)
-            if self._asking is None:
-                self._asking = self._ask(self.position)
-            await asyncio.wait([self._asking], timeout=max(0.0, deadline - anyio.current_time()))
-            if not self._asking.done():
+                return self._pop(max_records)
+            if self._fetching is None:
+                self._fetching = self._start_fetch(self.position)
+            await asyncio.wait([self._fetching], timeout=max(0.0, deadline - anyio.current_time()))
+            if not self._fetching.done():
                 return []
-            asked, self._asking = self._asking, None
+            fetched, self._fetching = self._fetching, None
             try:
-                self._answer = asked.result()
+                self._answer = fetched.result()
             finally:
-                del asked  # else its error's traceback would keep it, and all messages of the callers, alive
-            self.heard = True
+                del fetched  # else its error's traceback would keep it, and all messages of the callers, alive
+            self.has_answered = True
             if self._answer.next > self.position:
-                self._asking = self._ask(self._answer.next)
+                self._fetching = self._start_fetch(self._answer.next)
 
     async def seek(self, offset: int) -> None:
         """Read from `offset` next."""
-        await self._stop_asking()
+        await self._stop_fetching()
         self.position = self._decoded = offset
         self._buffer, self._taken, self._answer = [], 0, None
 
     async def aclose(self) -> None:
         """Close the connections. Repeatable and bounded."""
         self._closed = True
-        await self._stop_asking()
+        await self._stop_fetching()
         await self._cluster.aclose()
 
-    def _take(self, most: int) -> list[Message]:
-        if self._taken == 0 and len(self._buffer) <= most:
-            taken, self._buffer = self._buffer, []
+    def _pop(self, max_records: int) -> list[Message]:
+        if self._taken == 0 and len(self._buffer) <= max_records:
+            popped, self._buffer = self._buffer, []
         else:
-            taken = self._buffer[self._taken : self._taken + most]
-            self._taken += len(taken)
+            popped = self._buffer[self._taken : self._taken + max_records]
+            self._taken += len(popped)
         if self._taken >= len(self._buffer):
             self._buffer, self._taken = [], 0
             self.position = self._decoded
         else:
             self.position = self._buffer[self._taken].offset
-        return taken
+        return popped
 
-    def _decode(self, wanted: int) -> None:
-        """Decode batches of the answer until there are `wanted` records or no more batches."""
+    def _decode(self, max_records: int) -> None:
+        """Decode batches of the answer until there are `max_records` records or no more batches."""
         if self._answer is None:
             return
-        weight = 0
-        while len(self._buffer) - self._taken < wanted and weight < DECODED_BYTES:
+        decoded_bytes = 0
+        while len(self._buffer) - self._taken < max_records and decoded_bytes < DECODED_BYTES:
             batch, visible = next(self._answer.left, (None, False))
             if batch is None:
                 self._answer = None
                 break
             if visible and batch.next > self._decoded:
-                found = self._messages(batch)
+                decoded = self._messages(batch)
                 if self._allowance is not None:
                     self._allowance.read(batch.next, len(batch.data))
                 if batch.base < self._decoded:  # it begins before the position, because brokers send whole batches
-                    found = [m for m in found if m.offset >= self._decoded]
-                weight += sum(len(m.value) for m in found if m.value is not None)
-                self._buffer += found
+                    decoded = [m for m in decoded if m.offset >= self._decoded]
+                decoded_bytes += sum(len(m.value) for m in decoded if m.value is not None)
+                self._buffer += decoded
             self._decoded = max(self._decoded, batch.next)
         if self._taken >= len(self._buffer):
             self.position = self._decoded
 
-    def _messages(self, batch: Batch) -> list[Message]:
+    def _messages(self, batch: RecordBatch) -> list[Message]:
         try:
             return batches.messages(batch, self._topic, self._partition)
         except batches.UnreadableBatchError as error:
@@ -158,17 +159,17 @@ class KafkaReader(Reader):
     def _restart(self, at: int) -> None:
         """Fetch again from `at`. Keep decoded records before it, and drop the prefetched answer."""
         self._answer = None
-        if self._asking is not None:
-            self._asking.cancel()
-            self._asking = None
+        if self._fetching is not None:
+            self._fetching.cancel()
+            self._fetching = None
             self._cluster.forget()
         self._decoded = max(self._decoded, at)
         if self._taken >= len(self._buffer):
             self.position = self._decoded
 
-    def _ask(self, at: int) -> asyncio.Task[_Answer]:
+    def _start_fetch(self, at: int) -> asyncio.Task[_Answer]:
         task = asyncio.create_task(self._fetch(at), name=f"fetch {self._topic}/{self._partition}")
-        task.add_done_callback(_look)
+        task.add_done_callback(_mark_error_seen)
         return task
 
     async def _fetch(self, at: int) -> _Answer:
@@ -178,9 +179,11 @@ class KafkaReader(Reader):
         )  # fmt: skip
         deadline = anyio.current_time() + ANSWER_WITHIN
         while True:
-            response = await self._cluster.ask_leader(self._topic, self._partition, request, lambda r: _part(r)[1])
-            part = _part(response)
-            code = part[1]
+            response = await self._cluster.ask_leader(
+                self._topic, self._partition, request, lambda r: _partition_of(r)[1]
+            )
+            answer = _partition_of(response)
+            code = answer[1]
             if code != OFFSET_OUT_OF_RANGE:
                 break
             # A newly elected leader, or one that does not know of its successor yet, may answer so by mistake.
@@ -188,7 +191,7 @@ class KafkaReader(Reader):
             start = await self._cluster.offset(self._topic, self._partition, EARLIEST)
             end = await self._cluster.offset(self._topic, self._partition, LATEST)
             if start <= at <= end and anyio.current_time() < deadline:
-                await anyio.sleep(BY_MISTAKE_S)
+                await anyio.sleep(FALSE_ANSWER_PAUSE_S)
                 continue
             raise OffsetOutOfRangeError(
                 f"{self._cluster.url}: {self._topic}/{self._partition} has the offsets {start} to {end}, not {at}",
@@ -196,32 +199,33 @@ class KafkaReader(Reader):
                 end=end,
             )
         if code != OK:
-            raise refusal(self._cluster.access, code, topic=self._topic, operation="Read")
+            raise refusal(self._cluster.login, code, topic=self._topic, operation="Read")
         # After the error code: high watermark, last stable offset, [log start], aborted, [preferred replica], records.
-        aborted = part[5] if response.API_VERSION >= 5 else part[4]
+        aborted = answer[5] if response.API_VERSION >= 5 else answer[4]
         try:
-            return _Answer(part[-1] or b"", aborted, at, committed=self._committed)
+            return _Answer(answer[-1] or b"", aborted, at, committed=self._committed)
         except batches.CorruptBatchError as error:
             raise BusUnavailableError(f"{self._cluster.url}: {self._topic}/{self._partition}: {error}") from error
 
-    async def _stop_asking(self) -> None:
-        task, self._asking = self._asking, None
+    async def _stop_fetching(self) -> None:
+        task, self._fetching = self._fetching, None
         if task is None:
             return
         task.cancel()
         with anyio.CancelScope(shield=True):
             await asyncio.wait([task], timeout=1)
-        # The broker answers the requests of a connection in order: do not wait behind the abandoned one.
+        # A broker answers the requests of a connection in order. Drop it, so that no request waits for the abandoned
+        # one.
         self._cluster.forget()
 
 
-def _whole(data: bytes, at: int) -> list[Batch]:
+def _whole(data: bytes, at: int) -> list[RecordBatch]:
     """The complete batches of an answer, up to a corrupt one, which is fetched again.
 
     Raises:
         CorruptBatchError: the answer has bytes but no complete batch.
     """
-    whole: list[Batch] = []
+    whole: list[RecordBatch] = []
     try:
         whole.extend(batches.split(data))
     except batches.CorruptBatchError:
@@ -232,12 +236,13 @@ def _whole(data: bytes, at: int) -> list[Batch]:
     return whole
 
 
-def _part(response: Any) -> Any:
+def _partition_of(response: Any) -> Any:
+    """The answer for the only partition of the request."""
     [(_, [partition])] = response.topics
     return partition
 
 
-def _look(task: asyncio.Task[_Answer]) -> None:
+def _mark_error_seen(task: asyncio.Task[_Answer]) -> None:
     """Mark an error as seen, so that asyncio does not log it after the reader was closed."""
     if not task.cancelled():
         task.exception()

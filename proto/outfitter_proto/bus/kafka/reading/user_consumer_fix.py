@@ -1,4 +1,4 @@
-"""A repair for users' aiokafka consumers. Our own readers do not need it (see `reader`).
+"""A workaround for users' aiokafka consumers. Our own readers do not need it (see `reader`).
 
 The log cleaner keeps an emptied control batch while it is its producer's last batch, for instance the abort marker of
 an expired transaction. aiokafka's consumer with `isolation_level="read_committed"` fails there for ever: every poll of
@@ -28,7 +28,9 @@ def bear_emptied_control_batches(consumer: Any) -> None:
     if isinstance(fetcher._records, _BearingRecords):
         return
     if type(fetcher._records) is not OrderedDict:
-        raise RuntimeError("this version of aiokafka keeps fetched records in another way: is the repair still needed?")
+        raise RuntimeError(
+            "this version of aiokafka keeps fetched records in another way: is the workaround still needed?"
+        )
     bearing = _BearingRecords()
     for partition, result in fetcher._records.items():
         bearing[partition] = result
@@ -36,7 +38,7 @@ def bear_emptied_control_batches(consumer: Any) -> None:
 
 
 class _BearingRecords(OrderedDict[Any, Any]):
-    """A fetcher's store of fetched records, which repairs each result before its use."""
+    """A fetcher's store of fetched records, which applies the workaround to each result before its use."""
 
     def __setitem__(self, partition: Any, result: Any) -> None:
         records = getattr(result, "_partition_records", None)

@@ -28,62 +28,66 @@ async def belongs_to(cluster: Cluster, identity: str, topic: str, partition: int
         _, code, _, producers, _ = await _producers(cluster, topic, partition)
         if code != OK:
             return False
-        open_there = {producer for producer, *_, start, _ in producers if start >= 0}
-        if len(open_there) != 1:
+        open_producers = {producer for producer, *_, start, _ in producers if start >= 0}
+        if len(open_producers) != 1:
             return False
-        found = await holder(cluster, identity)
+        current = await holder(cluster, identity)
     except BusError:
         return False
-    return found is not None and open_there == {found[0]}
+    return current is not None and open_producers == {current[0]}
 
 
 async def holder(cluster: Cluster, identity: str) -> tuple[int, int] | None:
-    """The producer id and epoch of a transactional id's current holder; None if its coordinator does not tell."""
-    found = await last(cluster, identity)
-    return (found.producer_id, found.epoch) if found is not None else None
+    """The producer id and epoch of a transactional id's current holder; None: unknown."""
+    transaction = await last(cluster, identity)
+    return (transaction.producer_id, transaction.epoch) if transaction is not None else None
 
 
 async def last(cluster: Cluster, identity: str) -> Last | None:
-    """The state of a transactional id's last transaction; None if its coordinator does not tell."""
-    found = await cluster.send(None, coordinator_of("transactional-id", identity))
-    if found.error_code != OK:
+    """The state of a transactional id's last transaction; None: its coordinator does not know it."""
+    coordinator = await cluster.send(None, coordinator_of("transactional-id", identity))
+    if coordinator.error_code != OK:
         return None
-    answer = await cluster.send(Node(found.host, found.port), DescribeTransactionsRequest(identity))
+    node = Node(coordinator.host, coordinator.port)
+    answer = await cluster.send(node, DescribeTransactionsRequest(identity))
     [(code, _, state, _, _, producer_id, epoch, *_)] = answer.transaction_states
     return Last(state, producer_id, epoch) if code == OK else None
 
 
 async def sentence(cluster: Cluster, topic: str, partition: int) -> str:
-    """A sentence about the partition's open transactions, oldest first, and how to end the oldest one, or about why
-    this is unknown."""
+    """A sentence for error messages: the partition's open transactions, oldest first, and how to end the oldest one; or
+    why they are unknown."""
     try:
         _, code, detail, producers, _ = await _producers(cluster, topic, partition)
     except BusError as error:
         return f"whose transaction is open there is not known: {error}"
     if code != OK:
-        why = refusal(cluster.access, code, topic=topic, operation="Read", detail=detail)
-        return f"whose transaction is open there is not told: {why}"
-    found = sorted((start, *who) for *who, start, _ in producers if start >= 0)
-    if not found:
+        why = refusal(cluster.login, code, topic=topic, operation="Read", detail=detail)
+        return f"the broker does not say whose transaction is open there: {why}"
+    open_transactions = sorted((start, *producer) for *producer, start, _ in producers if start >= 0)
+    if not open_transactions:
         return "no transaction is open there any more"
     whose = ", ".join(
         f"producer id {producer} (epoch {epoch}) since offset {start}, last written "
         f"{datetime.fromtimestamp(written / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"
-        for start, producer, epoch, _, written, _ in found
+        for start, producer, epoch, _, written, _ in open_transactions
     )
-    remedy = f"abort --topic {topic} --partition {partition} --start-offset {found[0][0]}"
+    remedy = f"abort --topic {topic} --partition {partition} --start-offset {open_transactions[0][0]}"
     return (
         f"open transactions: {whose}; who wrote there ends it when started again; if that host is gone for good: "
-        f"kafka-transactions --bootstrap-server {cluster.access.nodes[0]} {remedy}"
+        f"kafka-transactions --bootstrap-server {cluster.login.nodes[0]} {remedy}"
     )
 
 
 async def _producers(cluster: Cluster, topic: str, partition: int) -> Any:
     """The leader's answer about the partition's producers: number, error code and message, the producers."""
     request = DescribeProducersRequest(topic, partition)
-    return _only(await cluster.ask_leader(topic, partition, request, lambda response: int(_only(response)[1])))
+    return _partition_of(
+        await cluster.ask_leader(topic, partition, request, lambda response: int(_partition_of(response)[1]))
+    )
 
 
-def _only(response: Any) -> Any:
+def _partition_of(response: Any) -> Any:
+    """The answer for the only partition of the request."""
     [(_, [partition], _)] = response.topics
     return partition

@@ -124,10 +124,15 @@ class _Sender(Sender):  # type: ignore[misc]  # aiokafka has no types
     """aiokafka's background sender. It keeps its tasks, so that they can be ended. Before each attempt to take the
     transactional id it asks for the state of the last transaction: `last`, None until then."""
 
-    def __init__(self, *args: Any, **options: Any) -> None:
+    def __init__(self, *args: Any, last: Last | None, **options: Any) -> None:
+        """`last`: the state of the last transaction, if an earlier attempt to take the id has read it."""
         super().__init__(*args, **options)
         self.tasks: set[asyncio.Task[Any]] = set()
-        self.last: Last | None = None
+        self.last = last
+
+    def forget_last(self) -> None:
+        """Note that the last transaction is finished."""
+        self.last = None
 
     def see(self, seen: Last) -> None:
         self.last = self.last.then(seen) if self.last is not None else seen
@@ -166,10 +171,18 @@ class TransactionalProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka
     """A holder of a transactional id. `start` fences the previous one and decides its open transaction."""
 
     def __init__(
-        self, connector: Connector, identity: str, *, request_timeout: float, transaction_timeout: float
+        self,
+        connector: Connector,
+        identity: str,
+        *,
+        last: Last | None = None,
+        request_timeout: float,
+        transaction_timeout: float,
     ) -> None:
+        """`identity`: the transactional id. `last`: its last transaction, as read by an earlier attempt to take the id.
+        The time limits of a request and of a transaction are in seconds."""
         super().__init__(
-            bootstrap_servers=[str(node) for node in connector.access.nodes],
+            bootstrap_servers=[str(node) for node in connector.login.nodes],
             client_id=identity,
             transactional_id=identity,
             transaction_timeout_ms=int(transaction_timeout * 1000),
@@ -182,6 +195,7 @@ class TransactionalProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka
         self.tainted = False
         self._sender = _Sender(
             self.client,
+            last=last,
             acks=-1,
             txn_manager=self._txn_manager,
             message_accumulator=self._message_accumulator,
@@ -202,16 +216,13 @@ class TransactionalProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka
         last: Last | None = self._sender.last
         return last
 
-    @last.setter
-    def last(self, known: Last | None) -> None:
-        self._sender.last = known
-
     async def finish(self, topics: Iterable[str], partition: int) -> None:
-        """Complete the `last` transaction in this partition of these topics, by an empty transaction with the same end:
-        its marker decides everything that the producer id has open in a partition."""
+        """Complete the `last` transaction in this partition of these topics, by an empty transaction with the same end.
+        Its marker decides everything that the producer id has open in a partition. Afterwards `last` is None."""
         await self.begin_transaction()
         self.announce(topics, partition)
         await (self.commit_transaction() if self.last and self.last.committed else self.abort_transaction())
+        self._sender.forget_last()
 
     def pack(self, entries: Sequence[Entry]) -> list[Any]:
         """Record batches with these records in order and one timestamp. A batch accepts a first record of any size.
@@ -257,7 +268,7 @@ class TransactionalProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka
             stopped = False
             try:
                 with anyio.move_on_after(within):
-                    self._look_at_failures()  # aborting drops them
+                    self._collect_failures()  # aborting drops them
                     if self.is_open:
                         await self.abort_transaction()
                     await self.stop()
@@ -267,7 +278,7 @@ class TransactionalProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka
             finally:
                 if not stopped:
                     await self._kill()
-        self._look_at_failures()
+        self._collect_failures()
 
     async def _kill(self) -> None:
         """End every task and connection in any state."""
@@ -280,8 +291,8 @@ class TransactionalProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka
         with anyio.move_on_after(1):
             await self.client.close()
 
-    def _look_at_failures(self) -> None:
-        """Mark these errors as seen, so that asyncio does not log them."""
+    def _collect_failures(self) -> None:
+        """Collect the errors of all futures, so that asyncio does not log them as never retrieved."""
         queued = [batch for queue in self._message_accumulator._batches.values() for batch in queue]
         batches = [*queued, *self._message_accumulator._pending_batches]
         futures = [self._txn_manager.wait_for_transaction_end()]

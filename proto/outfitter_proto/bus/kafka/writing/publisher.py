@@ -74,15 +74,15 @@ class BatchingPublisher:
             base = await self._produce([entry for entry, _ in batch])
         except TooLargeError as error:
             if len(batch) == 1:
-                _tell(batch, error)
+                _reject(batch, error)
                 return
             for pair in batch:  # one record is too large for the topic, so send each alone
                 await self._send([pair])
         except asyncio.CancelledError:
-            _tell(batch, BusUnavailableError(f"{self._cluster.url}: the bus was closed"))
+            _reject(batch, BusUnavailableError(f"{self._cluster.url}: the bus was closed"))
             raise
         except Exception as error:  # noqa: BLE001  (the waiting publishers must get any error)
-            _tell(batch, error)
+            _reject(batch, error)
         else:
             for number, (_, answer) in enumerate(batch):
                 if not answer.done():
@@ -103,20 +103,22 @@ class BatchingPublisher:
             topics=[(self._topic, [(self._partition, bytes(builder.build()))])],
         )
         response = await self._cluster.ask_leader(
-            self._topic, self._partition, request, lambda answer: _part(answer)[1], repeatable=False
+            self._topic, self._partition, request, lambda answer: _partition_of(answer)[1], repeatable=False
         )
-        _, code, offset, *_ = _part(response)
+        _, code, offset, *_ = _partition_of(response)
         if code != OK:
-            raise refusal(self._cluster.access, code, topic=self._topic, operation="Write")
+            raise refusal(self._cluster.login, code, topic=self._topic, operation="Write")
         return int(offset)
 
 
-def _part(response: Any) -> Any:
+def _partition_of(response: Any) -> Any:
+    """The answer for the only partition of the request."""
     [(_, [partition])] = response.topics
     return partition
 
 
-def _tell(batch: list[_Waiting], error: Exception) -> None:
+def _reject(batch: list[_Waiting], error: Exception) -> None:
+    """Raise the error in each waiting publisher."""
     for _, answer in batch:
         if not answer.done():
             answer.set_exception(error)

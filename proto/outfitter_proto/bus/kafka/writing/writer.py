@@ -43,9 +43,9 @@ class KafkaWriter(Writer):
         clean_up: Callable[[], None],
     ) -> None:
         self.partition = partition
-        self._access = producer.connector.access
+        self._login = producer.connector.login
         self._identity = identity
-        self._name = f"{self._access.url}: writer {identity!r}"
+        self._name = f"{self._login.url}: writer {identity!r}"
         self._producer = producer
         self._allowance = allowance
         self._watchdog = watchdog
@@ -119,9 +119,9 @@ class KafkaWriter(Writer):
                 )
             prepared += [(topic, builder) for builder in builders]
         if prepared:
-            plain = self._allowance.take(prepared[-1][1].size())
-            for _, builder in prepared[:-1] if plain else prepared:
-                gzip(builder, FAST if plain else SMALL)
+            is_plain = self._allowance.take(prepared[-1][1].size())
+            for _, builder in prepared[:-1] if is_plain else prepared:
+                gzip(builder, FAST if is_plain else SMALL)
         return prepared
 
     def _pack(self, topic: str, entries: Sequence[Entry]) -> list[Any]:
@@ -148,7 +148,7 @@ class KafkaWriter(Writer):
                 acknowledged = []
                 for topic, builder in prepared:
                     future = await self._producer.send_batch(builder, topic, partition=self.partition)
-                    future.add_done_callback(_look)
+                    future.add_done_callback(_mark_error_seen)
                     acknowledged.append(future)
                 for future in acknowledged:
                     await future
@@ -164,7 +164,7 @@ class KafkaWriter(Writer):
             if isinstance(reason, kafka_errors.BrokerResponseError):
                 topic = topic_of(reason) or prepared[-1][0]
                 raise refusal(
-                    self._access, reason.errno, topic=topic, operation="Write", name=self._identity, detail=str(reason)
+                    self._login, reason.errno, topic=topic, operation="Write", name=self._identity, detail=str(reason)
                 ) from error
             raise BusUnavailableError(
                 f"{self._name}: nothing is committed: {str(reason) or type(reason).__name__}"
@@ -196,13 +196,13 @@ class KafkaWriter(Writer):
 
 def topic_of(error: kafka_errors.BrokerResponseError) -> str | None:
     """The topic in an aiokafka error."""
-    [named] = error.args if len(error.args) == 1 else [None]
-    if isinstance(named, set):
-        named = min(named, default=None)
-    return named if isinstance(named, str) and error.errno == TOPIC_AUTHORIZATION_FAILED else None
+    [topic] = error.args if len(error.args) == 1 else [None]
+    if isinstance(topic, set):
+        topic = min(topic, default=None)
+    return topic if isinstance(topic, str) and error.errno == TOPIC_AUTHORIZATION_FAILED else None
 
 
-def _look(future: asyncio.Future[Any]) -> None:
-    """Mark a batch's failure as seen: the first await that gets it reports it."""
+def _mark_error_seen(future: asyncio.Future[Any]) -> None:
+    """Mark a batch's error as seen. Its first awaiter reports it; asyncio need not log it, too."""
     if not future.cancelled():
         future.exception()
