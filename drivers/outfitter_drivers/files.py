@@ -112,13 +112,13 @@ class FilesDriverFactory(ExternalResourceDriverFactory):
 
     def create_external_resource_driver(self, config: DriverParams) -> FilesDriver:
         settings.reject_unknown(config, ("path", "poll-interval"))
-        written = config.get("path", "").strip()
-        if not written:
+        path = config.get("path", "").strip()
+        if not path:
             raise settings.SettingError("path", "is missing; valid is the folder whose files are the devices")
-        folder = (config.directory or Path()) / Path(written).expanduser()
+        folder = (config.directory or Path()) / Path(path).expanduser()
         interval = settings.seconds(config, "poll-interval", default=DEFAULT_POLL_INTERVAL, maximum=3600)
         if not folder.is_dir():
-            config.warn(f"path is {written!r}, and there is no such folder now: {folder.absolute()}")
+            config.warn(f"path is {path!r}, and there is no such folder now: {folder.absolute()}")
         return FilesDriver(folder.absolute(), poll_interval=interval)
 
 

@@ -106,17 +106,17 @@ def list_gpus() -> list[str]:
     """
     command = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
     try:
-        done = run_to_end(command, timeout=NVIDIA_SMI_SECONDS)
+        run = run_to_end(command, timeout=NVIDIA_SMI_SECONDS)
     except OSError as error:
         raise DiscoveryError(f"cannot run nvidia-smi: {error.strerror}") from error
-    if done.why is Why.LATE:
+    if run.why is Why.LATE:
         raise DiscoveryError(f"nvidia-smi did not answer within {NVIDIA_SMI_SECONDS:g} s")
-    if done.why is Why.FLOODED:
+    if run.why is Why.FLOODED:
         raise DiscoveryError(f"nvidia-smi printed more than {MAX_STDOUT_BYTES} bytes and was killed")
-    output = (done.stdout + b" " + done.stderr).decode("utf-8", "replace").strip()[:500]
-    if done.code != 0:
-        raise DiscoveryError(f"nvidia-smi ended with {done.code}: {output or 'no output'}")
-    printed = done.stdout.decode("utf-8", "replace").split("\n")
+    output = (run.stdout + b" " + run.stderr).decode("utf-8", "replace").strip()[:500]
+    if run.code != 0:
+        raise DiscoveryError(f"nvidia-smi ended with {run.code}: {output or 'no output'}")
+    printed = run.stdout.decode("utf-8", "replace").split("\n")
     words = [word for line in printed for part in line.split(",") if (word := part.strip())]
     if not all(map(_names_gpu, words)):
         raise DiscoveryError(f"nvidia-smi named no GPUs but: {output}")
@@ -173,16 +173,16 @@ def program_path() -> str | None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the program; returns its exit code."""
-    given = sys.argv[1:] if arguments is None else arguments
+    words = sys.argv[1:] if arguments is None else arguments
     try:
-        if "--help" in given or "-h" in given:
+        if "--help" in words or "-h" in words:
             return _print(HELP)
-        if list(given) == ["--path"]:
+        if list(words) == ["--path"]:
             path = program_path()
             if path is None:
                 raise DiscoveryError(f"{PROGRAM} is not installed as an executable")
             return _print(f"{path}\n")
-        indexes = discover(parse_arguments(given))
+        indexes = discover(parse_arguments(words))
         return _print(",".join(indexes) + "\n") if indexes else 0
     except UsageError as error:
         sys.stderr.write(f"{PROGRAM}: {error}\n{USAGE}")

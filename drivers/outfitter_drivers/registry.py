@@ -114,11 +114,11 @@ def find(name: str) -> EntryPoint:
     if len(offered) > 1:
         raise DriverLookupError(f"{name!r} is offered by more than one distribution: {', '.join(sorted(offered))}")
     if not offered:
-        known = known_names()
-        nearest = difflib.get_close_matches(entry_name, known, n=1)
+        valid = known_names()
+        nearest = difflib.get_close_matches(entry_name, valid, n=1)
         hint = f"did you mean {nearest[0]!r}? " if nearest else ""
         raise DriverLookupError(
-            f"no driver {name!r}; {hint}known are {', '.join(known)}, or a Python path such as package.module:Factory"
+            f"no driver {name!r}; {hint}known are {', '.join(valid)}, or a Python path such as package.module:Factory"
         )
     return next(iter(offered.values()))
 
@@ -136,10 +136,10 @@ def load_factory(name: str) -> ExternalResourceDriverFactory:
             factory = loaded() if isinstance(loaded, type) else loaded
             if isinstance(factory, ExternalResourceDriverFactory):
                 return factory
-            found = repr(loaded)
+            shown = repr(loaded)
     except Exception as error:
         raise DriverLookupError(f"driver {name!r} ({point.value}) cannot be loaded: {described(error)}") from error
-    raise DriverLookupError(f"driver {name!r} ({point.value}) is no ExternalResourceDriverFactory but {found}")
+    raise DriverLookupError(f"driver {name!r} ({point.value}) is no ExternalResourceDriverFactory but {shown}")
 
 
 def create_driver(name: str, config: DriverParams) -> ExternalResourceDriver:

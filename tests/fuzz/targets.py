@@ -36,7 +36,7 @@ Target = Callable[[bytes], None]
 _FOLDER = tempfile.TemporaryDirectory(prefix="outfitter-fuzz-")
 _NOWHERE = Path("/nowhere")
 _CRC_AT, _CRC_END, _LEAST_CHECKED = 17, 21, 61
-_OWNER = gpu_coordination.Owner(7, "5", "1", "boot")
+_OWNER = gpu_coordination.ScriptOwner(7, "5", "1", "boot")
 
 
 def registrations(data: bytes) -> None:
@@ -114,7 +114,7 @@ def device_files(data: bytes) -> None:
         described_device(dict(line.partition("=")[::2] for line in text.splitlines()), name="n", index=0)
 
 
-def _lives(owner: gpu_coordination.Owner) -> bool:
+def _lives(owner: gpu_coordination.ScriptOwner) -> bool:
     return owner.pid % 2 == 0
 
 

@@ -33,7 +33,7 @@ class CoordinationError(Exception):
     """There are not enough free devices, or the file cannot be used. Nothing has changed."""
 
 
-class Owner(NamedTuple):
+class ScriptOwner(NamedTuple):
     """A process that holds devices. A field is None if it is unknown; `pid` 0 means no process.
 
     `start`: field 22 of proc(5) `/proc/<pid>/stat`; `pidns`: the inode of the pid's namespace; `boot`: the machine's
@@ -46,7 +46,7 @@ class Owner(NamedTuple):
     boot: str | None = None
     worker: str | None = None
 
-    def is_same(self, other: Owner) -> bool:
+    def is_same(self, other: ScriptOwner) -> bool:
         """Whether both are the same process and worker, by the fields that both know."""
         pairs = zip(self[1:4], other[1:4], strict=True)
         return (
@@ -58,7 +58,7 @@ class Owner(NamedTuple):
         )
 
 
-def caller(environ: Mapping[str, str]) -> Owner:
+def caller(environ: Mapping[str, str]) -> ScriptOwner:
     """The owner for whom this process asks: `OUTFITTER_OWNER_PID`, else its parent; with `OUTFITTER_WORKER`, if set.
 
     Raises:
@@ -73,10 +73,10 @@ def caller(environ: Mapping[str, str]) -> Owner:
     worker = "/".join(filter(None, (environ.get("OUTFITTER_WORKER"), environ.get("OUTFITTER_INCARNATION"))))
     if not _NAME_CHARACTERS.issuperset(worker.replace("/", "")):
         raise CoordinationError(f"OUTFITTER_WORKER or OUTFITTER_INCARNATION is no name: {worker[:80]!r}")
-    return Owner(pid, _start_of(pid), _own_pid_namespace(), _boot_id(), worker or None)
+    return ScriptOwner(pid, _start_of(pid), _own_pid_namespace(), _boot_id(), worker or None)
 
 
-def lives(owner: Owner) -> bool:
+def lives(owner: ScriptOwner) -> bool:
     """Whether a process still runs. A process that is not visible from here counts as living."""
     boot, namespace = _boot_id(), _own_pid_namespace()
     if owner.boot and boot and owner.boot != boot:
@@ -89,7 +89,7 @@ def lives(owner: Owner) -> bool:
     return owner.start is None or start is None or owner.start == start
 
 
-def occupy(path: str, indexes: Sequence[str], amount: int, owner: Owner) -> list[str]:
+def occupy(path: str, indexes: Sequence[str], amount: int, owner: ScriptOwner) -> list[str]:
     """Record `amount` devices for the owner: first its own, then free ones, then those of dead owners.
 
     Raises:
@@ -104,7 +104,7 @@ def occupy(path: str, indexes: Sequence[str], amount: int, owner: Owner) -> list
     return chosen
 
 
-def give_back(path: str, owner: Owner, indexes: Sequence[str] | None = None) -> list[str]:
+def give_back(path: str, owner: ScriptOwner, indexes: Sequence[str] | None = None) -> list[str]:
     """Delete the owner's lines, or only those of `indexes`; returns the freed devices. Idempotent.
 
     Raises:
@@ -128,7 +128,7 @@ def give_back(path: str, owner: Owner, indexes: Sequence[str] | None = None) -> 
 
 
 def choose(
-    content: bytes, indexes: Sequence[str], amount: int, owner: Owner, is_living: Callable[[Owner], bool]
+    content: bytes, indexes: Sequence[str], amount: int, owner: ScriptOwner, is_living: Callable[[ScriptOwner], bool]
 ) -> tuple[list[str], bytes]:
     """Decide which devices the owner gets, and the file's new text. Pure.
 
@@ -136,7 +136,7 @@ def choose(
         CoordinationError: too few devices.
     """
     lines = [line for line in content.split(b"\n") if line.strip()]
-    holders: dict[str, list[Owner]] = {}
+    holders: dict[str, list[ScriptOwner]] = {}
     for line in lines:
         if record := parse(line):
             holders.setdefault(record[0], []).append(record[1])
@@ -166,7 +166,7 @@ def choose(
     return chosen, b"".join(line + b"\n" for line in (*kept, *(_line(index, owner) for index in newly_taken)))
 
 
-def parse(line: bytes) -> tuple[str, Owner] | None:
+def parse(line: bytes) -> tuple[str, ScriptOwner] | None:
     """The device index and the owner in a line; None if the line is no record."""
     words = line.split()
     if len(words) < 2 or not words[1].isdigit():
@@ -176,13 +176,13 @@ def parse(line: bytes) -> tuple[str, Owner] | None:
         key, _, value = fact.partition(b"=")
         facts[key.decode("latin-1")] = value.decode("latin-1")
     pid = int(words[1]) if len(words[1]) <= 10 else 0
-    return words[0].decode("latin-1"), Owner(
+    return words[0].decode("latin-1"), ScriptOwner(
         pid, *(facts.get(key) or None for key in ("start", "pidns", "boot", "worker"))
     )
 
 
-def _line(index: str, owner: Owner) -> bytes:
-    facts = ",".join(f"{key}={value}" for key, value in zip(Owner._fields[1:], owner[1:], strict=True) if value)
+def _line(index: str, owner: ScriptOwner) -> bytes:
+    facts = ",".join(f"{key}={value}" for key, value in zip(ScriptOwner._fields[1:], owner[1:], strict=True) if value)
     return f"{index} {owner.pid}\t{facts}".rstrip("\t").encode("latin-1")
 
 

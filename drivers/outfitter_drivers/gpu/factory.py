@@ -54,8 +54,8 @@ class GPUDriverFactory(ExternalResourceDriverFactory):
     """Flink's `org.apache.flink.externalresource.gpu.GPUDriverFactory`."""
 
     def create_external_resource_driver(self, config: DriverParams) -> ExternalResourceDriver:
-        known = (PATH, ARGS, TIMEOUT, BUILTIN, INVENTORY_AMOUNT, CONTRACT, ENVIRONMENT, POLL_INTERVAL)
-        settings.reject_unknown(config, known)
+        valid = (PATH, ARGS, TIMEOUT, BUILTIN, INVENTORY_AMOUNT, CONTRACT, ENVIRONMENT, POLL_INTERVAL)
+        settings.reject_unknown(config, valid)
         timeout = settings.seconds(config, TIMEOUT, default=DEFAULT_TIMEOUT, maximum=600)
         interval = settings.seconds(config, POLL_INTERVAL, default=DEFAULT_POLL_INTERVAL, maximum=3600)
         inventory_amount = settings.whole_number(config, INVENTORY_AMOUNT, minimum=1, maximum=settings.MAX_DEVICES)

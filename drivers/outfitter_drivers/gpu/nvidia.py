@@ -50,12 +50,12 @@ class NvidiaDriver(PollingDriver):
         return f"{amount} GPUs wanted, but nvidia-smi names {known}, of which {healthy} are healthy"
 
     async def look(self) -> list[Device]:
-        outcome = await self._ask(FIELDS)
+        outcome = await self._query(FIELDS)
         if outcome.code != 0 and _NONE_FOUND not in outcome.stdout + outcome.stderr:
             if lost := self._after_loss(outcome):
                 return lost
             # Flink's own arguments: an old nvidia-smi does not know every field. A broken one fails again.
-            outcome = await self._ask(FIELDS[:1], "csv,noheader")
+            outcome = await self._query(FIELDS[:1], "csv,noheader")
             if outcome.code != 0:
                 raise TemporaryDriverError(f"nvidia-smi {outcome}")
         devices = parse_gpus(outcome.stdout, sysfs=self._sysfs)
@@ -63,7 +63,7 @@ class NvidiaDriver(PollingDriver):
         self._last = [self._keep_id(device, same_indexes=same_indexes) for device in devices]
         return self._last
 
-    async def _ask(self, fields: Sequence[str], form: str = "csv,noheader,nounits") -> Outcome:
+    async def _query(self, fields: Sequence[str], form: str = "csv,noheader,nounits") -> Outcome:
         command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", f"--format={form}"]
         try:
             return await run_script(command, timeout=self._timeout)
@@ -88,12 +88,12 @@ class NvidiaDriver(PollingDriver):
     def _keep_id(self, device: Device, *, same_indexes: bool) -> Device:
         """Keep the id of a GPU that no longer reports its UUID: by its bus id, or without one by its index. An index
         may belong to another GPU if there are others than before."""
-        place = "pci.bus_id" if "pci.bus_id" in device.properties else "index"
-        if device.id is not None or (place == "index" and not same_indexes):
+        identifier = "pci.bus_id" if "pci.bus_id" in device.properties else "index"
+        if device.id is not None or (identifier == "index" and not same_indexes):
             return device
-        for known in self._last:
-            if known.properties.get(place) == device.properties[place] and known.id is not None:
-                return msgspec.structs.replace(device, id=known.id, aliases=known.aliases)
+        for earlier in self._last:
+            if earlier.properties.get(identifier) == device.properties[identifier] and earlier.id is not None:
+                return msgspec.structs.replace(device, id=earlier.id, aliases=earlier.aliases)
         return device
 
 

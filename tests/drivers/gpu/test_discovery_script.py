@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outfitter_drivers.gpu import coordination
-from outfitter_drivers.gpu.coordination import CoordinationError, Owner
+from outfitter_drivers.gpu.coordination import CoordinationError, ScriptOwner
 from support.drivers.gpu_machine import PROGRAM, answer, discovery, nvidia_smi
 from support.processes.ending import wait_until_ended
 
@@ -146,17 +146,17 @@ def _source_path() -> dict[str, str]:
 
 
 @pytest.fixture
-def living() -> Owner:
+def living() -> ScriptOwner:
     """A process that lives as long as the test."""
-    return Owner(os.getppid(), coordination._start_of(os.getppid()), NAMESPACE, BOOT)
+    return ScriptOwner(os.getppid(), coordination._start_of(os.getppid()), NAMESPACE, BOOT)
 
 
 def test_the_caller_is_written_down_so_that_a_later_process_of_its_number_is_not_taken_for_it(
-    share: Run, tmp_path: Path, living: Owner
+    share: Run, tmp_path: Path, living: ScriptOwner
 ) -> None:
     assert share(1)[:2] == ("0\n", 0)
-    index, owner = coordination.parse((tmp_path / "file").read_bytes()) or ("", Owner(0))
-    assert (index, owner) == ("0", Owner(os.getpid(), coordination._start_of(os.getpid()), NAMESPACE, BOOT))
+    index, owner = coordination.parse((tmp_path / "file").read_bytes()) or ("", ScriptOwner(0))
+    assert (index, owner) == ("0", ScriptOwner(os.getpid(), coordination._start_of(os.getpid()), NAMESPACE, BOOT))
     assert coordination.lives(living)
     assert not coordination.lives(living._replace(start="1"))
     assert not coordination.lives(living._replace(boot="another"))
@@ -188,7 +188,7 @@ def test_an_owner_in_another_pid_namespace_counts_as_living(share: Run, tmp_path
 def test_a_process_that_has_ended_but_was_not_waited_for_is_dead() -> None:
     process = subprocess.Popen(["true"])
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-    assert not coordination.lives(Owner(process.pid))
+    assert not coordination.lives(ScriptOwner(process.pid))
     process.wait()
 
 
@@ -330,7 +330,7 @@ LINES = st.lists(st.lists(WORDS, max_size=4).map(" ".join), max_size=12).map("\n
 def test_whatever_the_file_says_living_owners_keep_their_devices(
     content: bytes, devices: int, amount: int, alive: set[int]
 ) -> None:
-    me = Owner(4711, start="7")
+    me = ScriptOwner(4711, start="7")
     indexes = [str(index) for index in range(devices)]
     before = {r for line in content.split(b"\n") if (r := coordination.parse(line))}
     held = {index for index, owner in before if owner.pid in alive}
@@ -417,7 +417,7 @@ def test_what_is_put_there_in_the_moment_in_which_it_is_made_is_looked_at(
 
     monkeypatch.setattr(os, "open", overtaken)
     with pytest.raises(coordination.CoordinationError, match="symbolic link"):
-        coordination.occupy(str(tmp_path / "file"), ["0"], 1, coordination.Owner(os.getpid()))
+        coordination.occupy(str(tmp_path / "file"), ["0"], 1, coordination.ScriptOwner(os.getpid()))
     assert not target.exists()
 
 
