@@ -48,6 +48,8 @@ Post = Callable[[Allocation], object]
 
 
 class _Worker(NamedTuple):
+    """A registered worker. `post`: gets its records. `number`: its first registration's, from 1."""
+
     registration: Register
     post: Post
     number: int
@@ -177,8 +179,8 @@ class FakeOutfitter:
         with self._lock:
             self.registrations.append(registration)
             self._lock.notify_all()
-            known = self._workers.get(_key(registration))
-            worker = _Worker(registration, post, known.number if known else len(self.registrations))
+            earlier = self._workers.get(_key(registration))
+            worker = _Worker(registration, post, earlier.number if earlier else len(self.registrations))
             self._workers[_key(registration)] = worker
             self._post(worker, self._answer(worker))
 
@@ -214,13 +216,13 @@ class FakeOutfitter:
 
     def _answer(self, worker: _Worker) -> Allocation:
         """A worker's current record."""
-        asked = worker.registration
+        registration = worker.registration
         self._commit = CommitNumber(self._commit + 1)
         everything = (*self._devices, *self._unavailable)
         amounts = (
             {name: max(1, len(self._devices.get(name, ()))) for name in everything}
-            if asked.resources is None
-            else {name: request.amount for name, request in asked.resources.items()}
+            if registration.resources is None
+            else {name: request.amount for name, request in registration.resources.items()}
         )
         state, code, reason = self._verdict
         if state is AllocationState.ALLOCATED:
@@ -233,31 +235,31 @@ class FakeOutfitter:
         }
         shared = [name for name in devices if name in self._shared]
         return Allocation(
-            host=asked.host,
-            worker=asked.worker,
-            incarnation=asked.incarnation,
+            host=registration.host,
+            worker=registration.worker,
+            incarnation=registration.incarnation,
             state=state,
             reason=reason,
             reason_code=code,
             request=ResolvedRequest(
                 amounts=amounts,
-                resources=asked.resources,
-                operators=asked.operators,
-                owner=asked.owner,
-                lease_s=DEFAULT_LEASE if asked.lease_s is UNSET else asked.lease_s,
-                wait_s=asked.wait_s,
-                priority=asked.priority,
-                labels=asked.labels,
+                resources=registration.resources,
+                operators=registration.operators,
+                owner=registration.owner,
+                lease_s=DEFAULT_LEASE if registration.lease_s is UNSET else registration.lease_s,
+                wait_s=registration.wait_s,
+                priority=registration.priority,
+                labels=registration.labels,
             ),
             since=datetime.now(UTC),
-            writer=keys.host_writer(asked.host),
+            writer=keys.host_writer(registration.host),
             commit=self._commit,
             source=Source(partition=0, offset=worker.number),
             token=Token(worker.number) if granted else None,
             resources=devices if granted else {},
-            operators=_shares(asked, devices, shared, self._env) if granted else {},
+            operators=_shares(registration, devices, shared, self._env) if granted else {},
             shared=shared if granted else [],
-            common=_common(asked, devices, shared) if granted else UNSET,
+            common=_common(registration, devices, shared) if granted else UNSET,
             env=dict(self._env) if granted else {},
             unavailable={name: self._unavailable[name] for name in amounts if name in self._unavailable},
         )
@@ -267,8 +269,8 @@ class FakeOutfitter:
             if name in self._unavailable:
                 continue
             if name not in self._devices:
-                known = ", ".join(sorted({*self._devices, *self._unavailable})) or "none"
-                why = f"the fake has no resource {name!r}; it has: {known}"
+                resources = ", ".join(sorted({*self._devices, *self._unavailable})) or "none"
+                why = f"the fake has no resource {name!r}; it has: {resources}"
                 return AllocationState.FAILED, ReasonCode.UNKNOWN_RESOURCE, why
             if amount > (have := len(self._devices[name])):
                 why = f"{amount} of {name!r} asked for, and the fake was given {have}"
@@ -286,12 +288,12 @@ def _key(registration: Register) -> str:
 
 
 def _shares(
-    asked: Register, devices: Mapping[str, list[dict[str, str]]], shared: Collection[str], env: Mapping[str, str]
+    registration: Register, devices: Mapping[str, list[dict[str, str]]], shared: Collection[str], env: Mapping[str, str]
 ) -> dict[str, OperatorShare]:
     """Divide the devices in the order of the listed operators."""
     left = {name: [device["id"] for device in listed] for name, listed in devices.items()}
     shares = {}
-    for operator, requests in (asked.operators or {}).items():
+    for operator, requests in (registration.operators or {}).items():
         own = {name: left.get(name, [])[: request.amount] for name, request in requests.items() if name not in shared}
         left = {name: [id_ for id_ in ids if id_ not in own.get(name, ())] for name, ids in left.items()}
         seen = [name for name in requests if name in shared]
@@ -300,10 +302,10 @@ def _shares(
 
 
 def _common(
-    asked: Register, devices: Mapping[str, list[dict[str, str]]], shared: Collection[str]
+    registration: Register, devices: Mapping[str, list[dict[str, str]]], shared: Collection[str]
 ) -> dict[str, OperatorShare] | UnsetType:
     """The part of a record that all operators of a shared resource see."""
-    named = {name for requests in (asked.operators or {}).values() for name in requests}
+    named = {name for requests in (registration.operators or {}).values() for name in requests}
     common = {
         name: OperatorShare(resources={name: [device["id"] for device in devices[name]]})
         for name in shared

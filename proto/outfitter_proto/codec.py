@@ -54,8 +54,8 @@ _dead_letter: Callable[[], Decoder[DeadLetter]] = cache(partial(Decoder, DeadLet
 _NAME = NAME_PATTERN[1 : NAME_PATTERN.index("$")]
 _is_name = re.compile(_NAME).fullmatch
 _are_names = re.compile(f"{_NAME}/{_NAME}").fullmatch
-_known: set[str] = set()
-_MOST_KNOWN = 1000
+_valid_names: set[str] = set()  # a cache
+_MOST_CACHED_NAMES = 1000
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
@@ -93,7 +93,7 @@ def decode_registration(
     try:
         message = _registration().decode(value)
     except _UNREADABLE as error:
-        message = _obeyed(what, value, error, warnings, exact=exact, named=named)
+        message = _without_unknown_fields(what, value, error, warnings, exact=exact, named=named)
     if type(message) is Register:
         owner = message.owner
         if len(value) > WITHIN_BYTES or (owner is not None and excess_of_owner(owner) is not None):
@@ -101,14 +101,16 @@ def decode_registration(
     if not _is_well_named(message):
         raise _misnamed(what, message)
     if key is not None and key != message.host.encode():
-        other = key[:300].decode("utf-8", "replace")
+        named_by_key = key[:300].decode("utf-8", "replace")
         raise WireError(
-            what, f"the body names host {message.host!r} but the key is {other!r}; both must be the host", "$.host"
+            what,
+            f"the body names host {message.host!r} but the key is {named_by_key!r}; both must be the host",
+            "$.host",
         )
     return message
 
 
-def _obeyed(
+def _without_unknown_fields(
     what: str, value: bytes, error: Exception, warnings: list[str] | None, *, exact: bool, named: bool
 ) -> Registration:
     """A refused registration without its unknown fields.
@@ -148,9 +150,9 @@ def _not_text(value: bytes) -> str | None:
 
 
 def _refuse_excess(what: str, message: Register) -> None:
-    found = excess(message)
-    if found is not None:
-        raise WireError(what, found[1], found[0])
+    fault = excess(message)
+    if fault is not None:
+        raise WireError(what, fault.problem, fault.field)
 
 
 def _is_well_named(message: Registration) -> bool:
@@ -158,25 +160,25 @@ def _is_well_named(message: Registration) -> bool:
     incarnation = message.incarnation
     if not _are_names(f"{message.worker}/{'any' if incarnation is None else incarnation}"):
         return False
-    if message.host not in _known and not _are_known((message.host,)):
+    if message.host not in _valid_names and not _are_valid((message.host,)):
         return False
     if type(message) is not Register:
         return True
-    if message.resources and not _are_known(message.resources):
+    if message.resources and not _are_valid(message.resources):
         return False
-    return not message.operators or _are_known(chain(message.operators, *message.operators.values()))
+    return not message.operators or _are_valid(chain(message.operators, *message.operators.values()))
 
 
-def _are_known(names: Iterable[str]) -> bool:
+def _are_valid(names: Iterable[str]) -> bool:
     """Whether these names are valid. They are cached, because they are few, unlike workers and incarnations."""
     for name in names:
-        if name in _known:
+        if name in _valid_names:
             continue
         if not _is_name(name):
             return False
-        if len(_known) >= _MOST_KNOWN:
-            _known.clear()
-        _known.add(name)
+        if len(_valid_names) >= _MOST_CACHED_NAMES:
+            _valid_names.clear()
+        _valid_names.add(name)
     return True
 
 

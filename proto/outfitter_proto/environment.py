@@ -58,10 +58,10 @@ def refusal(name: str, value: str = "") -> str | None:
         return "a name has letters, digits and _, and begins with no digit"
     if "\0" in value:
         return "its value has a NUL character"
-    known = name.upper()
-    if known.startswith("OUTFITTER_"):
+    upper = name.upper()
+    if upper.startswith("OUTFITTER_"):
         return "it is Outfitter's own"
-    if known in _EXACT or known.startswith(_PREFIXES) or known.endswith(_SUFFIXES):
+    if upper in _EXACT or upper.startswith(_PREFIXES) or upper.endswith(_SUFFIXES):
         return "it can decide which code a process runs"
     return None
 

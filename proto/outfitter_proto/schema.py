@@ -101,7 +101,7 @@ def asyncapi() -> dict[str, Any]:
 
 def _channel(name: str) -> dict[str, Any]:
     union, _, about, key = _CHANNELS[name]
-    settings = topics.wanted(DEFAULT_CLUSTER)[f"{DEFAULT_CLUSTER}.{name.replace('_', '-')}"]
+    settings = topics.required(DEFAULT_CLUSTER)[f"{DEFAULT_CLUSTER}.{name.replace('_', '-')}"]
     return {
         "address": f"{{cluster}}.{name.replace('_', '-')}",
         "title": name.replace("_", " "),

@@ -38,16 +38,16 @@ class Setting(NamedTuple):
     def accepts(self, have: str) -> bool:
         if self.bound == "exactly":
             return _normal(have) == _normal(self.value)
-        found, bound = _number(have), _number(self.value)
-        return found >= bound if self.bound == "at least" else found <= bound
+        number, bound = _number(have), _number(self.value)
+        return number >= bound if self.bound == "at least" else number <= bound
 
     @property
-    def wanted(self) -> str:
+    def valid(self) -> str:
         """The valid values, in words."""
         return self.value if self.bound == "exactly" else f"{self.bound} {self.value}"
 
 
-class Difference(NamedTuple):
+class TopicDifference(NamedTuple):
     """A wrong setting of a topic. `fatal`: a manager must not start. `remedy`: a command, or words."""
 
     topic: str
@@ -168,7 +168,7 @@ DEAD_LETTERS = (
 )
 
 
-def wanted(cluster: str, *, history: bool = True) -> dict[str, tuple[Setting, ...]]:
+def required(cluster: str, *, history: bool = True) -> dict[str, tuple[Setting, ...]]:
     """The settings of each of `cluster`'s topics by topic name, except min.insync.replicas (see `acknowledging`).
     `history` False: without that topic."""
     topics = names.topics(cluster)
@@ -204,29 +204,29 @@ async def create(
     return await bus.create_topics(
         [
             TopicSpec(name, partitions, common | {s.name: s.value for s in settings}, copies)
-            for name, settings in wanted(cluster, history=history).items()
+            for name, settings in required(cluster, history=history).items()
         ]
     )
 
 
-def all_missing(cluster: str, *, history: bool = True) -> list[Difference]:
+def all_missing(cluster: str, *, history: bool = True) -> list[TopicDifference]:
     """The result of `check` without a bus."""
-    return [_missing(name) for name in wanted(cluster, history=history)]
+    return [_missing(name) for name in required(cluster, history=history)]
 
 
-def _missing(name: str) -> Difference:
+def _missing(name: str) -> TopicDifference:
     why = "there is nothing to read from or to write to"
-    return Difference(name, "(topic)", "missing", "present", why, "outfitter topics create", True)
+    return TopicDifference(name, "(topic)", "missing", "present", why, "outfitter topics create", True)
 
 
-async def check(bus: Bus, cluster: str, *, history: bool = True) -> list[Difference]:
+async def check(bus: Bus, cluster: str, *, history: bool = True) -> list[TopicDifference]:
     """The differences of the topics from their required settings; empty if there are none."""
-    differences: list[Difference] = []
-    found: dict[str, TopicInfo] = {}
+    differences: list[TopicDifference] = []
+    existing: dict[str, TopicInfo] = {}
     brokers = await bus.brokers()
-    for name, settings in wanted(cluster, history=history).items():
+    for name, settings in required(cluster, history=history).items():
         try:
-            found[name] = info = await bus.topic(name)
+            existing[name] = info = await bus.topic(name)
         except UnknownTopicError:
             differences.append(_missing(name))
             continue
@@ -235,24 +235,26 @@ async def check(bus: Bus, cluster: str, *, history: bool = True) -> list[Differe
             why = "whether this topic keeps what it must keep cannot be told"
             remedy = f"grant this principal DescribeConfigs on topic {name}"
             hidden = "not shown to this principal"
-            differences.append(Difference(name, "(settings)", hidden, "shown", why, remedy, False))
+            differences.append(TopicDifference(name, "(settings)", hidden, "shown", why, remedy, False))
             continue
         differences += [
-            Difference(name, s.name, have, s.wanted, s.why, _altering(bus, name, s.name, s.value), s.fatal(have, info))
+            TopicDifference(
+                name, s.name, have, s.valid, s.why, _altering(bus, name, s.name, s.value), s.fatal(have, info)
+            )
             for s in settings
             if not s.accepts(have := info.config.get(s.name, s.value))
         ]
         differences += _of_acknowledging(bus, info)
-    differences += _of_partitions(found)
+    differences += _of_partitions(existing)
     return differences
 
 
-def _of_copies(info: TopicInfo, brokers: int) -> list[Difference]:
+def _of_copies(info: TopicInfo, brokers: int) -> list[TopicDifference]:
     copies = min(COPIES, brokers)
     if info.replication >= copies:
         return []
     return [
-        Difference(
+        TopicDifference(
             info.name, "replication factor", str(info.replication), f"at least {copies}",
             f"with {info.replication} of {brokers} brokers holding it, an outage stops it and a lost disk loses it",
             f"kafka-reassign-partitions --execute, with a plan that names {copies} brokers for each partition", False,
@@ -260,7 +262,7 @@ def _of_copies(info: TopicInfo, brokers: int) -> list[Difference]:
     ]  # fmt: skip
 
 
-def _of_acknowledging(bus: Bus, info: TopicInfo) -> list[Difference]:
+def _of_acknowledging(bus: Bus, info: TopicInfo) -> list[TopicDifference]:
     """Check min.insync.replicas against the number of copies. All our writers use `acks=all`."""
     setting = "min.insync.replicas"
     least = acknowledging(info.replication)
@@ -276,16 +278,16 @@ def _of_acknowledging(bus: Bus, info: TopicInfo) -> list[Difference]:
         why = "what one copy has acknowledged is lost with that broker's disk: a committed grant could be granted again"
     bounds = str(least) if least == most else f"{least} to {most}"
     remedy = _altering(bus, info.name, setting, str(least))
-    return [Difference(info.name, setting, str(have), bounds, why, remedy, have > info.replication)]
+    return [TopicDifference(info.name, setting, str(have), bounds, why, remedy, have > info.replication)]
 
 
-def _of_partitions(found: Mapping[str, TopicInfo]) -> list[Difference]:
-    if len({info.partitions for info in found.values()}) < 2:
+def _of_partitions(existing: Mapping[str, TopicInfo]) -> list[TopicDifference]:
+    if len({info.partitions for info in existing.values()}) < 2:
         return []
-    shown = ", ".join(f"{name}: {info.partitions}" for name, info in found.items())
-    most = max(info.partitions for info in found.values())
+    shown = ", ".join(f"{name}: {info.partitions}" for name, info in existing.items())
+    most = max(info.partitions for info in existing.values())
     return [
-        Difference(
+        TopicDifference(
             "(all)", "partitions", shown, "one count for all four",
             "a host's registrations, grants and history live in the partition of one number, which its name and the "
             "count give: with different counts they are looked for where they are not",
@@ -300,8 +302,8 @@ def _altering(bus: Bus, topic: str, setting: str, value: str) -> str:
     if bus.local:
         return "the topics of this file stay as they were made: begin with another file"
     brokers = ",".join(map(str, addresses.brokers(bus.url)))
-    given = f"'{setting}=[{value}]'" if "," in value else f"{setting}={value}"
-    return f"kafka-configs --bootstrap-server {brokers} --alter --topic {topic} --add-config {given}"
+    assignment = f"'{setting}=[{value}]'" if "," in value else f"{setting}={value}"
+    return f"kafka-configs --bootstrap-server {brokers} --alter --topic {topic} --add-config {assignment}"
 
 
 def _normal(value: str) -> list[str]:

@@ -26,7 +26,7 @@ async def made_differently(
 ) -> None:
     """Make the topics in `changes` with other settings, and `partitions`; the rest as they must be."""
     for topic, changed in changes.items():
-        config = {s.name: s.value for s in topics.wanted(cluster)[topic]}
+        config = {s.name: s.value for s in topics.required(cluster)[topic]}
         await bus.create_topics([TopicSpec(topic, partitions, config | dict(changed))])
     await topics.create(bus, cluster, partitions=3)
 
@@ -103,7 +103,7 @@ async def test_every_bad_value_is_found_and_the_commands_of_the_check_mend_all_o
     assert {(topic, d.setting) for d in found if d.fatal} == {pair for pair in FATAL if pair[0] == topic}
     mended = changed([d.remedy for d in found], f"kafka-configs --bootstrap-server {kafka_broker.bootstrap}", name)
     await set_all(
-        kafka_broker, name, {s.name: s.value for s in topics.wanted(cluster)[name]} | BAD_VALUES[topic] | mended
+        kafka_broker, name, {s.name: s.value for s in topics.required(cluster)[name]} | BAD_VALUES[topic] | mended
     )
     with anyio.move_on_after(20):  # the controller has it at once, the broker that answers a moment later
         while await topics.check(kafka, cluster):  # noqa: ASYNC110 - it tells nobody

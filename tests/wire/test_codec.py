@@ -95,7 +95,7 @@ def test_what_names_are_remembered_is_bounded() -> None:
     for start in range(0, 3000, 200):
         operators = ",".join(f'"o{number}":{{}}' for number in range(start, start + 200))
         codec.decode_registration(f'{HEAD},"operators":{{{operators}}}}}'.encode())
-    assert len(codec._known) <= 1000
+    assert len(codec._valid_names) <= 1000
 
 
 @pytest.mark.parametrize("host", ["", "a/b", "@host", "gpu-3\\n", "-a", "a" * 254, "gpü"])

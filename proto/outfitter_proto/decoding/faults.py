@@ -34,7 +34,7 @@ _NOTHING = object()
 
 
 class Fault(NamedTuple):
-    """A fault and its JSON path (`$.resources.gpu.amount`); None if the whole message is wrong."""
+    """A fault. `field`: its JSON path (`$.resources.gpu.amount`), None if the whole message is wrong."""
 
     problem: str
     field: str | None
@@ -68,13 +68,13 @@ def locate(body: bytes, kind: Any, error: Exception) -> Fault:
     steps = _Search(kind, text).concrete(document, match["path"])
     if steps is None:
         return Fault(match["problem"], match["path"])
-    found = _found(document, steps)
+    value = _value_at(document, steps)
     problem = match["problem"]
     if problem.startswith("Invalid value "):  # the message has the value already
         return Fault(problem, path(steps))
     if _MISSING.match(problem):
         return Fault(problem, path(_missing(problem, steps)))
-    return Fault(f"{problem}; found {_shown(found)}" if found is not _NOTHING else problem, path(steps))
+    return Fault(f"{problem}; found {_shown(value)}" if value is not _NOTHING else problem, path(steps))
 
 
 def misnamed(message: Registration, is_name: Callable[[str], object]) -> Fault:
@@ -87,7 +87,7 @@ def misnamed(message: Registration, is_name: Callable[[str], object]) -> Fault:
     if isinstance(message, Register):
         operators = message.operators or {}
         mappings = {("resources",): message.resources or (), ("operators",): operators}
-        mappings |= {("operators", operator): wanted for operator, wanted in operators.items()}
+        mappings |= {("operators", operator): requests for operator, requests in operators.items()}
     return next(
         Fault(f"{A_NAME} as a key; found {_shown(key)}", path(steps))
         for steps, keys in mappings.items()
@@ -102,7 +102,7 @@ def _missing(problem: str, steps: tuple[Step, ...]) -> tuple[Step, ...]:
 
 
 class _Search:
-    """Finds the keys for `[...]` in a path."""
+    """Finds the keys for `[...]` in a path of a fault. `text`: msgspec's error for the whole message."""
 
     def __init__(self, kind: Any, text: str) -> None:
         self._kind = kind
@@ -122,7 +122,7 @@ class _Search:
         return steps
 
     def _guilty(self, document: Any, steps: tuple[Step, ...]) -> str | None:
-        mapping = _found(document, steps)
+        mapping = _value_at(document, steps)
         if not isinstance(mapping, dict):
             return None
         keys = list(mapping)
@@ -140,7 +140,8 @@ class _Search:
         return False
 
 
-def _found(document: Any, steps: Iterable[Step]) -> Any:
+def _value_at(document: Any, steps: Iterable[Step]) -> Any:
+    """The value at a path; `_NOTHING` if there is none."""
     for step in steps:
         try:
             document = document[step]

@@ -17,7 +17,7 @@ from msgspec import inspect
 
 from outfitter_proto.decoding.faults import Step, path
 
-MOST_TOLD = 8
+MOST_NAMED = 8
 """Most unknown fields that the warnings name; the others are counted."""
 LONGEST_PATH = 200
 UNNAMED = "unknown fields were ignored; they are not named, for many messages of this host have some"
@@ -32,7 +32,7 @@ class Known(NamedTuple):
 
 
 class Unknown(NamedTuple):
-    """An unknown field: its place, and the known names there."""
+    """An unknown field. `steps`: its path. `known`: the known names beside it."""
 
     steps: tuple[Step, ...]
     known: tuple[str, ...]
@@ -72,8 +72,8 @@ def _twin(struct: type[msgspec.Struct]) -> type[msgspec.Struct]:
 
 
 def _default(field: msgspec.structs.FieldInfo) -> Any:
-    given: dict[str, Any] = {"default": field.default, "default_factory": field.default_factory}
-    return msgspec.field(name=field.encode_name, **given)
+    defaults: dict[str, Any] = {"default": field.default, "default_factory": field.default_factory}
+    return msgspec.field(name=field.encode_name, **defaults)
 
 
 def without(body: bytes, kind: Any) -> Known:
@@ -82,12 +82,12 @@ def without(body: bytes, kind: Any) -> Known:
     Raises:
         msgspec.DecodeError, RecursionError: it is no JSON.
     """
-    found: list[Unknown] = []
+    unknown: list[Unknown] = []
     plan = _plan(kind)
-    kept = _kept(body, plan, (), found) if plan is not None else body
-    warnings = [_in_words(one) for one in found[:MOST_TOLD]]
-    if len(found) > MOST_TOLD:
-        warnings.append(f"{len(found) - MOST_TOLD} more unknown fields were ignored")
+    kept = _kept(body, plan, (), unknown) if plan is not None else body
+    warnings = [_in_words(field) for field in unknown[:MOST_NAMED]]
+    if len(unknown) > MOST_NAMED:
+        warnings.append(f"{len(unknown) - MOST_NAMED} more unknown fields were ignored")
     return Known(kept, warnings)
 
 
@@ -133,8 +133,9 @@ def _fields_of(struct: inspect.StructType) -> _Fields:
     return _Fields(dict.fromkeys(names) if struct.forbid_unknown_fields else None, plans)
 
 
-def _kept(body: bytes | msgspec.Raw, plan: _Plan, steps: tuple[Step, ...], found: list[Unknown]) -> bytes:
-    """The JSON value `body` with only the known part of its objects."""
+def _kept(body: bytes | msgspec.Raw, plan: _Plan, steps: tuple[Step, ...], unknown: list[Unknown]) -> bytes:
+    """The JSON value `body`, at the path `steps`, with only the known part of its objects. Adds the others to
+    `unknown`."""
     body = bytes(body)
     if not body.lstrip().startswith(b"{"):
         return body
@@ -145,12 +146,12 @@ def _kept(body: bytes | msgspec.Raw, plan: _Plan, steps: tuple[Step, ...], found
     else:
         known, plans = of_struct
         if known is not None and not fields.keys() <= known.keys():
-            found += [Unknown((*steps, name), tuple(known)) for name in fields if name not in known]
+            unknown += [Unknown((*steps, name), tuple(known)) for name in fields if name not in known]
             fields = {name: value for name, value in fields.items() if name in known}
         inner = {name: (plan, fields[name]) for name, plan in plans.items() if name in fields}
     for name, (plan_of_it, value) in inner.items():
         if plan_of_it is not None:
-            fields[name] = msgspec.Raw(_kept(value, plan_of_it, (*steps, name), found))
+            fields[name] = msgspec.Raw(_kept(value, plan_of_it, (*steps, name), unknown))
     return msgspec.json.encode(fields)
 
 
@@ -171,13 +172,13 @@ def _options(kind: inspect.Type) -> tuple[inspect.Type, ...]:
     return tuple(chain(*map(_options, kind.types))) if isinstance(kind, inspect.UnionType) else (kind,)
 
 
-def _in_words(one: Unknown) -> str:
+def _in_words(field: Unknown) -> str:
     from difflib import get_close_matches
 
-    where = path(one.steps)
+    where = path(field.steps)
     if len(where) > LONGEST_PATH:
         where = f"{where[:LONGEST_PATH]}…"
-    name = str(one.steps[-1])
-    near = get_close_matches(name[:64].lower(), one.known, n=1, cutoff=0.6)
-    known = f"did you mean {near[0]}?" if near else f"known there are {', '.join(one.known)}"
-    return f"unknown field {where} was ignored; {known}"
+    name = str(field.steps[-1])
+    near = get_close_matches(name[:64].lower(), field.known, n=1, cutoff=0.6)
+    hint = f"did you mean {near[0]}?" if near else f"known there are {', '.join(field.known)}"
+    return f"unknown field {where} was ignored; {hint}"

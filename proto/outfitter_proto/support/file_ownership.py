@@ -15,27 +15,27 @@ from pathlib import Path
 def doubt(path: Path) -> str | None:
     """Why another user can change the file, in words; None if none can, or if it is no regular file."""
     try:
-        found, directory = path.stat(), path.absolute().parent.stat()
+        status, directory = path.stat(), path.absolute().parent.stat()
     except (OSError, ValueError):
         return None  # opening it gives the error
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         return None
-    return _doubt(str(path), found) or _doubt(f"the directory of {path}", directory)
+    return _doubt(str(path), status) or _doubt(f"the directory of {path}", directory)
 
 
 def read_by_others(path: Path) -> str | None:
     """The warning that all users may read a file with a secret; None if they may not."""
     try:
-        found = path.stat()
+        status = path.stat()
     except (OSError, ValueError):
         return None
-    return f"everybody may read it: `chmod o-r {path}`" if found.st_mode & stat.S_IROTH else None
+    return f"everybody may read it: `chmod o-r {path}`" if status.st_mode & stat.S_IROTH else None
 
 
-def _doubt(what: str, found: os.stat_result) -> str | None:
-    if found.st_uid not in _ours():
-        return f"{what} belongs to user {found.st_uid}, who may write it"
-    if found.st_mode & stat.S_IWOTH and not (stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX):
+def _doubt(what: str, status: os.stat_result) -> str | None:
+    if status.st_uid not in _ours():
+        return f"{what} belongs to user {status.st_uid}, who may write it"
+    if status.st_mode & stat.S_IWOTH and not (stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX):
         return f"everybody may write {what}"
     return None
 

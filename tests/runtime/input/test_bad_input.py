@@ -87,7 +87,7 @@ async def test_a_wrong_field_is_named_in_the_dead_letter(serve: Serve) -> None:
 
 async def test_a_megabyte_of_garbage_is_refused_by_the_topic_or_shortened(bus: FaultyBus, serve: Serve) -> None:
     """On a topic that an administrator made with Kafka's own limit, it is a dead letter of 4 KiB."""
-    own = dict(all_topics.wanted(CLUSTER))[TOPICS.registrations]
+    own = dict(all_topics.required(CLUSTER))[TOPICS.registrations]
     config = {setting.name: setting.value for setting in own} | {"max.message.bytes": "1048588"}
     await bus.create_topics([TopicSpec(TOPICS.registrations, 1, config)])
     garbage = b"{" * 1_000_000

@@ -8,7 +8,7 @@ from outfitter_proto.bus import Bus, BusAccessError, TopicShape
 from outfitter_proto.keys import is_sweeper
 from outfitter_proto.names import topics
 from outfitter_proto.records import Checkpoint
-from outfitter_proto.topics import Difference
+from outfitter_proto.topics import TopicDifference
 from outfitter_service.runtime.changelog.growth.stock import stock
 from outfitter_service.runtime.changelog.shape import MOVING
 
@@ -19,7 +19,7 @@ _ADOPT = (
 )
 
 
-async def check(bus: Bus, cluster: str) -> list[Difference]:
+async def check(bus: Bus, cluster: str) -> list[TopicDifference]:
     """The differences between the topics and the ledger's data about them; empty if there are none, or no topics. Reads
     the whole ledger.
 
@@ -31,7 +31,7 @@ async def check(bus: Bus, cluster: str) -> list[Difference]:
     if len(shapes) < 2:
         return []
     ledger, registrations = shapes[names.allocations], shapes[names.registrations]
-    differences: list[Difference] = []
+    differences: list[TopicDifference] = []
     try:
         for partition in range(ledger.partitions):
             topic_partition = f"{names.allocations}/{partition}"
@@ -47,14 +47,14 @@ async def check(bus: Bus, cluster: str) -> list[Difference]:
         why = "it cannot be checked whether each host's records are where its manager looks for them"
         remedy = f"grant this principal Read on topic {names.allocations}: {error}"
         differences.append(
-            Difference(names.allocations, "(records)", "not shown to this principal", "shown", why, remedy, False)
+            TopicDifference(names.allocations, "(records)", "not shown to this principal", "shown", why, remedy, False)
         )
     return differences
 
 
-def _strays(topic_partition: str, hosts: list[str], partitions: int) -> Difference:
+def _strays(topic_partition: str, hosts: list[str], partitions: int) -> TopicDifference:
     shown = ", ".join(hosts[:_SHOWN]) + (f" and {len(hosts) - _SHOWN} more" if len(hosts) > _SHOWN else "")
-    return Difference(
+    return TopicDifference(
         topic_partition, "records", f"those of {shown}", f"those of hosts of this one of {partitions} partitions",
         "partitions were added, or it was restored with another number: managers look elsewhere, and would grant these "
         "hosts' devices again, so they do not start",
@@ -64,14 +64,14 @@ def _strays(topic_partition: str, hosts: list[str], partitions: int) -> Differen
 
 def _of_checkpoints(
     topic_partition: str, checkpoints: list[Checkpoint], ledger: TopicShape, registrations: TopicShape
-) -> list[Difference]:
-    differences: list[Difference] = []
+) -> list[TopicDifference]:
+    differences: list[TopicDifference] = []
     for each in checkpoints:
         where = f"{topic_partition} ({each.writer})"
         if each.partitions not in (UNSET, ledger.partitions):
             was = "being moved" if each.partitions == MOVING else str(each.partitions)
             differences.append(
-                Difference(
+                TopicDifference(
                     where, "partitions", was, str(ledger.partitions),
                     "partitions were added, and not all records are where they belong: managers do not start",
                     _growing(ledger.partitions), True,
@@ -79,7 +79,7 @@ def _of_checkpoints(
             )  # fmt: skip
         if each.ledger_id not in (UNSET, ledger.id):
             differences.append(
-                Difference(
+                TopicDifference(
                     where, "ledger", f"of topic id {each.ledger_id}", ledger.id,
                     "the topic was recreated, or restored from a copy: grants may be missing, so managers do not start",
                     _ADOPT, True,
@@ -87,7 +87,7 @@ def _of_checkpoints(
             )  # fmt: skip
         if each.input.topic_id != registrations.id:
             differences.append(
-                Difference(
+                TopicDifference(
                     where, "input", f"of topic id {each.input.topic_id}", registrations.id,
                     "the registrations topic was recreated: unanswered registrations are lost, and the new topic is "
                     "read from its beginning",
@@ -97,9 +97,9 @@ def _of_checkpoints(
     return differences
 
 
-def _deleted(topic_partition: str, checkpoints: list[Checkpoint], start: int) -> list[Difference]:
+def _deleted(topic_partition: str, checkpoints: list[Checkpoint], start: int) -> list[TopicDifference]:
     return [
-        Difference(
+        TopicDifference(
             f"{topic_partition} ({each.writer})", "start", str(start), str(each.ledger_start or 0),
             "records before it were deleted, by hand or by a cleanup.policy other than compact: grants may be missing, "
             "so managers do not start",

@@ -165,7 +165,7 @@ async def has_a_piece_of_one_record(manager: InProcessManager) -> bool:
 async def test_what_the_topics_take_is_the_bound(bus: FaultyBus, serve: Serve) -> None:
     """Nothing is ever refused by them: neither grants, nor what history and its snapshots say of those."""
     less = {"max.message.bytes": "40000"}
-    settings = {name: {one.name: one.value for one in of_topic} for name, of_topic in topics.wanted(CLUSTER).items()}
+    settings = {name: {one.name: one.value for one in of_topic} for name, of_topic in topics.required(CLUSTER).items()}
     await bus.create_topics([TopicSpec(name, 1, config | less, 1) for name, config in settings.items()])
     pace = Pace(interval=timedelta(seconds=0.1), between_bytes=1)
     async with serve(static(1700), limits=Limits(lease_grace_s=0.1, history=pace)) as manager:

@@ -11,7 +11,7 @@ from outfitter_service.query.errors import OutfitterCliError, warn
 
 if TYPE_CHECKING:
     from outfitter_proto.bus import Bus
-    from outfitter_proto.topics import Difference
+    from outfitter_proto.topics import TopicDifference
     from outfitter_service.config import Connection
 
 LOCAL_PARTITIONS = 1
@@ -51,7 +51,7 @@ def create(where: Connection, /, partitions: int | None, replication: int | None
 
     from outfitter_service.query import ledger_view
 
-    async def connected() -> tuple[list[str], list[Difference]]:
+    async def connected() -> tuple[list[str], list[TopicDifference]]:
         async with ledger_view.opened(where, create=True) as bus:
             return await make(bus, where, partitions, replication)
 
@@ -85,7 +85,7 @@ def check(where: Connection, /, as_json: bool) -> int:
     from outfitter_service.cli._lib import ledger_location
     from outfitter_service.query import ledger_view
 
-    async def compare() -> list[Difference]:
+    async def compare() -> list[TopicDifference]:
         try:
             async with ledger_view.opened(where) as bus:
                 differences = await requirements.check(bus, where.cluster, history=where.history)
@@ -148,13 +148,13 @@ def grow(where: Connection, /, partitions: int, force: bool, as_json: bool) -> N
             )
 
 
-def _headline(item: Difference) -> str:
+def _headline(item: TopicDifference) -> str:
     return f"{item.topic}: {item.setting} is {item.found}, {'must' if item.fatal else 'should'} be {item.wanted}"
 
 
 async def make(
     bus: Bus, where: Connection, partitions: int | None, replication: int | None
-) -> tuple[list[str], list[Difference]]:
+) -> tuple[list[str], list[TopicDifference]]:
     """Create the missing topics; return their names and all differences.
 
     Raises:
