@@ -187,7 +187,7 @@ class Waits(Collector):
         yield family
 
 
-class _Refusals(Collector):
+class _LoginRefusals(Collector):
     def __init__(self, count: Callable[[], int]) -> None:
         self._count = count
 
@@ -288,7 +288,7 @@ class Metrics:
 
     def count_refusals(self, count: Callable[[], int]) -> None:
         """Register the counter of refused connections; called once."""
-        self.registry.register(_Refusals(count))
+        self.registry.register(_LoginRefusals(count))
 
     def exposition(self) -> bytes:
         """The text that Prometheus scrapes (`CONTENT_TYPE`)."""

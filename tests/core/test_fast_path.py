@@ -1,4 +1,4 @@
-"""The short way of a plain grant says what the steps come to. Every message of every other core test is held against
+"""The short way of a fast grant says what the steps come to. Every message of every other core test is held against
 that as well (support/core/core_driver.py and support/core/world.py)."""
 
 from copy import deepcopy

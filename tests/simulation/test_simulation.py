@@ -30,7 +30,7 @@ QUICKLY_FOUND = (
     "another-request",
     "deregister-the-eldest",
     "released-as-configured",
-    "plain-grants-not-measured",
+    "fast-grants-not-measured",
     "lost-input-from-the-end",
     "nobodys-passed-over",
     "any-input",

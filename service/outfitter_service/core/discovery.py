@@ -15,9 +15,9 @@ from outfitter_service.core.placement import policy
 from outfitter_service.core.state import held_back_devices
 from outfitter_service.core.state.host_state import HostState, QueueEntry
 from outfitter_service.core.state.infos import other_names
-from outfitter_service.core.state.inventory import Inventory
 from outfitter_service.core.state.ledger import PutRecord, SetInventory, SetScan
 from outfitter_service.core.state.overlay import HostOverlay
+from outfitter_service.core.state.resource_state import ResourceState
 from outfitter_service.core.state.sizes import FullError, OversizeError
 from outfitter_service.core.states import PENDING, RELEASING, Step
 
@@ -33,7 +33,7 @@ def report(builder: DecisionBuilder, event: m.DriverReport) -> None:
         return
     overlay = builder.overlay(event.host)
     before = overlay.inventory(event.resource)
-    others: dict[str, Inventory] = {}
+    others: dict[str, ResourceState] = {}
     if event.failure is not None:
         failure = _failure_now(builder, overlay, event, before.healthy)
         inventory = structs.replace(before, failure=failure, asking=0, is_retry_due=False)
@@ -51,11 +51,11 @@ def report(builder: DecisionBuilder, event: m.DriverReport) -> None:
 
 
 def _reported(
-    builder: DecisionBuilder, overlay: HostOverlay, event: m.DriverReport, before: Inventory
-) -> tuple[Inventory, dict[str, Inventory]]:
+    builder: DecisionBuilder, overlay: HostOverlay, event: m.DriverReport, before: ResourceState
+) -> tuple[ResourceState, dict[str, ResourceState]]:
     """The resource's inventory after a report, and those of other resources that change with it."""
     host_state, specs = overlay.host_state, builder.rules.specs
-    inventory = Inventory.of(event.devices, asked=max(event.asked, before.asking))
+    inventory = ResourceState.of(event.devices, asked=max(event.asked, before.asking))
     if inventory.as_reported == before.as_reported:
         # the very same tuples, so that the host's state keeps its indexes
         inventory = structs.replace(
@@ -74,7 +74,7 @@ def _reported(
 def _put_inventories(
     builder: DecisionBuilder,
     host_state: HostState,
-    inventories: dict[str, Inventory],
+    inventories: dict[str, ResourceState],
     waiters: Sequence[QueueEntry] | None,
 ) -> None:
     """Put inventories, and have the queue evaluated again from the first of `waiters` on."""
@@ -129,7 +129,7 @@ def _is_for_now(spec: m.ResourceSpec, failure: m.DriverFailure) -> bool:
     return not failure.permanent or spec.on_failure == m.OnFailure.WAIT
 
 
-def _still_linked(host_state: HostState, resource: str, inventory: Inventory) -> tuple[tuple[str, ...], ...]:
+def _still_linked(host_state: HostState, resource: str, inventory: ResourceState) -> tuple[tuple[str, ...], ...]:
     """Names that the driver no longer connects, of held devices whose records lack some of them. Connected names stay
     connected while anybody holds the device."""
     groups = [tuple(names) for names in host_state.connected(resource) if len(names) > 1]
@@ -165,7 +165,7 @@ def _aliases_now(host_state: HostState, record: Allocation) -> dict[str, list[st
     return aliases or UNSET
 
 
-def _says_the_same(one: Inventory, other: Inventory) -> bool:
+def _says_the_same(one: ResourceState, other: ResourceState) -> bool:
     """Whether two inventories serve the same requests."""
     if one.reported != other.reported or one.failure != other.failure or one.linked != other.linked:
         return False

@@ -1,4 +1,4 @@
-"""The fast path of a plain grant: a new worker wants one exclusive resource, enough is free, and nobody waits for it.
+"""The fast path of a fast grant: a new worker wants one exclusive resource, enough is free, and nobody waits for it.
 
 Nearly every registration is one. The fast path makes its record, and its change of the ledger (`Ledger.grant`), in half
 the time of the steps in `decide_in_full`. Everything else takes those steps. Property tests compare the two ways.
@@ -46,7 +46,7 @@ _BLANK = Allocation(
 
 @final
 class FastGrant(Struct, frozen=True, gc=False):
-    """A decision that is one plain grant: the record, its key, and the canonical names of its devices. Its lease starts
+    """A decision that is one fast grant: the record, its key, and the canonical names of its devices. Its lease starts
     with it."""
 
     key: AllocationKey
@@ -70,7 +70,7 @@ class FastGrant(Struct, frozen=True, gc=False):
 
 
 def grant(ledger: Ledger, rules: Rules, event: m.Incoming, now: datetime) -> FastGrant | None:
-    """The plain grant that answers a message, or None: the message needs the steps of `decide_in_full`."""
+    """The fast grant that answers a message, or None: the message needs the steps of `decide_in_full`."""
     message = event.message
     if type(message) is not Register or event.warnings:
         return None

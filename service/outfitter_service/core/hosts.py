@@ -14,13 +14,13 @@ from outfitter_service.core.decision import Rules
 from outfitter_service.core.model import KnownDevice, ResourceSpec, SpecState
 from outfitter_service.core.state.held_back_devices import names_to_keep
 from outfitter_service.core.state.infos import info
-from outfitter_service.core.state.inventory import Inventory
+from outfitter_service.core.state.resource_state import ResourceState
 
 MAX_KNOWN_NAMES = 1024
 """Most names of known devices in a host's record while others are held back. After a restart, more count as new."""
 
 
-def host_record(before: Host, rules: Rules, inventories: Mapping[str, Inventory], now: datetime) -> Host | None:
+def host_record(before: Host, rules: Rules, inventories: Mapping[str, ResourceState], now: datetime) -> Host | None:
     """The host's record with its current inventories, or None if nothing has changed."""
     resources = {
         name: _inventory(spec, inventories.get(name), before.resources.get(name)) for name, spec in rules.specs.items()
@@ -61,7 +61,9 @@ def _shorter(inventory: ResourceInventory) -> ResourceInventory | None:
     return None
 
 
-def _inventory(spec: ResourceSpec, inventory: Inventory | None, before: ResourceInventory | None) -> ResourceInventory:
+def _inventory(
+    spec: ResourceSpec, inventory: ResourceState | None, before: ResourceInventory | None
+) -> ResourceInventory:
     sharing = "shared" if spec.shared else "exclusive"
     if spec.state != SpecState.OK:
         return ResourceInventory(
@@ -95,7 +97,7 @@ def _inventory(spec: ResourceSpec, inventory: Inventory | None, before: Resource
     )
 
 
-def _names(inventory: Inventory | None, before: ResourceInventory | None) -> list[list[str]] | UnsetType:
+def _names(inventory: ResourceState | None, before: ResourceInventory | None) -> list[list[str]] | UnsetType:
     """The names of devices that have several. They stay as recorded until the driver's first report: after a restart,
     other resources may show devices that only this driver knows to be the same."""
     if inventory is None or not inventory.reported:
@@ -103,7 +105,9 @@ def _names(inventory: Inventory | None, before: ResourceInventory | None) -> lis
     return [list(names) for names in inventory.names[:MAX_LISTED_DEVICES]] or UNSET
 
 
-def _known(spec: ResourceSpec, inventory: Inventory | None, before: ResourceInventory | None) -> list[str] | UnsetType:
+def _known(
+    spec: ResourceSpec, inventory: ResourceState | None, before: ResourceInventory | None
+) -> list[str] | UnsetType:
     """The names of known devices, if they differ from the listed ones."""
     if inventory is None or not inventory.reported:
         return names_to_keep(spec, before)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from outfitter_proto.records import MAX_REASON
 from outfitter_service.core.model import ResourceSpec, SpecState
-from outfitter_service.core.state.inventory import Inventory
+from outfitter_service.core.state.resource_state import ResourceState
 
 NAMED_DEVICES = 8
 """Most devices that a reason names."""
@@ -74,18 +74,18 @@ def driver_failed(spec: ResourceSpec, reason: str) -> str:
     return f"the driver of {spec.name} failed: {reason}"
 
 
-def too_few(spec: ResourceSpec, amount: int, inventory: Inventory) -> str:
+def too_few(spec: ResourceSpec, amount: int, inventory: ResourceState) -> str:
     return f"{amount} {spec.name} requested, {len(inventory.devices)} discovered"
 
 
-def held_back(inventory: Inventory) -> str:
+def held_back(inventory: ResourceState) -> str:
     """How many devices of a resource are held back, and why."""
     if not inventory.held_back:
         return ""
     return f"; {len(inventory.held_back)} held back: {inventory.suspect} and may be one of these devices"
 
 
-def too_ill(spec: ResourceSpec, amount: int, inventory: Inventory) -> str:
+def too_ill(spec: ResourceSpec, amount: int, inventory: ResourceState) -> str:
     return (
         f"{amount} {spec.name} requested, {inventory.healthy} of {len(inventory.devices)} healthy; "
         f"granted when enough are healthy again{held_back(inventory)}"
@@ -117,7 +117,7 @@ def _devices(count: int) -> str:
     return "1 device" if count == 1 else f"{count} devices"
 
 
-def busy(spec: ResourceSpec, amount: int, free: int, inventory: Inventory) -> str:
+def busy(spec: ResourceSpec, amount: int, free: int, inventory: ResourceState) -> str:
     text = f"waits for {amount} {spec.name}: {free} of {len(inventory.devices)} free{held_back(inventory)}"
     return f"{text}; {spec.hint}" if spec.hint else text
 

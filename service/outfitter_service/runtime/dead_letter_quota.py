@@ -66,7 +66,7 @@ class DeadLetterQuota:
         self.spent: set[Payer] = set()
         """The owners with nothing left now."""
 
-    def take(self, payer: Payer) -> bool:
+    def use(self, payer: Payer) -> bool:
         """Whether one more letter may be written now."""
         window = self._windows.get(payer)
         if window is None:

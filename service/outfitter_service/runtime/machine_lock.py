@@ -48,7 +48,7 @@ class ManagerExistsError(RuntimeError):
     """Another manager serves this host on this machine."""
 
 
-class Holder(Struct, frozen=True):
+class LockHolder(Struct, frozen=True):
     """Who holds a lock: the user (`uid`) and the process (`pid`), None if the kernel does not tell."""
 
     uid: int | None = None
@@ -110,27 +110,27 @@ def socket_name(host: str) -> str:
     return name if len(name) <= 107 else f"\0outfitter-manager/sha256/{_digest(host)}"
 
 
-def holder_of(name: str) -> Holder:
+def holder_of(name: str) -> LockHolder:
     """The holder of the abstract Unix socket `name`: its user by sock_diag(7), its process if /proc shows it."""
     with suppress(OSError, struct.error):
         for inode, uid in _unix_sockets(name.encode()):
             peer = _peer(name)
-            return Holder(uid, peer.pid if peer.uid == uid else _process_with(inode))
-    return Holder()
+            return LockHolder(uid, peer.pid if peer.uid == uid else _process_with(inode))
+    return LockHolder()
 
 
-def _peer(name: str) -> Holder:
+def _peer(name: str) -> LockHolder:
     """The process behind a second socket of the same name, by which the holder names itself (SO_PEERCRED of
     unix(7))."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as peer, suppress(OSError):
         peer.setblocking(False)
         peer.connect(name)
         pid, uid, _ = struct.unpack("=3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-        return Holder(uid, pid)
-    return Holder()
+        return LockHolder(uid, pid)
+    return LockHolder()
 
 
-def _refusal(host: str, holder: Holder) -> str:
+def _refusal(host: str, holder: LockHolder) -> str:
     return (
         f"another manager on this machine already serves host {host!r} (perhaps on another bus): {holder} holds its "
         "lock; stop it first, or give this one another --host"
@@ -159,7 +159,7 @@ def _file(directory: Path, host: str) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             text = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
-            holder = Holder(os.fstat(descriptor).st_uid, int(text) if text.isascii() and text.isdigit() else None)
+            holder = LockHolder(os.fstat(descriptor).st_uid, int(text) if text.isascii() and text.isdigit() else None)
             raise ManagerExistsError(_refusal(host, holder)) from error
         os.truncate(descriptor, 0)
         os.pwrite(descriptor, b"%d\n" % os.getpid(), 0)

@@ -6,8 +6,8 @@ from msgspec import UNSET
 from outfitter.session import status
 from outfitter_proto.records import Health
 from outfitter_service.core import model as m
-from outfitter_service.core.state.inventory import Inventory
 from outfitter_service.core.state.ledger import SetInventory
+from outfitter_service.core.state.resource_state import ResourceState
 from support.core.core_driver import CoreDriver, asks, device, ill
 from support.core.decided import change_all
 
@@ -200,7 +200,7 @@ def test_a_driver_that_failed_for_good_fails_the_worker_or_gives_no_infos_or_is_
 def test_many_resources_that_fail_with_no_info_cost_no_recursion() -> None:
     names = [f"r{i}" for i in range(2000)]
     core = CoreDriver(*[m.ResourceSpec(name=name, amount=1, on_failure=m.OnFailure.NO_INFO) for name in names])
-    gone = Inventory(failure=m.DriverFailure(reason="gone", permanent=True))
+    gone = ResourceState(failure=m.DriverFailure(reason="gone", permanent=True))
     change_all(core.ledger, [SetInventory("h", name, gone) for name in names])
     record = core.register("w")
     assert (record.state, len(record.unavailable)) == ("allocated", 2000)

@@ -364,7 +364,7 @@ def test_a_report_of_more_devices_asks_for_no_holders_while_nobodys_device_is_mi
 ) -> None:
     """A host may have 10,000 holders, and one who plugs devices in must not stop it."""
     core = lent()
-    monkeypatch.setattr(held_back_devices, "_HostView", None)
+    monkeypatch.setattr(held_back_devices, "_HeldBackCheck", None)
     core.report("gpu:0", "gpu:1", "gpu:2")
     assert healths(core) == {"gpu:0": "healthy", "gpu:1": "healthy", "gpu:2": "healthy"}
 

@@ -13,7 +13,7 @@ from outfitter_proto.records import Allocation, Health, Host, ManagerIdentity, R
 from outfitter_service.core import model as m
 from outfitter_service.core.decide import Decision, Rules
 from outfitter_service.core.hosts import host_record
-from outfitter_service.core.state.inventory import Inventory
+from outfitter_service.core.state.resource_state import ResourceState
 from outfitter_service.core.state.sizes import LONGEST_REASON, REQUEST_BYTES
 from support.core.core_driver import HOST, START, CoreDriver, asks, specs
 from support.core.world import written
@@ -160,14 +160,14 @@ def test_whoever_could_not_wait_beside_a_record_of_its_own_is_told_so(core: Core
 # --- hosts ---------------------------------------------------------------------------------------------
 
 
-def host_of(inventories: dict[str, Inventory], most: int) -> Host | None:
+def host_of(inventories: dict[str, ResourceState], most: int) -> Host | None:
     before = Host(host=HOST, manager=ManagerIdentity(instance="i", version="0", since=START), since=START)
     rules = Rules(writer="w", specs=specs(*[m.ResourceSpec(name=name) for name in inventories]), max_bytes=most)
     return host_record(before, rules, inventories, START)
 
 
 def test_a_hosts_record_lists_fewer_devices_of_what_takes_most_and_counts_all() -> None:
-    inventories = {"small": Inventory.of(tuple(devices(3))), "large": Inventory.of(tuple(devices(300)))}
+    inventories = {"small": ResourceState.of(tuple(devices(3))), "large": ResourceState.of(tuple(devices(300)))}
     record = host_of(inventories, MOST)
     assert record is not None
     told = record.resources
@@ -185,7 +185,7 @@ def test_a_hosts_record_lists_fewer_devices_of_what_takes_most_and_counts_all() 
 def test_a_hosts_record_always_fits(counts: list[int], note: int, failure: bool, most: int) -> None:
     failed = m.DriverFailure(reason="x" * 500) if failure else None
     inventories = {
-        f"r{number}": Inventory(devices=tuple(devices(count, "n" * note)), failure=failed, reported=True)
+        f"r{number}": ResourceState(devices=tuple(devices(count, "n" * note)), failure=failed, reported=True)
         for number, count in enumerate(counts)
     }
     record = host_of(inventories, most)

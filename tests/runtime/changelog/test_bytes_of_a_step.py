@@ -103,7 +103,7 @@ class Writing:
             assignment_of(bus), grace_s=2.0, default_lease_s=30.0, wake=lambda: None, clock=Midnight()
         )
         found.renew(self.batch.effects.renewed)
-        found.follow(self.batch.effects.allocations)
+        found.apply_committed(self.batch.effects.allocations)
         return {key: found.leases.deadline(key) for key in self.batch.effects.allocations if key in found.leases}
 
     def commit(self) -> tuple[dict[str, list[Entry]], Checkpoint]:
@@ -192,7 +192,7 @@ def test_each_step_of_one_batch_tells_the_record_as_it_was_then() -> None:
     assert [entry.key for entry in written[NAMES.allocations]] == [b"h/w/1", b"@checkpoint/host/h"]
 
 
-@pytest.mark.parametrize("short", [True, False], ids=["a plain grant", "steps"])
+@pytest.mark.parametrize("short", [True, False], ids=["a fast grant", "steps"])
 def test_a_record_that_is_forgotten_and_made_anew_in_one_commit_is_another_one(*, short: bool) -> None:
     """Found by the simulation: it looked as if the old one answered another registration now."""
     writing = Writing()

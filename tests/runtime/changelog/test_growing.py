@@ -20,7 +20,7 @@ from outfitter_service.cli._lib import ledger_location
 from outfitter_service.metrics import Metrics
 from outfitter_service.runtime.changelog.growth import growing_ledger
 from outfitter_service.runtime.changelog.growth.grow import Grown, grow
-from outfitter_service.runtime.changelog.growth.stock import CannotGrowError
+from outfitter_service.runtime.changelog.growth.partition_contents import CannotGrowError
 from outfitter_service.runtime.changelog.shape import TopicsChangedError
 from outfitter_service.runtime.identity import host_identity, of_partition, replica_identity
 from outfitter_service.runtime.input.scope import PartitionScope

@@ -89,7 +89,7 @@ class Partition:
     def turn(self) -> None:
         work = self.works[-1]
         if self.input_reader.messages:
-            work.decide_in_turn(self.input_reader.take(), SCOPE, BATCH_LIMITS)
+            work.decide_in_turn(self.input_reader.pop(), SCOPE, BATCH_LIMITS)
 
     def seal(self) -> None:
         if len(self.works) == 1:

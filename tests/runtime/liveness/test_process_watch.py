@@ -194,13 +194,13 @@ async def test_processes_beyond_the_descriptors_are_looked_at_in_turns(
     last = crowd[-1]
     last.kill()
     last.wait()
-    watching.look()
+    watching.poll()
     assert sorted(key for key, _ in died) == [str(last.pid), f"{last.pid} once more"]
     assert (len(watching), watching.polled) == (4, 2)
     # where descriptors are free again, they are used
     for key in (str(crowd[0].pid), f"{crowd[0].pid} once more"):
         watching.forget(key)
-    watching.look()
+    watching.poll()
     assert (len(watching), watching.polled, pidfds() - before) == (3, 1, 2)
     watching.close()
     assert (pidfds() - before, watching.unsettled) == (0, False)
@@ -212,10 +212,10 @@ async def test_a_pid_that_was_given_away_between_two_looks_means_that_the_owner_
     monkeypatch.setattr(descriptors, "for_owners", lambda: 0)
     watching, died = watch()
     watching.watch("k", owner_of(crowd[0].pid))
-    watching.look()
+    watching.poll()
     assert died == []
     monkeypatch.setattr(process_table, "read_start_ticks", lambda _: 2**40)
-    watching.look()
+    watching.poll()
     assert [key for key, _ in died] == ["k"]
 
 
@@ -231,10 +231,10 @@ async def test_what_cannot_be_looked_at_for_want_of_descriptors_is_tried_again(
         patched.setattr(os, "pidfd_open", refuse)
         assert not any(watching.watch(str(each.pid), owner_of(each.pid)) for each in crowd)
         assert watching.unwatched() == {Unwatched.DESCRIPTORS: 5}
-        assert watching.look() == []
+        assert watching.poll() == []
     crowd[0].kill()
     crowd[0].wait()
-    assert sorted(watching.look()) == sorted(str(each.pid) for each in crowd)
+    assert sorted(watching.poll()) == sorted(str(each.pid) for each in crowd)
     assert ([key for key, _ in died], len(watching), watching.unwatched()) == ([str(crowd[0].pid)], 4, {})
     watching.close()
 

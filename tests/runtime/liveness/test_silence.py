@@ -265,7 +265,7 @@ async def test_whose_record_is_gone_after_a_restart_has_a_whole_lease_when_it_co
     await tracker.liveness.restart(ledger_of(record("x")), None)
     assert tracker.liveness.leases.keys() == {"h/x/1"}
     tracker.clock.now += 11
-    tracker.liveness.follow({"h/w/1": record("w", offset=1)})
+    tracker.liveness.apply_committed({"h/w/1": record("w", offset=1)})
     assert tracker.liveness.leases.deadline("h/w/1") == tracker.clock.now + 12
 
 

@@ -103,7 +103,7 @@ async def test_a_stop_during_a_commit_still_says_so_in_the_ledger(bus: FaultyBus
         await in_process.until(lambda records: records["@host/h"]["resources"]["gpu"]["devices"])
 
         async def stop(point: str) -> None:
-            if point == "commit:before" and not in_process.processor._stop.asked:
+            if point == "commit:before" and not in_process.processor._stop.requested:
                 in_process.processor.stop()
 
         bus.script = stop

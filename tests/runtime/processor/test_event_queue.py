@@ -53,7 +53,7 @@ def test_an_event_that_is_its_own_follow_up_comes_again_once_if_its_commit_faile
     event_queue = EventQueue(Clock(), Wakeup())
     event, other = m.Reschedule(host="h"), m.Reschedule(host="i")
     event_queue.extend([event, other])
-    assert event_queue.take() is event
+    assert event_queue.pop() is event
     if sealed:
         event_queue.extend([event])
     event_queue.give_back([event], but=[event])

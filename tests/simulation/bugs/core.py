@@ -177,8 +177,8 @@ BUGS: tuple[Bug, ...] = (
         patches=lambda: patch.object(DecisionBuilder, "_measured", _unmeasured),
     ),
     Bug(
-        name="plain-grants-not-measured",
-        what="plain grants are taken for small, whatever their devices say of themselves",
+        name="fast-grants-not-measured",
+        what="fast grants are taken for small, whatever their devices say of themselves",
         within=100,
         patches=lambda: patch.object(fast_path, "REQUEST_BYTES", -math.inf),
     ),

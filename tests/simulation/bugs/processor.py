@@ -41,7 +41,7 @@ def _ahead_whatever_came_of_it() -> Iterator[None]:
     take_back = CommitLoop._take_back
 
     def keep_ahead(self: CommitLoop, *works: PendingCommit) -> None:
-        self._taken.cursor.ahead = dict(self._open.ahead)
+        self._tenure.cursor.ahead = dict(self._open.ahead)
         take_back(self, *works)
 
     with patch.object(CommitLoop, "_take_back", keep_ahead):

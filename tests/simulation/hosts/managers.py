@@ -180,7 +180,7 @@ class HostManager(Manager):
             limits=job.limits,
             instruments=instruments,
             drivers=self._pool,
-            owner_watch=lambda **options: host.owners.watch(self.process, options["died"]),
+            make_process_watch=lambda **options: host.owners.watch(self.process, options["died"]),
         )
 
         self._sweeper = (

@@ -13,7 +13,7 @@ from outfitter_service.core.state.ledger import _key as changed_key
 
 
 def decision_of(decided: Decision | FastGrant) -> Decision:
-    """A plain grant as the decision that the steps come to."""
+    """A fast grant as the decision that the steps come to."""
     if isinstance(decided, Decision):
         return decided
     key = decided.key

@@ -5,7 +5,7 @@ from __future__ import annotations
 from outfitter_drivers.api import ExternalResourceDriver
 from outfitter_service.config import ConfigurationError, ResourceConfig, inspect
 from outfitter_service.query.errors import warn
-from outfitter_service.runtime.drivers.building import build, told
+from outfitter_service.runtime.drivers.building import build, build_error_text
 
 
 def configured(path: str | None) -> tuple[ResourceConfig, ...]:
@@ -30,5 +30,5 @@ def driver_of(config: ResourceConfig) -> ExternalResourceDriver | None:
     try:
         return build(config, lambda _: None)
     except Exception as error:  # noqa: BLE001 - foreign code: any error concerns this resource only
-        warn(f"resource {config.name} is not in the request unless its key is configured: {told(error)}")
+        warn(f"resource {config.name} is not in the request unless its key is configured: {build_error_text(error)}")
         return None

@@ -14,7 +14,7 @@ from outfitter_drivers.api import NotOnThisMachineError
 from outfitter_drivers.settings import SettingError
 from outfitter_service.config import Inspection, Problem, ResourceConfig, Settings, Severity
 from outfitter_service.core.model import SpecState
-from outfitter_service.runtime.drivers.building import UnservableDriverError, build_served, told
+from outfitter_service.runtime.drivers.building import UnservableDriverError, build_error_text, build_served
 
 
 def driver_problems(configuration: Settings | Inspection | None) -> Iterator[Problem]:
@@ -61,12 +61,12 @@ def _key(config: ResourceConfig, error: Exception) -> str | None:
     """The configured setting that an error is about: a `SettingError` says it, other messages begin with it."""
     if isinstance(error, UnservableDriverError):
         return None
-    key = error.key if isinstance(error, SettingError) else told(error).partition(" ")[0].removesuffix(":")
+    key = error.key if isinstance(error, SettingError) else build_error_text(error).partition(" ")[0].removesuffix(":")
     return key if key in config.params else None
 
 
 def _about(config: ResourceConfig, origins: Mapping[str, str], error: Exception, severity: Severity) -> Problem:
-    words, suggestion = told(error), None
+    words, suggestion = build_error_text(error), None
     if isinstance(error, SettingError) and error.suggestion is not None:
         words = f"{error.key} {error.problem}"
         suggestion = f"did you mean {config.key('param.')}{error.suggestion}?"

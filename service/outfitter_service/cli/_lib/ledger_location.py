@@ -9,7 +9,7 @@ from outfitter_proto.keys import is_sweeper
 from outfitter_proto.names import topics
 from outfitter_proto.records import Checkpoint
 from outfitter_proto.topics import TopicDifference
-from outfitter_service.runtime.changelog.growth.stock import stock
+from outfitter_service.runtime.changelog.growth.partition_contents import read_contents
 from outfitter_service.runtime.changelog.shape import MOVING
 
 _SHOWN = 3
@@ -35,10 +35,10 @@ async def check(bus: Bus, cluster: str) -> list[TopicDifference]:
     try:
         for partition in range(ledger.partitions):
             topic_partition = f"{names.allocations}/{partition}"
-            stocked = await stock(bus, names.allocations, partition, ledger.partitions)
-            if stocked.strays:
-                differences.append(_strays(topic_partition, list(stocked.strays), ledger.partitions))
-            own = [checkpoint for checkpoint in stocked.checkpoints.values() if not is_sweeper(checkpoint.writer)]
+            contents = await read_contents(bus, names.allocations, partition, ledger.partitions)
+            if contents.strays:
+                differences.append(_strays(topic_partition, list(contents.strays), ledger.partitions))
+            own = [checkpoint for checkpoint in contents.checkpoints.values() if not is_sweeper(checkpoint.writer)]
             differences += _of_checkpoints(topic_partition, own, ledger, registrations)
             if not bus.local:
                 start, _ = await bus.offsets(names.allocations, partition)

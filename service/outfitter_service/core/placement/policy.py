@@ -17,8 +17,8 @@ from outfitter_service.core.model import Devices, KnownDevice, OnFailure, Resour
 from outfitter_service.core.placement.shared_devices import DeviceChoice
 from outfitter_service.core.state import matching
 from outfitter_service.core.state.infos import grant_infos
-from outfitter_service.core.state.inventory import Inventory
 from outfitter_service.core.state.overlay import HostOverlay
+from outfitter_service.core.state.resource_state import ResourceState
 
 _HEALTHY = Health.HEALTHY
 _OK = SpecState.OK
@@ -116,7 +116,7 @@ def infeasibility(
     return obstacle
 
 
-def _obstacle(overlay: HostOverlay, spec: ResourceSpec, amount: int, inventory: Inventory) -> Infeasibility | None:
+def _obstacle(overlay: HostOverlay, spec: ResourceSpec, amount: int, inventory: ResourceState) -> Infeasibility | None:
     name = spec.name
     if spec.state != _OK:
         return Infeasibility(ReasonCode(spec.state), reasons.not_in_effect(spec), name, final=True)
@@ -182,7 +182,7 @@ def rival_amount(
     )
 
 
-def _is_settled(inventory: Inventory, amount: int) -> bool:
+def _is_settled(inventory: ResourceState, amount: int) -> bool:
     """Whether the driver has answered a request for that amount."""
     failure = inventory.failure
     return inventory.reported and not inventory.asking and (failure is None or amount < failure.at_least)
@@ -227,7 +227,7 @@ def _ids(overlay: HostOverlay, resources: Iterable[str]) -> list[str]:
     return list(ids.values())
 
 
-def may_name_more(overlay: HostOverlay, spec: ResourceSpec, amount: int, inventory: Inventory) -> bool:
+def may_name_more(overlay: HostOverlay, spec: ResourceSpec, amount: int, inventory: ResourceState) -> bool:
     """Whether an on-demand driver may name more devices: it named all that it was asked for, and was not yet asked for
     the held ones and `amount` more."""
     if inventory.asking or (inventory.failure is not None and amount >= inventory.failure.at_least):

@@ -43,7 +43,7 @@ class DeviceChoice:
 
     def _match(self, wanted: Mapping[str, int]) -> Devices | None:
         candidates = {resource: [*self._left(resource)] for resource in wanted}
-        viewers: dict[CanonicalName, matching.Viewers] = {}
+        viewers: dict[CanonicalName, matching.ResourceSet] = {}
         for resource, devices in candidates.items():
             for name in {self._canonical(device.id): None for device in devices}:
                 viewers[name] = (*viewers.get(name, ()), resource)

@@ -17,13 +17,13 @@ from outfitter_proto.records import ResourceInventory
 from outfitter_service.core.model import KnownDevice, ResourceSpec, SpecState
 from outfitter_service.core.state.device_names import CanonicalName, one_name_each
 from outfitter_service.core.state.host_state import HostState
-from outfitter_service.core.state.inventory import Inventory, Suspect
+from outfitter_service.core.state.resource_state import ResourceState, Suspect
 
 Specs = Mapping[str, ResourceSpec]
-Inventories = Mapping[str, Inventory]
+Inventories = Mapping[str, ResourceState]
 
 
-class _Held(Struct, frozen=True, gc=False):
+class _HeldDevice(Struct, frozen=True, gc=False):
     """A device that the record under `key` holds: resource and id of its grant, and its canonical names. `alone`: the
     record holds it exclusively."""
 
@@ -58,7 +58,9 @@ def names_to_keep(spec: ResourceSpec, recorded: ResourceInventory | None) -> lis
     return UNSET
 
 
-def with_known_names(host_state: HostState, spec: ResourceSpec, before: Inventory, report: Inventory) -> Inventory:
+def with_known_names(
+    host_state: HostState, spec: ResourceSpec, before: ResourceState, report: ResourceState
+) -> ResourceState:
     """A driver's report, with the earlier names of its resource if some of its devices may be known under other names.
 
     An on-demand driver names more devices whenever it is asked for more. They count as new only if the driver is new.
@@ -79,20 +81,20 @@ def with_known_names(host_state: HostState, spec: ResourceSpec, before: Inventor
     return structs.replace(report, known=known)
 
 
-def reassessed(host_state: HostState, specs: Specs, inventories: Inventories) -> dict[str, Inventory]:
+def reassessed(host_state: HostState, specs: Specs, inventories: Inventories) -> dict[str, ResourceState]:
     """The inventories of a host whose held-back devices change, the latest report included."""
     unsettled = [name for name, inventory in inventories.items() if inventory.known is not None and name in specs]
     if not unsettled:
         return {}
     if host_state.live:
-        view = _HostView(host_state, specs, inventories)
+        view = _HeldBackCheck(host_state, specs, inventories)
         new = {name: view.reassessed(name) for name in unsettled}
     else:  # nobody holds a device: spare the look at all names of all inventories
         new = {name: inventories[name].with_all_known() for name in unsettled}
     return {name: inventory for name, inventory in new.items() if inventory != inventories[name]}
 
 
-class _HostView:
+class _HeldBackCheck:
     """A host's holders and inventories at one moment, and which devices of a resource they hold back."""
 
     def __init__(self, host_state: HostState, specs: Specs, inventories: Inventories) -> None:
@@ -108,14 +110,14 @@ class _HostView:
         reported = {self._name(device) for inventory in inventories.values() for device in inventory.as_reported}
         self._missing = [held for held in self._held if self._is_missing(held, reported)]
 
-    def _holders(self) -> Iterator[_Held]:
+    def _holders(self) -> Iterator[_HeldDevice]:
         for key, record in sorted(self._host_state.live.items()):
             aliases = record.aliases or {}
             for resource, infos in record.resources.items():
                 alone = resource not in record.shared
                 for info in infos:
                     names = [self._canonical(name) for name in (info["id"], *aliases.get(info["id"], ()))]
-                    yield _Held(key, resource, info["id"], frozenset(names), alone)
+                    yield _HeldDevice(key, resource, info["id"], frozenset(names), alone)
 
     def _name(self, device: KnownDevice) -> CanonicalName:
         return self._canonical(device.id)
@@ -123,7 +125,7 @@ class _HostView:
     def _canonical(self, name: str) -> CanonicalName:
         return CanonicalName(self._same.get(name, name))
 
-    def _is_missing(self, held: _Held, reported: set[CanonicalName]) -> bool:
+    def _is_missing(self, held: _HeldDevice, reported: set[CanonicalName]) -> bool:
         """Whether no driver reports the device, and no on-demand driver may name it when it is asked again."""
         if not held.names.isdisjoint(reported):
             return False
@@ -137,7 +139,7 @@ class _HostView:
         recorded = host.resources.get(held.resource) if host is not None else None
         return recorded is None or recorded.on_demand is UNSET or recorded.known == []
 
-    def reassessed(self, resource: str) -> Inventory:
+    def reassessed(self, resource: str) -> ResourceState:
         """The resource's inventory with the devices that must be held back now."""
         spec, inventory = self._specs[resource], self._inventories[resource]
         known = {self._canonical(name) for name in inventory.known or ()}
@@ -150,7 +152,7 @@ class _HostView:
             inventory = structs.replace(inventory, known=tuple(dict.fromkeys([*inventory.known, *others])))
         return inventory.with_held_back(frozenset(new), Suspect(suspect.key, suspect.resource, suspect.id))
 
-    def _suspect(self, spec: ResourceSpec, inventory: Inventory, known: set[CanonicalName]) -> _Held | None:
+    def _suspect(self, spec: ResourceSpec, inventory: ResourceState, known: set[CanonicalName]) -> _HeldDevice | None:
         """A held device that may be a new device of this resource: one that its driver knew before. If the driver knew
         none, or the holder's resource is not configured any more: any that no driver reports."""
         reported = {self._name(device) for device in inventory.as_reported}

@@ -17,8 +17,8 @@ from outfitter_proto.records import FINAL_STATES, HOLDING_STATES, Allocation, Ho
 from outfitter_service.core.model import KnownDevice
 from outfitter_service.core.state.device_names import NO_CLASSES, CanonicalName, Classes, one_name_each
 from outfitter_service.core.state.free_list import FreeList
-from outfitter_service.core.state.inventory import NOT_REPORTED, Inventory
-from outfitter_service.core.state.matching import Viewers, counts
+from outfitter_service.core.state.matching import ResourceSet, counts
+from outfitter_service.core.state.resource_state import NOT_REPORTED, ResourceState
 from outfitter_service.core.states import PENDING
 
 CLOCK_SLACK = timedelta(seconds=2)
@@ -91,7 +91,7 @@ class HostState:
     def __init__(self, host: str) -> None:
         self.host = host
         self.record: Host | None = None
-        self.inventories: dict[str, Inventory] = {}
+        self.inventories: dict[str, ResourceState] = {}
         self.suspects: frozenset[AllocationKey] = frozenset()
         self.free_lists: dict[str, FreeList] = {}
         self.shown: dict[CanonicalName, tuple[FreeList, ...]] = {}
@@ -113,9 +113,9 @@ class HostState:
         self.endings: list[Ending] = []
         self.classes: Classes = NO_CLASSES
         self._same: dict[str, CanonicalName] = {}
-        self._counts: dict[bool, dict[Viewers, int]] = {}
+        self._counts: dict[bool, dict[ResourceSet, int]] = {}
 
-    def inventory(self, resource: str) -> Inventory:
+    def inventory(self, resource: str) -> ResourceState:
         return self.inventories.get(resource, NOT_REPORTED)
 
     def canonical(self, name: str) -> CanonicalName:
@@ -193,7 +193,7 @@ class HostState:
 
     # --- inventories ---
 
-    def set_inventory(self, resource: str, inventory: Inventory) -> None:
+    def set_inventory(self, resource: str, inventory: ResourceState) -> None:
         before, connected = self.inventory(resource), self.connected(resource)
         if inventory == NOT_REPORTED:
             self.inventories.pop(resource, None)
@@ -288,7 +288,7 @@ class HostState:
                 several | {name for name, free_list in self.free_lists.items() if free_list.repeats}
             )
 
-    def device_counts(self, *, healthy: bool) -> Mapping[Viewers, int]:
+    def device_counts(self, *, healthy: bool) -> Mapping[ResourceSet, int]:
         """How many devices each set of resources has in common, or has in common as healthy."""
         by_viewers = self._counts.get(healthy)
         if by_viewers is None:

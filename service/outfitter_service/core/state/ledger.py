@@ -1,6 +1,6 @@
 """The ledger in memory: all records of one writer, and the changes since its last commit.
 
-The ledger is a function of its records and of the drivers' last reports. Only `change` and, for plain grants, `grant`
+The ledger is a function of its records and of the drivers' last reports. Only `change` and, for fast grants, `grant`
 change it. `seal` puts the applied changes into a commit, `settle` makes them final when the commit has returned. The
 next changes are decided and applied meanwhile. `rollback` undoes everything that is not final. It decides nothing.
 """
@@ -13,8 +13,8 @@ from outfitter_proto.keys import AllocationKey, StateKey, host_of
 from outfitter_proto.records import NO_COMMIT, NO_TOKEN, Allocation, CommitNumber, StateRecord, Token
 from outfitter_service.core.state.device_names import CanonicalName
 from outfitter_service.core.state.host_state import HostState, QueueEntry
-from outfitter_service.core.state.inventory import Inventory
 from outfitter_service.core.state.record_kinds import KINDS
+from outfitter_service.core.state.resource_state import ResourceState
 
 
 class PutAllocation(Struct, frozen=True, gc=False):
@@ -57,7 +57,7 @@ class DropRecord(Struct, frozen=True, gc=False):
 class SetInventory(Struct, frozen=True, gc=False):
     host: str
     resource: str
-    inventory: Inventory
+    inventory: ResourceState
 
 
 class SetScan(Struct, frozen=True, gc=False):

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 from msgspec import Struct
 
-Viewers = tuple[str, ...]
+ResourceSet = tuple[str, ...]
 """A class of devices: those that exactly these resources have."""
 
 
@@ -23,26 +23,28 @@ class Shortage(Struct, frozen=True):
     devices: int
 
 
-def counts(devices: Iterable[Viewers]) -> dict[Viewers, int]:
+def counts(devices: Iterable[ResourceSet]) -> dict[ResourceSet, int]:
     """How many devices there are of each class."""
-    counted: dict[Viewers, int] = {}
+    counted: dict[ResourceSet, int] = {}
     for viewers in devices:
         counted[viewers] = counted.get(viewers, 0) + 1
     return counted
 
 
-def match(demands: Mapping[str, int], classes: Mapping[Viewers, int]) -> dict[str, dict[Viewers, int]] | Shortage:
+def match(
+    demands: Mapping[str, int], classes: Mapping[ResourceSet, int]
+) -> dict[str, dict[ResourceSet, int]] | Shortage:
     """How many devices of each class every resource gets, each device for one resource; or why that is impossible.
 
     `demands`: amounts by resource. Earlier resources are served first, but give way where another would get too few.
     """
-    shown: dict[str, list[Viewers]] = {resource: [] for resource in demands}
+    shown: dict[str, list[ResourceSet]] = {resource: [] for resource in demands}
     for viewers in classes:
         for resource in viewers:
             if resource in shown:
                 shown[resource].append(viewers)
     spare = dict(classes)
-    given: dict[str, dict[Viewers, int]] = {resource: {} for resource in demands}
+    given: dict[str, dict[ResourceSet, int]] = {resource: {} for resource in demands}
     for resource, amount in demands.items():
         missing = amount
         while missing:
@@ -53,19 +55,19 @@ def match(demands: Mapping[str, int], classes: Mapping[Viewers, int]) -> dict[st
     return given
 
 
-_Path = list[tuple[str, Viewers]]
+_Path = list[tuple[str, ResourceSet]]
 """Each resource takes devices from the class beside it, which the next resource gives up."""
 
 
 def _path(
     start: str,
-    shown: Mapping[str, list[Viewers]],
-    spare: Mapping[Viewers, int],
-    given: Mapping[str, Mapping[Viewers, int]],
+    shown: Mapping[str, list[ResourceSet]],
+    spare: Mapping[ResourceSet, int],
+    given: Mapping[str, Mapping[ResourceSet, int]],
 ) -> _Path | frozenset[str]:
     """The shortest path to one more device for `start`, or the resources that have too few together."""
-    reached: dict[str, tuple[str, Viewers] | None] = {start: None}
-    tried: set[Viewers] = set()
+    reached: dict[str, tuple[str, ResourceSet] | None] = {start: None}
+    tried: set[ResourceSet] = set()
     waiting = deque([start])
     while waiting:
         resource = waiting.popleft()
@@ -86,7 +88,7 @@ def _path(
     return frozenset(reached)
 
 
-def _shift(path: _Path, most: int, spare: dict[Viewers, int], given: dict[str, dict[Viewers, int]]) -> int:
+def _shift(path: _Path, most: int, spare: dict[ResourceSet, int], given: dict[str, dict[ResourceSet, int]]) -> int:
     """Move devices along a path, at most `most`. Returns how many."""
     moved = min(most, spare[path[-1][1]])
     for (_, viewers), (giver, _) in pairwise(path):

@@ -14,7 +14,7 @@ from outfitter_service.core.model import KnownDevice
 from outfitter_service.core.state.device_names import CanonicalName
 from outfitter_service.core.state.free_list import FreeList
 from outfitter_service.core.state.host_state import HostState, Tally, exclusive_ids, shared_ids
-from outfitter_service.core.state.inventory import NOT_REPORTED, Inventory
+from outfitter_service.core.state.resource_state import NOT_REPORTED, ResourceState
 
 NO_COUNTS = Tally()
 """The counts of an overlay before its first count. Never written to."""
@@ -27,7 +27,7 @@ class HostOverlay:
 
     def __init__(self, host_state: HostState) -> None:
         self.host_state = host_state
-        self._inventories: dict[str, Inventory] = {}
+        self._inventories: dict[str, ResourceState] = {}
         self._locks = NO_COUNTS
         self._sharers = NO_COUNTS
         self.without_exclusive = host_state.without_exclusive
@@ -78,11 +78,11 @@ class HostOverlay:
             free = self._free[free_list.resource] = free_list.free.copy()
         return free
 
-    def inventory(self, resource: str) -> Inventory:
+    def inventory(self, resource: str) -> ResourceState:
         own = self._inventories.get(resource) if self._inventories else None
         return own or self.host_state.inventories.get(resource, NOT_REPORTED)
 
-    def set_inventory(self, resource: str, inventory: Inventory) -> None:
+    def set_inventory(self, resource: str, inventory: ResourceState) -> None:
         """Put an inventory with the same devices but another state of the driver."""
         self._inventories[resource] = inventory
 

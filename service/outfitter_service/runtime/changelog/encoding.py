@@ -45,18 +45,18 @@ LONGEST_REASON = 2000
 
 def ledger_batch(
     values: Mapping[str, tuple[Allocation | StateRecord | None, bytes | None]],
-    plain: Mapping[str, tuple[Allocation, Entry]],
+    fast_grants: Mapping[str, tuple[Allocation, Entry]],
     checkpoint: Checkpoint,
     *,
-    reborn: Iterable[str] = (),
+    recreated: Iterable[str] = (),
 ) -> list[Entry]:
     """The ledger's entries in order: releases and tombstones, grants by their tokens, other records, the checkpoint.
 
-    `values`: records and their bytes by key; None is a tombstone. `plain`: the plain grants, in the order of their
-    tokens. `reborn`: keys that were deleted and put again; without a tombstone in between the new records would look
+    `values`: records and their bytes by key; None is a tombstone. `fast_grants`: the fast grants, in the order of their
+    tokens. `recreated`: keys that were deleted and put again; without a tombstone in between the new records would look
     like changes of the old ones.
     """
-    before = [Entry(key.encode(), None) for key in reborn]
+    before = [Entry(key.encode(), None) for key in recreated]
     grants: list[tuple[Token, Entry]] = []
     after: list[Entry] = []
     for key, (record, value) in values.items():
@@ -67,9 +67,9 @@ def ledger_batch(
         else:
             kind = KINDS.get(type(record))
             (after if kind is not None and kind.after_grants else before).append(entry)
-    granted = [entry for _, entry in plain.values()]
+    granted = [entry for _, entry in fast_grants.values()]
     if grants:
-        grants += [(record.token or NO_TOKEN, entry) for record, entry in plain.values()]
+        grants += [(record.token or NO_TOKEN, entry) for record, entry in fast_grants.values()]
         granted = [entry for _, entry in sorted(grants, key=itemgetter(0))]
     return [*before, *granted, *after, Entry(checkpoint.key.encode(), encode(checkpoint))]
 

@@ -154,7 +154,7 @@ async def discard(ledger: Ledger) -> None:
     ledger.clear()
 
 
-async def _build(read: _Log, scope: Scope, place: str) -> tuple[Ledger, Checkpoint | None]:
+async def _build(read: _ReadPartition, scope: Scope, place: str) -> tuple[Ledger, Checkpoint | None]:
     """The ledger of a log. It pauses now and then, so that the manager does not seem dead during a million records."""
     ledger = Ledger()
     checkpoint: Checkpoint | None = None
@@ -246,7 +246,7 @@ async def rivals_since(bus: Bus, topic: str, partition: int, scope: Scope, start
     return list(rivals)
 
 
-class _Log(NamedTuple):
+class _ReadPartition(NamedTuple):
     """A partition that was read. `last`: the last record of each key in scope (bytes, if it cannot be decoded).
     `others`: the last values of other hosts and checkpoints. `records`: how many were read, up to `end`."""
 
@@ -256,7 +256,7 @@ class _Log(NamedTuple):
     end: int
 
 
-async def _read_log(bus: Bus, topic: str, partition: int, scope: Scope, end: int) -> _Log:
+async def _read_log(bus: Bus, topic: str, partition: int, scope: Scope, end: int) -> _ReadPartition:
     last: dict[bytes, LedgerRecord | bytes] = {}
     others: dict[bytes, bytes] = {}
     interner = _Interner()
@@ -266,7 +266,7 @@ async def _read_log(bus: Bus, topic: str, partition: int, scope: Scope, end: int
             async for messages in read_to(reader, end):
                 count += len(messages)
                 await _add_batch(messages, scope, last, others, interner)
-    return _Log(last, others, count, end)
+    return _ReadPartition(last, others, count, end)
 
 
 async def _add_batch(

@@ -21,7 +21,7 @@ class UnservableDriverError(ValueError):
         self.option = option
 
 
-class Served(Struct, frozen=True, kw_only=True):
+class ServableDriver(Struct, frozen=True, kw_only=True):
     """A driver that a manager can serve, with what it says of itself, read once: its properties are foreign code, which
     may raise at any later time. `inventory`, `preparation` and `in_use_check` are the driver if it has that interface.
     """
@@ -72,7 +72,7 @@ def build(resource: ResourceConfig, warn: Callable[[str], object]) -> api.Extern
     return driver
 
 
-def build_served(resource: ResourceConfig, scope: str, warn: Callable[[str], object]) -> Served:
+def build_served(resource: ResourceConfig, scope: str, warn: Callable[[str], object]) -> ServableDriver:
     """The driver of a resource, as `build` makes it, for a manager of that scope.
 
     Raises:
@@ -98,7 +98,7 @@ def build_served(resource: ResourceConfig, scope: str, warn: Callable[[str], obj
     return served
 
 
-def inspected(driver: api.ExternalResourceDriver) -> Served:
+def inspected(driver: api.ExternalResourceDriver) -> ServableDriver:
     """The driver with its properties, each read and checked once.
 
     Raises:
@@ -111,7 +111,7 @@ def inspected(driver: api.ExternalResourceDriver) -> Served:
             raise ValueError(f"its driver's not_granted_hint is {hint!r}; valid is a text, or None")
         if not isinstance(knows := driver.knows_holders, bool):
             raise ValueError(f"its driver's knows_holders is {knows!r}; valid is True or False")
-        return Served(
+        return ServableDriver(
             driver=driver,
             timeout_s=_timeout_s(driver),
             hint=None if hint is None else written(hint[:REASON_LENGTH]),
@@ -122,7 +122,7 @@ def inspected(driver: api.ExternalResourceDriver) -> Served:
         )
 
 
-def told(error: Exception) -> str:
+def build_error_text(error: Exception) -> str:
     """Why a driver cannot be built, from what `build` or `build_served` raised: a ValueError speaks for itself."""
     words = words_of(error)
     if isinstance(error, ValueError | registry.DriverExitError) and words:

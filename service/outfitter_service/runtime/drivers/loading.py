@@ -13,7 +13,7 @@ from msgspec import structs
 
 from outfitter_service.config import ResourceConfig
 from outfitter_service.core.model import OnFailure, ResourceSpec, SpecState
-from outfitter_service.runtime.drivers.building import build_served, told
+from outfitter_service.runtime.drivers.building import build_error_text, build_served
 from outfitter_service.runtime.drivers.supervisor import Loaded
 
 log = structlog.get_logger("outfitter.drivers")
@@ -40,13 +40,13 @@ def _load(resource: ResourceConfig, scope: str) -> Loaded:
     try:
         served = build_served(resource, scope, lambda warning: _log_warning(resource, warning))
     except ValueError as error:
-        message = told(error)
+        message = build_error_text(error)
         reason = f"external-resource.{resource.name}: {message}"
         log.error("driver cannot be built, its resource is not served", resource=spec.name, error=message)
         return Loaded(spec=structs.replace(spec, state=SpecState.MISCONFIGURED, reason=reason))
     except Exception as error:
         # a factory is foreign code: any error of it concerns this resource only
-        reason = f"external-resource.{resource.name}: its driver cannot be built: {told(error)}"
+        reason = f"external-resource.{resource.name}: its driver cannot be built: {build_error_text(error)}"
         log.exception("driver cannot be built, its resource is not served", resource=spec.name)
         return Loaded(spec=structs.replace(spec, state=SpecState.MISCONFIGURED, reason=reason))
     return Loaded(

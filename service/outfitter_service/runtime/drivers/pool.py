@@ -49,8 +49,8 @@ class DriverPool:
         self._metrics = metrics
         self._hosts: dict[str, dict[str, Supervisor]] = {}
         self._looking: dict[str, list[anyio.CancelScope]] = {}
-        self._newcomers: dict[str, None] = {}
-        self._come = anyio.Event()
+        self._waiting_hosts: dict[str, None] = {}
+        self._host_waits = anyio.Event()
         self._emit: Emit | None = None
         self._tasks: TaskGroup | None = None
         self._commands: CommandRunner | None = None
@@ -65,34 +65,34 @@ class DriverPool:
                 if host is not None:
                     self._begin(host)
                 started.set()
-                await self._welcome()
+                await self._start_waiting_hosts()
         finally:
             self._tasks = self._commands = None
 
     @property
     def hosts(self) -> set[str]:
         """The hosts whose drivers run, or are about to."""
-        return self._hosts.keys() | self._newcomers.keys()
+        return self._hosts.keys() | self._waiting_hosts.keys()
 
     def serve(self, host: str) -> None:
         """Start the drivers of `host`; if there are many, in one of the next turns of the event loop. Repeatable."""
-        if self._tasks is None or host in self._hosts or host in self._newcomers:
+        if self._tasks is None or host in self._hosts or host in self._waiting_hosts:
             return
-        self._newcomers[host] = None
-        self._come.set()
+        self._waiting_hosts[host] = None
+        self._host_waits.set()
 
-    async def _welcome(self) -> None:
+    async def _start_waiting_hosts(self) -> None:
         """Start the drivers of new hosts, some at a time, until cancelled."""
         while True:
-            await self._come.wait()
-            for host in list(islice(self._newcomers, HOSTS_AT_ONCE)):
+            await self._host_waits.wait()
+            for host in list(islice(self._waiting_hosts, HOSTS_AT_ONCE)):
                 self._begin(host)
-            if not self._newcomers:
-                self._come = anyio.Event()
+            if not self._waiting_hosts:
+                self._host_waits = anyio.Event()
             await anyio.lowlevel.checkpoint()
 
     def _begin(self, host: str) -> None:
-        self._newcomers.pop(host, None)
+        self._waiting_hosts.pop(host, None)
         if self._tasks is None or self._emit is None or host in self._hosts:
             return
         supervisors = self._hosts[host] = {
@@ -101,15 +101,15 @@ class DriverPool:
         }
         for supervisor in supervisors.values():
             if supervisor.served.inventory is not None:
-                self._tasks.start_soon(self._look, supervisor, supervisor.served.inventory)
+                self._tasks.start_soon(self._run_inventory, supervisor, supervisor.served.inventory)
 
     def _supervisors(self, host: str) -> Mapping[str, Supervisor]:
         """The supervisors of a served host. They are needed now, so that a new host is started at once."""
-        if host in self._newcomers:
+        if host in self._waiting_hosts:
             self._begin(host)
         return self._hosts.get(host, {})
 
-    async def _look(self, supervisor: Supervisor, driver: api.Inventory) -> None:
+    async def _run_inventory(self, supervisor: Supervisor, driver: api.Inventory) -> None:
         if self._hosts.get(supervisor.host, {}).get(supervisor.name) is not supervisor:
             return  # the host was left before this task started
         with anyio.CancelScope() as scope:
@@ -118,7 +118,7 @@ class DriverPool:
 
     def leave(self, host: str) -> None:
         """Stop the drivers of `host`."""
-        self._newcomers.pop(host, None)
+        self._waiting_hosts.pop(host, None)
         self._hosts.pop(host, None)
         for scope in self._looking.pop(host, ()):
             scope.cancel()

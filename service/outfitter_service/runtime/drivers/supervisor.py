@@ -21,7 +21,7 @@ from outfitter_proto.records import NO_TOKEN, Allocation, Token
 from outfitter_proto.support.backoff import Backoff
 from outfitter_service.core import model as m
 from outfitter_service.metrics import Metrics
-from outfitter_service.runtime.drivers.building import Served
+from outfitter_service.runtime.drivers.building import ServableDriver
 from outfitter_service.runtime.drivers.translation import SHORTEST_DELAY_S, DriverCallError, foreign_code, known_devices
 
 log = structlog.get_logger("outfitter.drivers")
@@ -42,7 +42,7 @@ class Loaded(Struct, frozen=True, kw_only=True):
     """A configured resource with its driver, if it has one, and the core's view of it."""
 
     spec: m.ResourceSpec
-    served: Served | None = None
+    served: ServableDriver | None = None
 
 
 class Supervisor:

@@ -71,7 +71,7 @@ def _translated(error: BaseException) -> DriverCallError:
     """A driver's exception as a failure. Reading it runs foreign code, too: its message, its `delay`, its class."""
     try:
         shortage = isinstance(error, api.NotEnoughDevicesError)
-        return DriverCallError(_verdict(error), delay_s=_wanted_delay(error), is_shortage=shortage)
+        return DriverCallError(_failure_of(error), delay_s=_wanted_delay(error), is_shortage=shortage)
     except BaseException:  # noqa: BLE001 - foreign code
         return DriverCallError(m.DriverFailure(reason="its driver raised an error that cannot be read"))
 
@@ -81,7 +81,7 @@ def _is_cancelled() -> bool:
     return task is None or task.cancelling() > 0
 
 
-def _verdict(error: BaseException) -> m.DriverFailure:
+def _failure_of(error: BaseException) -> m.DriverFailure:
     """The failure of a driver's exception. Only `PermanentDriverError` is permanent."""
     words = words_of(error)
     if isinstance(error, TimeoutError) and not words:

@@ -20,7 +20,7 @@ class InputEnd:
     def __init__(self, assignment: Assignment) -> None:
         self._assignment = assignment
         self._end = 0
-        self._asked = anyio.Event()
+        self._requested = anyio.Event()
 
     def reset(self, start: int) -> None:
         """The input is read from `start` on."""
@@ -51,13 +51,13 @@ class InputEnd:
     @property
     def is_asked(self) -> bool:
         """Whether a caller waits for the next sample."""
-        return self._asked.is_set()
+        return self._requested.is_set()
 
-    def ask(self) -> None:
+    def request_sample(self) -> None:
         """Request a sample soon."""
-        self._asked.set()
+        self._requested.set()
 
-    async def asked(self) -> None:
+    async def wait_for_request(self) -> None:
         """Wait until a sample is requested. Later requests wait for a sample of their own."""
-        await self._asked.wait()
-        self._asked = anyio.Event()
+        await self._requested.wait()
+        self._requested = anyio.Event()

@@ -88,7 +88,7 @@ class PrefetchBuffer:
         self.messages.extend(messages)
         self.bytes += sum(len(message.value or b"") for message in messages)
 
-    def take(self) -> Message:
+    def pop(self) -> Message:
         """Remove and return the next message. It comes back only by `give_back`."""
         message = self.messages.popleft()
         self.bytes -= len(message.value or b"")

@@ -53,7 +53,7 @@ class LookAheadBuffer(PrefetchBuffer):
         self._unknown = -1
         """The offset of the last message of a host without room."""
         for key in cursor.ahead:
-            self._follow(key)
+            self._track(key)
 
     def add(self, messages: Sequence[Message], position: int) -> None:
         """Keep or leave each of the next messages, up to `position`."""
@@ -64,7 +64,7 @@ class LookAheadBuffer(PrefetchBuffer):
         key, cursor = message.key, self._cursor
         if key is None or not self._scope.serves(message):
             return False  # left to the input reader
-        if not self._follow(key):
+        if not self._track(key):
             self._unknown = message.offset
             return False
         self._newest[key] = message.offset
@@ -92,7 +92,7 @@ class LookAheadBuffer(PrefetchBuffer):
         newest = self._newest.get(host, -1) if host in self._kept else self._unknown
         return max(heard, self.position) if newest < heard and cursor.position >= self.start else heard
 
-    def _follow(self, key: bytes) -> bool:
+    def _track(self, key: bytes) -> bool:
         """Follow a host's messages if there is room. Returns whether they are followed."""
         if key not in self._kept:
             size = len(key) + ENTRY_BYTES
@@ -170,13 +170,13 @@ class LookAhead:
             while self.lookahead_buffer is lookahead_buffer:
                 try:
                     async with await self._assignment.open_input(lookahead_buffer.position) as reader:
-                        await self._look(lookahead_buffer, reader)
+                        await self._read_ahead(lookahead_buffer, reader)
                 except BusError as error:
                     # the input reader meets the same error, and handles it
                     log.debug("cannot look ahead", partition=self._assignment.partition, error=str(error))
                     await anyio.sleep(RETRY_S)
 
-    async def _look(self, lookahead_buffer: LookAheadBuffer, reader: Reader) -> None:
+    async def _read_ahead(self, lookahead_buffer: LookAheadBuffer, reader: Reader) -> None:
         """Read until the input reader has caught up."""
         input_reader = self._input_reader
         while self.lookahead_buffer is lookahead_buffer:

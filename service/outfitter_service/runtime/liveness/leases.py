@@ -26,10 +26,10 @@ class Leases:
         self._deadline: dict[AllocationKey, float] = {}
         # each key is checked once, at the latest at its deadline; a renewal moves the deadline and not the check. Keys
         # whose deadline has passed are checked in rounds instead: they are due in this round, or done
-        self._look: dict[AllocationKey, float] = {}
+        self._check_at: dict[AllocationKey, float] = {}
         self._heap: list[tuple[float, AllocationKey]] = []
-        self._to_tell: dict[AllocationKey, None] = {}
-        self._told: dict[AllocationKey, None] = {}
+        self._due_now: dict[AllocationKey, None] = {}
+        self._done_this_round: dict[AllocationKey, None] = {}
         self.left = False
 
     def __contains__(self, key: AllocationKey) -> bool:
@@ -46,8 +46,8 @@ class Leases:
         """Start a lease, or start it again with another length."""
         self._length[key] = length_s
         self._deadline[key] = now + length_s + self.grace_s
-        if self._look.get(key, math.inf) > self._deadline[key]:
-            self._look_at(key, self._deadline[key])
+        if self._check_at.get(key, math.inf) > self._deadline[key]:
+            self._schedule_check(key, self._deadline[key])
 
     def renew(self, key: AllocationKey, now: float) -> None:
         """A sign of life: one whole lease from now, if there is one."""
@@ -58,14 +58,14 @@ class Leases:
     def drop(self, key: AllocationKey) -> None:
         """Drop the lease: the allocation has ended, or its owner is watched."""
         self._length.pop(key, None)
-        for by_key in (self._deadline, self._look, self._to_tell, self._told):
+        for by_key in (self._deadline, self._check_at, self._due_now, self._done_this_round):
             by_key.pop(key, None)
 
     def clear(self) -> None:
         """Drop all leases."""
-        for by_key in (self._length, self._deadline, self._look):
+        for by_key in (self._length, self._deadline, self._check_at):
             by_key.clear()
-        for looks in (self._heap, self._to_tell, self._told):
+        for looks in (self._heap, self._due_now, self._done_this_round):
             looks.clear()
 
     def renew_all(self, now: float) -> None:
@@ -86,16 +86,16 @@ class Leases:
         """
         self._gather(now, most)
         due: list[AllocationKey] = []
-        for key in list(itertools.islice(self._to_tell, most)):
-            del self._to_tell[key]
+        for key in list(itertools.islice(self._due_now, most)):
+            del self._due_now[key]
             if self._deadline[key] <= now:
                 due.append(key)
             else:
-                self._look_at(key, self._deadline[key])
-        self._told |= dict.fromkeys(due)
-        self.left = bool(self._to_tell) or (bool(self._heap) and self._heap[0][0] <= now)
+                self._schedule_check(key, self._deadline[key])
+        self._done_this_round |= dict.fromkeys(due)
+        self.left = bool(self._due_now) or (bool(self._heap) and self._heap[0][0] <= now)
         if not self.left:
-            self._to_tell, self._told = self._told, self._to_tell
+            self._due_now, self._done_this_round = self._done_this_round, self._due_now
         return sorted(due, key=self._deadline.__getitem__)
 
     def _gather(self, now: float, most: int | None) -> None:
@@ -104,18 +104,18 @@ class Leases:
         while self._heap and self._heap[0][0] <= now and (most is None or looked < most):
             looked += 1
             at, key = heapq.heappop(self._heap)
-            if self._look.get(key) != at:
+            if self._check_at.get(key) != at:
                 continue
             if self._deadline[key] <= now:
-                self._look[key] = _IN_ROUNDS
-                self._to_tell[key] = None
+                self._check_at[key] = _IN_ROUNDS
+                self._due_now[key] = None
             else:
-                self._look_at(key, self._deadline[key])
+                self._schedule_check(key, self._deadline[key])
 
-    def _look_at(self, key: AllocationKey, at: float) -> None:
-        self._look[key] = at
+    def _schedule_check(self, key: AllocationKey, at: float) -> None:
+        self._check_at[key] = at
         heapq.heappush(self._heap, (at, key))
-        if len(self._heap) > 2 * len(self._look) + 64:
+        if len(self._heap) > 2 * len(self._check_at) + 64:
             # checks of dropped leases stay in the heap until their time comes
-            self._heap = [(at, key) for key, at in self._look.items() if at != _IN_ROUNDS]
+            self._heap = [(at, key) for key, at in self._check_at.items() if at != _IN_ROUNDS]
             heapq.heapify(self._heap)

@@ -18,7 +18,7 @@ from outfitter_service.runtime.liveness.process_watch import REASONS, ProcessWat
 
 log = structlog.get_logger("outfitter.liveness")
 
-LOOK_EVERY_S = 0.25
+POLL_EVERY_S = 0.25
 """Seconds between two polls of owners without a descriptor, some at a time."""
 SAID_EVERY_S = 60.0
 """Seconds between two log lines about unwatched owners."""
@@ -35,17 +35,17 @@ class Owners:
         clock: Clock,
         *,
         died: Callable[[AllocationKey, str], None],
-        owner_watch: Callable[..., ProcessWatch],
+        make_process_watch: Callable[..., ProcessWatch],
     ) -> None:
-        """`died` is called with an allocation's key, and why it is known that its owner is dead. `owner_watch` makes
-        what watches processes."""
+        """`died` is called with an allocation's key, and why it is known that its owner is dead. `make_process_watch`
+        makes the watch of processes."""
         self._identity = identity
         self._now = clock.monotonic
         self._died = died
-        self._owner_watch = owner_watch
+        self._make_process_watch = make_process_watch
         self._processes: ProcessWatch | None = None
         self._unreported: set[AllocationKey] = set()
-        self._look_again = anyio.Event()
+        self._poll_again = anyio.Event()
         self._said: frozenset[str] = frozenset()
         self._said_at = -SAID_EVERY_S
 
@@ -76,7 +76,7 @@ class Owners:
         """A ledger is replayed: nobody waits to be told. `earlier_boot_id`: a boot of this machine that is over."""
         self._unreported.clear()
         if self._processes is None:
-            self._processes = self._owner_watch(
+            self._processes = self._make_process_watch(
                 boot_id=self._identity.boot_id,
                 pid_ns=self._identity.pid_ns,
                 time_ns=self._identity.time_ns,
@@ -91,7 +91,7 @@ class Owners:
             return False
         watched = self._processes.watch(key, owner)
         if self._processes.unsettled or not watched:
-            self._look_again.set()
+            self._poll_again.set()
         if not watched and (
             lease_s is None or (record.unwatched is UNSET and self._processes.reason(key) not in FROM_AFAR)
         ):
@@ -104,7 +104,7 @@ class Owners:
         if self._processes is not None:
             self._processes.forget(key)
 
-    def untold(self, lease_s: float) -> list[m.OwnerUnwatched]:
+    def take_unreported(self, lease_s: float) -> list[m.OwnerUnwatched]:
         """Remove and return the unwatched owners that records must mention, because workers cannot know it. `lease_s`:
         the lease of workers without one."""
         if self._processes is None or not self._unreported:
@@ -120,20 +120,20 @@ class Owners:
                     )
         return events
 
-    async def look(self, settled: Callable[[AllocationKey], None]) -> None:
+    async def poll_owners(self, settled: Callable[[AllocationKey], None]) -> None:
         """Poll owners without a descriptor, until cancelled. `settled` gets the allocations whose owner is identified
         only now, or cannot be identified."""
         while True:
-            await self._look_again.wait()
-            self._look_again = anyio.Event()
-            await anyio.sleep(LOOK_EVERY_S)
+            await self._poll_again.wait()
+            self._poll_again = anyio.Event()
+            await anyio.sleep(POLL_EVERY_S)
             if self._processes is None:
                 continue
-            for key in self._processes.look():
+            for key in self._processes.poll():
                 settled(key)
             self._say_unwatched()
             if self._processes.unsettled:
-                self._look_again.set()
+                self._poll_again.set()
 
     def _say_unwatched(self) -> None:
         """Log one line for all, when there is a new reason."""

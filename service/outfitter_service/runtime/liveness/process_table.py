@@ -19,7 +19,7 @@ from outfitter_proto.keys import AllocationKey
 from outfitter_proto.support.processes import read_start_ticks
 from outfitter_service.runtime.liveness import descriptors
 
-LOOKS = 100
+POLLED_AT_ONCE = 100
 """Processes without a descriptor that are looked at in one go; each costs some 55 µs."""
 
 SCARCE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
@@ -91,9 +91,9 @@ class ProcessTable:
         if not process.keys:
             self._unwatch(process)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Look again at those that no descriptor tells of, so many at a time."""
-        for _ in range(min(LOOKS, len(self._turns))):
+        for _ in range(min(POLLED_AT_ONCE, len(self._turns))):
             if self._turns:
                 pid, process = next(iter(self._turns.items()))
                 self._turns.move_to_end(pid)
@@ -105,7 +105,7 @@ class ProcessTable:
             ended = _has_ended(process.pidfd)
         else:
             try:
-                pidfd, started = _look(process.pid)
+                pidfd, started = _open_pidfd(process.pid)
             except ProcessLookupError:
                 ended = True
             except OSError as error:
@@ -121,7 +121,7 @@ class ProcessTable:
         return not ended
 
     def _open(self, pid: int) -> Process:
-        pidfd, started = _look(pid)
+        pidfd, started = _open_pidfd(pid)
         process = self._processes[pid] = self._turns[pid] = Process(pid, started, None, set())
         self._hold(process, pidfd)
         return process
@@ -144,7 +144,7 @@ class ProcessTable:
             process.pidfd = None
 
 
-def _look(pid: int) -> tuple[int, int | None]:
+def _open_pidfd(pid: int) -> tuple[int, int | None]:
     """A descriptor of the process that has this pid, and its start time, None where /proc does not show it.
 
     Raises:

@@ -17,7 +17,7 @@ from msgspec import UNSET
 
 from outfitter_proto.keys import AllocationKey
 from outfitter_proto.records import Owner, Unwatched
-from outfitter_service.runtime.liveness.process_table import LOOKS, SCARCE, Process, ProcessTable, start_seen
+from outfitter_service.runtime.liveness.process_table import POLLED_AT_ONCE, SCARCE, Process, ProcessTable, start_seen
 
 REASONS = {
     Unwatched.SCOPE: "this manager watches no processes",
@@ -100,12 +100,12 @@ class ProcessWatch:
             self._unwatched[key] = reason
         return reason is None
 
-    def look(self) -> list[AllocationKey]:
+    def poll(self) -> list[AllocationKey]:
         """Poll some owners without a descriptor, and report those that have ended. Returns the allocations whose owner
         is identified only now, or cannot be identified."""
-        self._processes.look()
+        self._processes.poll()
         settled: list[AllocationKey] = []
-        for key, owner in list(self._waiting.items())[:LOOKS]:
+        for key, owner in list(self._waiting.items())[:POLLED_AT_ONCE]:
             del self._waiting[key], self._unwatched[key]
             self.watch(key, owner)
             if key in self._waiting:

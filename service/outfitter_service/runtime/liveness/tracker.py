@@ -47,19 +47,19 @@ class LivenessTracker:
         default_lease_s: float,
         wake: Callable[[], None],
         clock: Clock = SYSTEM,
-        owner_watch: Callable[..., ProcessWatch] = ProcessWatch,
+        make_process_watch: Callable[..., ProcessWatch] = ProcessWatch,
     ) -> None:
         """`grace_s`: seconds between a lease's end and its judgement. `default_lease_s`: the lease, in seconds, of
-        older incarnations without any. `wake` is called when there may be a death to judge; `owner_watch` makes what
-        watches owner processes."""
+        older incarnations without any. `wake` is called when there may be a death to judge; `make_process_watch`
+        makes the watch of owner processes."""
         self._now = clock.monotonic
         self._default_lease_s = default_lease_s
         self._wake = wake
         self.input_end = InputEnd(assignment)
         self.leases = Leases(grace_s)
-        self._silence = SilenceJudge(self.leases, clock, suspect=self.input_end.ask)
-        self._deaths = OwnerDeaths(clock, suspect=self.input_end.ask)
-        self.owners = Owners(assignment.identity, clock, died=self._deaths.seen, owner_watch=owner_watch)
+        self._silence = SilenceJudge(self.leases, clock, suspect=self.input_end.request_sample)
+        self._deaths = OwnerDeaths(clock, suspect=self.input_end.request_sample)
+        self.owners = Owners(assignment.identity, clock, died=self._deaths.seen, make_process_watch=make_process_watch)
 
     @property
     def unjudged(self) -> int:
@@ -83,19 +83,19 @@ class LivenessTracker:
         for count, record in enumerate(live):
             if count % AT_A_STRETCH == AT_A_STRETCH - 1:
                 await anyio.lowlevel.checkpoint()  # to look at a process takes a while
-            self._attend(record.key, record, now)
+            self._watch_or_lease(record.key, record, now)
             newest = ledger.host_state(record.host).newest(record.worker)
             if newest != record.key or record.reason_code == ReasonCode.SUPERSEDED:
                 self.start_final_leases([record.key], ledger)
         self._deaths.forget(handed_out)
         self.renew_all()
 
-    def follow(self, changed: Mapping[AllocationKey, Allocation | None]) -> None:
+    def apply_committed(self, changed: Mapping[AllocationKey, Allocation | None]) -> None:
         """Start or end the watch of the allocations that were just committed, by key (None: deleted)."""
         now = self._now()
         for key, record in changed.items():
             if record is not None and record.state not in FINAL_STATES:
-                self._attend(key, record, now)
+                self._watch_or_lease(key, record, now)
             else:
                 self.forget(key)
 
@@ -126,7 +126,7 @@ class LivenessTracker:
             if record is not None and live and key not in self.owners and key not in self.leases:
                 self.leases.start(key, record.request.lease_s or self._default_lease_s, now)
 
-    def _attend(self, key: AllocationKey, record: Allocation, now: float) -> None:
+    def _watch_or_lease(self, key: AllocationKey, record: Allocation, now: float) -> None:
         if self.owners.watch(key, record):
             self.leases.drop(key)
             return
@@ -134,18 +134,18 @@ class LivenessTracker:
         if lease_s is not None and key not in self.leases:
             self.leases.start(key, lease_s, now)
 
-    def untold(self) -> list[m.OwnerUnwatched]:
+    def take_unreported(self) -> list[m.OwnerUnwatched]:
         """Remove and return the unwatched owners that records must mention."""
-        return self.owners.untold(self._default_lease_s)
+        return self.owners.take_unreported(self._default_lease_s)
 
-    async def look(self) -> None:
+    async def poll_owners(self) -> None:
         """Poll owners without a descriptor, until cancelled."""
 
         def settled(key: AllocationKey) -> None:
             if key in self.owners or key in self._deaths:
                 self.leases.drop(key)
 
-        await self.owners.look(settled)
+        await self.owners.poll_owners(settled)
 
     def expired(self, decided_before: Callable[[str], int]) -> list[m.LeaseExpired]:
         """The expired leases. `decided_before`: the offset before which all messages of a host are decided."""
@@ -163,7 +163,7 @@ class LivenessTracker:
     async def listen(self) -> None:
         """Sample the input's end whenever a lease may have expired or an owner has died, until cancelled."""
         while True:
-            await self.input_end.asked()
+            await self.input_end.wait_for_request()
             asked_at = self._now()
             dead = self._deaths.unsampled()
             try:
@@ -173,7 +173,7 @@ class LivenessTracker:
                 self.leases.renew_all(self._now())
                 await anyio.sleep(SAMPLE_RETRY_S)
                 if self._deaths:
-                    self.input_end.ask()
+                    self.input_end.request_sample()
                 continue
             self._silence.sampled(asked_at, end)
             self._deaths.sampled(dead, end)

@@ -35,7 +35,7 @@ REJOIN_S = 1.0
 ACTIVITY = "joining the managers' group"
 
 
-class _Served(Struct, frozen=True):
+class _ServedPartition(Struct, frozen=True):
     """A partition's `server`, and the `scope` that is cancelled when the partition is lost."""
 
     server: PartitionServer
@@ -67,7 +67,7 @@ class Replica:
         self._instruments = instruments
         self._stopping = stopping
         self._limits = limits
-        self._served: dict[int, _Served] = {}
+        self._served: dict[int, _ServedPartition] = {}
         self._membership: Membership | None = None
         self._emptied = anyio.Event()
         self._assigned = False
@@ -116,7 +116,7 @@ class Replica:
             self._membership = membership
             try:
                 async with anyio.create_task_group() as following:
-                    following.start_soon(self._follow, membership, tasks)
+                    following.start_soon(self._serve_assignments, membership, tasks)
                     await self._stopping.wait()
                     following.cancel_scope.cancel()
                 if settings.on_stop == "leave":
@@ -154,7 +154,7 @@ class Replica:
         self._instruments.outage.drop(ACTIVITY)
         return None
 
-    async def _follow(self, membership: Membership, tasks: TaskGroup) -> None:
+    async def _serve_assignments(self, membership: Membership, tasks: TaskGroup) -> None:
         """Serve exactly the assigned partitions, for ever."""
         while True:
             assigned = await membership.changed()
@@ -168,7 +168,7 @@ class Replica:
 
     def _begin(self, partition: int, tasks: TaskGroup) -> None:
         scope = anyio.CancelScope()
-        self._served[partition] = _Served(self._server(partition), scope)
+        self._served[partition] = _ServedPartition(self._server(partition), scope)
         self._emptied = anyio.Event()
         tasks.start_soon(self._serve, partition, scope, tasks)
 
@@ -196,7 +196,7 @@ class Replica:
         """Serve one partition until it is lost or its processor has stopped."""
         try:
             with scope:
-                await self._patiently(partition)
+                await self._serve_with_retries(partition)
         finally:
             processor = self._served.pop(partition).server.processor
             if not self._served:
@@ -208,7 +208,7 @@ class Replica:
             self._begin(partition, tasks)
         await processor.release_memory()
 
-    async def _patiently(self, partition: int) -> None:
+    async def _serve_with_retries(self, partition: int) -> None:
         """Serve one partition. While its ledger is refused, try again repeatedly; the other partitions are served."""
         while True:
             try:

@@ -198,7 +198,7 @@ class Service:
             async with anyio.create_task_group() as tasks:
                 if bus.local:
                     tasks.start_soon(_maintain, bus)
-                tasks.start_soon(self._bound_the_end, tasks.cancel_scope)
+                tasks.start_soon(self._limit_shutdown, tasks.cancel_scope)
                 server = self._server_of(bus, registrations.partitions)
                 if isinstance(server, PartitionServer):
                     tasks.start_soon(self._sweep, bus, server, registrations.partitions)
@@ -264,7 +264,7 @@ class Service:
             await self._stopping.wait()
             tasks.cancel_scope.cancel()
 
-    async def _bound_the_end(self, scope: anyio.CancelScope) -> None:
+    async def _limit_shutdown(self, scope: anyio.CancelScope) -> None:
         """Give up a last commit that hangs (the bus is away) at its deadline. Nothing decided is lost."""
         await self._stopping.wait()
         share = self.settings.shutdown_timeout * COMMIT_SHARE

@@ -17,7 +17,7 @@ from outfitter_service.runtime.processor.commit.pending_commit import PendingCom
 from outfitter_service.runtime.processor.event_queue import EventQueue, StopRequest
 from outfitter_service.runtime.processor.host_announcer import HostAnnouncer
 from outfitter_service.runtime.processor.limits import Limits
-from outfitter_service.runtime.processor.taken_partition import TakenPartition
+from outfitter_service.runtime.processor.tenure import Tenure
 
 
 class CommitBuilder:
@@ -26,7 +26,7 @@ class CommitBuilder:
 
     def __init__(
         self,
-        taken: TakenPartition,
+        tenure: Tenure,
         rules: Rules,
         limits: Limits,
         batch_limits: BatchLimits,
@@ -35,28 +35,28 @@ class CommitBuilder:
         event_queue: EventQueue,
         clock: Clock,
     ) -> None:
-        self._taken = taken
+        self._tenure = tenure
         self._rules = rules
         self._limits = limits
         self._snapshots = snapshots
         self._quotas = quotas
         self._event_queue = event_queue
         self._clock = clock
-        self._announcer = HostAnnouncer(taken.assignment, taken.ledger, most=limits.hosts)
-        self._stale_positions = set(taken.ledger.hosts)  # the last manager may have left them to its next commit
-        self._written_to = taken.cursor.position  # the next offset after the last commit's input
+        self._announcer = HostAnnouncer(tenure.assignment, tenure.ledger, most=limits.hosts)
+        self._stale_positions = set(tenure.ledger.hosts)  # the last manager may have left them to its next commit
+        self._written_to = tenure.cursor.position  # the next offset after the last commit's input
         self._written_at = 0.0
         self.batch_limits = batch_limits
-        batch_limits.set_batch_bytes(taken.batch_bytes)
-        snapshots.set_batch_bytes(taken.batch_bytes)
+        batch_limits.set_batch_bytes(tenure.batch_bytes)
+        snapshots.set_batch_bytes(tenure.batch_bytes)
 
     def open(self, after: PendingCommit | Cursor, *, opening: bool = False) -> PendingCommit:
         """A new commit that begins where `after` ends in the input. `opening`: it is the first one of the tenure."""
         batch = Batch(
-            self._taken.ledger,
+            self._tenure.ledger,
             structs.replace(self._rules, max_bytes=self.batch_limits.max_bytes),
             self._clock.utc(),
-            base=self._taken.cursor.base,
+            base=self._tenure.cursor.base,
             on_new_host=self._announcer.on_new_host,
             history=self._limits.history is not None,
             dead_letter_quota=self._quotas.letters,
@@ -81,12 +81,12 @@ class CommitBuilder:
     def seal(self, commit: PendingCommit, stop: StopRequest, *, unjudged_deaths: int) -> Checkpoint:
         """Complete this commit. Its follow-ups are decided for the next one."""
         event_queue, batch, output = self._event_queue, commit.batch, commit.batch.output
-        ledger, assignment, full = self._taken.ledger, self._taken.assignment, self.batch_limits.full
+        ledger, assignment, full = self._tenure.ledger, self._tenure.assignment, self.batch_limits.full
         stale = self._stale_positions = self._stale_positions | batch.effects.hosts
         if self.batch_limits.is_normal:
             self._stale_positions = {host for host in stale if not batch.renumber(host, full)}
         closing = False
-        if stop.asked:
+        if stop.requested:
             batch.sum_up(self._quotas.letters.due(all_of_them=True))
             closing = self._announcer.say_stopped(batch, full, hosts=stop.mark_stopped)
         output.add_piece(self._snapshots.piece(ledger, batch.now, commit=CommitNumber(ledger.commits + 1)))
@@ -103,8 +103,8 @@ class CommitBuilder:
         return checkpoint(
             assignment.identity,
             ledger,
-            commit.input_position(self._taken.cursor, assignment.partition, self._written_to),
-            shape=self._taken.shape,
+            commit.input_position(self._tenure.cursor, assignment.partition, self._written_to),
+            shape=self._tenure.shape,
             grown=assignment.scope.grown,
             at=batch.now,
             # the ended boot stays in the checkpoint until all its deaths are, so that a crash loses none
@@ -131,9 +131,9 @@ class CommitBuilder:
             for host, omitted in commit.batch.refusals.summed.items():
                 self._quotas.letters.omit(host, omitted)
             self._stale_positions |= {
-                host for host in commit.sealed.stale_positions if host in self._taken.ledger.hosts
+                host for host in commit.sealed.stale_positions if host in self._tenure.ledger.hosts
             }
-        self._announcer = HostAnnouncer(self._taken.assignment, self._taken.ledger, most=self._limits.hosts)
+        self._announcer = HostAnnouncer(self._tenure.assignment, self._tenure.ledger, most=self._limits.hosts)
 
     def shrink(self, commit: PendingCommit) -> bool:
         """The commit was too large: smaller ones from now on. False if that would not help."""
@@ -144,4 +144,4 @@ class CommitBuilder:
 
     def begin_again(self) -> None:
         """The cursor was moved to the input's new beginning."""
-        self._written_to = self._taken.cursor.position
+        self._written_to = self._tenure.cursor.position

@@ -25,7 +25,7 @@ from outfitter_service.runtime.processor.commit_builder import CommitBuilder
 from outfitter_service.runtime.processor.deadlines import TICK_S, Deadlines
 from outfitter_service.runtime.processor.event_queue import EventQueue, StopRequest
 from outfitter_service.runtime.processor.settlement import Settlement
-from outfitter_service.runtime.processor.taken_partition import RecycledError, TakenPartition
+from outfitter_service.runtime.processor.tenure import RecycledError, Tenure
 
 SLICE = 48
 """Most events decided in one slice, so that the answer to a commit is seen soon."""
@@ -41,7 +41,7 @@ class CommitLoop:
 
     def __init__(
         self,
-        taken: TakenPartition,
+        tenure: Tenure,
         builder: CommitBuilder,
         settlement: Settlement,
         deadlines: Deadlines,
@@ -51,7 +51,7 @@ class CommitLoop:
         clock: Clock,
     ) -> None:
         """`stop` asks for one last commit. `first_commit` is set once anything is committed."""
-        self._taken = taken
+        self._tenure = tenure
         self._builder = builder
         self._settlement = settlement
         self._deadlines = deadlines
@@ -62,7 +62,7 @@ class CommitLoop:
         self._clock = clock
         self._outages = inputs.reader.outages
         self._sent: PendingCommit | None = None
-        self._open = builder.open(taken.cursor, opening=True)
+        self._open = builder.open(tenure.cursor, opening=True)
 
     def oldest(self) -> Message | None:
         """The message that has waited longest for the commit of its answer."""
@@ -100,7 +100,7 @@ class CommitLoop:
 
     def _conclude(self, sent: PendingCommit) -> BusError | None:
         """A commit has ended: act on it, or take it back. Returns an error that ends the tenure."""
-        writer = self._taken.writer
+        writer = self._tenure.writer
         if sent.trouble is None:
             self._settle(sent)
             if writer.tainted and not sent.sealed.closing:
@@ -121,12 +121,12 @@ class CommitLoop:
 
     async def _send(self, commits: TaskGroup) -> BusError | None:
         """No commit is under way: send the open one if it has to be written. Returns an error that ends the tenure."""
-        commit, cursor, reader = self._open, self._taken.cursor, self._inputs.reader
-        if self._outages != reader.outages and not self._taken.assignment.bus.local and not self._stop.asked:
+        commit, cursor, reader = self._open, self._tenure.cursor, self._inputs.reader
+        if self._outages != reader.outages and not self._tenure.assignment.bus.local and not self._stop.requested:
             # brokers that were away may have lost the last commit's end (`kafka.producer`), and must see it first
             self._take_back(commit)
             return RecycledError("the bus was away: the end of the last commit must be confirmed")
-        if self._stop.asked or self._builder.is_due(commit):
+        if self._stop.requested or self._builder.is_due(commit):
             checkpoint = self._builder.seal(commit, self._stop, unjudged_deaths=self._deadlines.unjudged_deaths)
             commits.start_soon(self._commit, commit, checkpoint)
             self._sent, self._open = commit, self._builder.open(commit)
@@ -143,7 +143,7 @@ class CommitLoop:
     async def _begin_again(self, lost: OffsetOutOfRangeError) -> BusError | None:
         trouble = await self._settlement.begin_again(lost)
         if trouble is None:
-            self._open = self._builder.open(self._taken.cursor)
+            self._open = self._builder.open(self._tenure.cursor)
         return trouble
 
     async def _wait(self) -> None:
@@ -153,7 +153,7 @@ class CommitLoop:
             for _ in range(YIELDS):
                 await asyncio.sleep(0)  # anyio's own way takes some microseconds more, each time
             return
-        if self._sent is None and self._stop.asked:
+        if self._sent is None and self._stop.requested:
             return
         await self._event_queue.wakeup.wait(TICK_S)
 
@@ -174,12 +174,12 @@ class CommitLoop:
         until, now = batch.events + SLICE, self._clock.monotonic
         end = now() + SLICE_S
         while event_queue.queue and batch.events < until and now() < end and commit.has_room(limits):
-            event = event_queue.take()
-            if type(event) is m.DriverReport and event.host not in self._taken.ledger.hosts:
+            event = event_queue.pop()
+            if type(event) is m.DriverReport and event.host not in self._tenure.ledger.hosts:
                 event_queue.forget(event.host)  # the host was deleted while its driver was being asked
                 continue
             commit.decide_event(event)
-        scope = self._taken.assignment.scope
+        scope = self._tenure.assignment.scope
         if (lookahead_buffer := self._lookahead_buffer()) is not None:
             first = (batch.events + until + 1) // 2
             while lookahead_buffer.messages and batch.events < first and now() < end and commit.has_room(limits):
@@ -194,7 +194,7 @@ class CommitLoop:
             and output.history_bytes < full_history
             and now() < end
         ):
-            commit.decide_in_turn(input_reader.take(), scope, limits)
+            commit.decide_in_turn(input_reader.pop(), scope, limits)
         if not input_reader.messages:
             commit.read_to(input_reader.position)
 
@@ -207,10 +207,10 @@ class CommitLoop:
     # --- committing ---
 
     async def _commit(self, commit: PendingCommit, checkpoint: Checkpoint) -> None:
-        begun, topics = self._clock.monotonic(), self._taken.assignment.topics
+        begun, topics = self._clock.monotonic(), self._tenure.assignment.topics
         trouble: BusError | None = None
         try:
-            await self._taken.writer.commit(commit.batch.output.transaction(topics, checkpoint))
+            await self._tenure.writer.commit(commit.batch.output.transaction(topics, checkpoint))
         except BusError as error:
             trouble = _frameless(error)
         commit.ended(trouble, self._clock.monotonic() - begun)
@@ -225,7 +225,7 @@ class CommitLoop:
         self._open_anew()
 
     def _open_anew(self) -> None:
-        self._open = self._builder.open(self._taken.cursor, opening=not self.first_commit.is_set())
+        self._open = self._builder.open(self._tenure.cursor, opening=not self.first_commit.is_set())
 
 
 def _frameless(error: BusError) -> BusError:

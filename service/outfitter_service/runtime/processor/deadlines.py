@@ -13,7 +13,7 @@ from outfitter_service.runtime.input.lookahead import Inputs
 from outfitter_service.runtime.liveness.tracker import LivenessTracker
 from outfitter_service.runtime.processor.commit.batch import Batch
 from outfitter_service.runtime.processor.event_queue import EventQueue
-from outfitter_service.runtime.processor.taken_partition import TakenPartition
+from outfitter_service.runtime.processor.tenure import Tenure
 
 TICK_S = 0.25
 """Seconds between two checks of all deadlines."""
@@ -26,7 +26,7 @@ class Deadlines:
 
     def __init__(
         self,
-        taken: TakenPartition,
+        tenure: Tenure,
         rules: Rules,
         inputs: Inputs,
         liveness: LivenessTracker,
@@ -35,15 +35,15 @@ class Deadlines:
         clock: Clock,
     ) -> None:
         """`inputs`: silence and deaths are judged by their settled messages. `quotas`: reset each minute."""
-        self._ledger = taken.ledger
-        self._cursor = taken.cursor
+        self._ledger = tenure.ledger
+        self._cursor = tenure.cursor
         self._rules = rules
         self._inputs = inputs
         self._liveness = liveness
         self._event_queue = event_queue
         self._quotas = quotas
         self._clock = clock
-        self._looked_at = 0.0
+        self._checked_at = 0.0
         self._hosts: list[str] = []
         self._ticking: set[str] = set()
 
@@ -65,13 +65,13 @@ class Deadlines:
                 self._judge_silence()
             self._check_hosts(batch)
             return
-        if self._clock.monotonic() - self._looked_at < TICK_S:
+        if self._clock.monotonic() - self._checked_at < TICK_S:
             return
-        self._looked_at = self._clock.monotonic()
+        self._checked_at = self._clock.monotonic()
         batch.sum_up(self._quotas.letters.due())
         self._quotas.naming.due()  # starts its next minute
         self._judge_silence()
-        event_queue.extend(liveness.untold())
+        event_queue.extend(liveness.take_unreported())
         event_queue.extend(event_queue.retries.due())
         self._hosts = list(self._ledger.hosts)
         self._ticking = {event.host for event in event_queue.queue if type(event) is m.Tick}

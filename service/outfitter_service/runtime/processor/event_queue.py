@@ -32,7 +32,7 @@ class DelayedEvents:
     def __iter__(self) -> Iterator[m.Event]:
         return iter(self._due_at)
 
-    def keep(self, event: m.Event) -> None:
+    def add_if_edge(self, event: m.Event) -> None:
         """Keep an event if it is an edge, which nothing repeats."""
         if isinstance(event, m.OwnerDied | m.OwnerUnwatched | m.Prepared | m.Unprepared | m.DriverRetry):
             self._due_at[event] = self._clock.monotonic() + RETRY_AFTER_S
@@ -81,18 +81,18 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.mark_stopped = True
-        self._asked = anyio.Event()
+        self._requested = anyio.Event()
 
-    def ask(self, *, mark_stopped: bool) -> None:
+    def request(self, *, mark_stopped: bool) -> None:
         self.mark_stopped = mark_stopped
-        self._asked.set()
+        self._requested.set()
 
     @property
-    def asked(self) -> bool:
-        return self._asked.is_set()
+    def requested(self) -> bool:
+        return self._requested.is_set()
 
     async def wait(self) -> None:
-        await self._asked.wait()
+        await self._requested.wait()
 
 
 class NotCommittedError(Exception):
@@ -207,7 +207,7 @@ class EventQueue:
         """Queue events from the commit loop itself, which needs no wake-up."""
         self.queue.extend(events)
 
-    def take(self) -> m.Event:
+    def pop(self) -> m.Event:
         """Remove and return the next event. It comes back only by `give_back`."""
         return self.queue.popleft()
 

@@ -39,8 +39,8 @@ from outfitter_service.runtime.processor.limits import Limits
 from outfitter_service.runtime.processor.reporting.reporter import CommitReporter
 from outfitter_service.runtime.processor.same_machine import SameMachine
 from outfitter_service.runtime.processor.settlement import InputLoss, Settlement
-from outfitter_service.runtime.processor.taken_partition import RecycledError, TakenPartition
 from outfitter_service.runtime.processor.takeover import Takeover
+from outfitter_service.runtime.processor.tenure import RecycledError, Tenure
 
 FIRST_DELAY_S = 0.1
 LONGEST_DELAY_S = 5.0
@@ -64,10 +64,10 @@ class Processor:
         instruments: Instruments,
         drivers: DriverCalls,
         owns_partition: Callable[[], Awaitable[bool]] | None = None,
-        owner_watch: Callable[..., ProcessWatch] = ProcessWatch,
+        make_process_watch: Callable[..., ProcessWatch] = ProcessWatch,
     ) -> None:
         """`owns_partition`: asked before the partition is taken again; by default the ledger says who wrote to it.
-        `owner_watch`: makes what watches owner processes."""
+        `make_process_watch`: makes what watches owner processes."""
         identity, partition, clock = assignment.identity, assignment.partition, instruments.clock
         place: dict[str, str | int] = {"host": identity.host} if identity.host else {"partition": partition}
         self._assignment = assignment
@@ -81,7 +81,7 @@ class Processor:
         wakeup = Wakeup()
         self._topic_check = TopicCheck(assignment, history=limits.history is not None, adopt=limits.adopt)
         self._loop: CommitLoop | None = None
-        self._taken: TakenPartition | None = None
+        self._tenure: Tenure | None = None
         self._doing = "taking the partition"
         self.ledger = Ledger()
         self.ready = False
@@ -96,7 +96,7 @@ class Processor:
             default_lease_s=rules.lease_s or SUPERSEDED_LEASE_S,
             wake=wakeup.set,
             clock=clock,
-            owner_watch=owner_watch,
+            make_process_watch=make_process_watch,
         )
         reader = InputReader(
             assignment,
@@ -134,7 +134,7 @@ class Processor:
     @property
     def position(self) -> int:
         """The input's next offset after all that is committed."""
-        return self._taken.cursor.position if self._taken is not None else 0
+        return self._tenure.cursor.position if self._tenure is not None else 0
 
     @property
     def condition(self) -> str:
@@ -163,7 +163,7 @@ class Processor:
     def stop(self, *, mark_stopped: bool = True) -> None:
         """Finish the commit under way and return from `run`. With `mark_stopped` the last commit says that nobody
         manages the hosts; without it a successor is expected."""
-        self._stop.ask(mark_stopped=mark_stopped)
+        self._stop.request(mark_stopped=mark_stopped)
         self.event_queue.wakeup.set()
 
     async def release_memory(self) -> None:
@@ -187,9 +187,9 @@ class Processor:
         backoff = Backoff(FIRST_DELAY_S, LONGEST_DELAY_S, jitter=JITTER)
         clock = self._instruments.clock
         try:
-            while not self._stop.asked:
+            while not self._stop.requested:
                 served_since = clock.monotonic()
-                trouble = await self._serve()
+                trouble = await self._run_tenure()
                 recycled = isinstance(trouble, RecycledError)
                 # the file of a local bus was removed or replaced: the new file would be another ledger
                 final = self._assignment.bus.local and isinstance(trouble, BusConfigurationError)
@@ -203,7 +203,7 @@ class Processor:
                     raise trouble
                 if recycled:
                     backoff.reset()
-                    self._say("taking the partition again", reason=str(trouble))
+                    self._log("taking the partition again", reason=str(trouble))
                 del trouble  # its traceback keeps all objects of the tenure alive
                 await self._pause(backoff.next_delay(lasted=clock.monotonic() - served_since))
                 await self._wait_for_ownership()
@@ -223,12 +223,12 @@ class Processor:
             await self._takeover.refuse_if_replaced()
             return
         backoff = Backoff(FIRST_DELAY_S, FIRST_DELAY_S, jitter=JITTER)
-        while not self._stop.asked and not await self._owns_partition():
+        while not self._stop.requested and not await self._owns_partition():
             await self._pause(backoff.next_delay())
 
     # --- a tenure ---
 
-    async def _serve(self) -> BusError | None:
+    async def _run_tenure(self) -> BusError | None:
         """Take the partition and work until something fails (returned) or the processor is stopped (None)."""
         try:
             if not self._takeover.may_fence:
@@ -236,25 +236,25 @@ class Processor:
                 if self._owns_partition is not None:
                     # reading a long ledger takes time, and the partition may have been assigned elsewhere meanwhile
                     await self._wait_for_ownership()
-                    if self._stop.asked:
+                    if self._stop.requested:
                         return None
             writer = await self._takeover.fence()
         except BusError as error:
             return error
         async with writer:
             try:
-                taken = await self._adopt(writer, await self._takeover.restore(writer))
+                tenure = await self._adopt(writer, await self._takeover.restore(writer))
             except BusError as error:
                 return error
-            loop = self._loop = self._begin(taken)
-            self._taken = taken
+            loop = self._loop = self._begin(tenure)
+            self._tenure = tenure
             try:
-                return await self._work(taken, loop)
+                return await self._work(tenure, loop)
             finally:
                 if loop.first_commit.is_set():
                     self._takeover.note_commit(self.ledger.commits)
 
-    async def _adopt(self, writer: Writer, restored: Restored) -> TakenPartition:
+    async def _adopt(self, writer: Writer, restored: Restored) -> Tenure:
         """Make a restored ledger the state."""
         # emptied, because the traceback of the last tenure's error may keep it alive
         await discard(self.ledger)
@@ -262,15 +262,15 @@ class Processor:
         self.ledger, self.neighbours = restored.ledger, restored.neighbours
         self._takeover.note_commit(self.ledger.commits)
         await self._adoption.restart(restored)
-        self._say(
+        self._log(
             "ledger replayed",
             records=restored.records,
             allocations=len(self.ledger.allocations),
             seconds=round(restored.seconds, 3),
             commit=self.ledger.commits,
         )
-        await self._same_machine.look(restored)
-        return TakenPartition(
+        await self._same_machine.warn_once(restored)
+        return Tenure(
             assignment=self._assignment,
             writer=writer,
             ledger=self.ledger,
@@ -280,28 +280,28 @@ class Processor:
             end=restored.end,
         )
 
-    def _begin(self, taken: TakenPartition) -> CommitLoop:
+    def _begin(self, tenure: Tenure) -> CommitLoop:
         inputs, event_queue, clock = self.inputs, self.event_queue, self._instruments.clock
         builder = CommitBuilder(
-            taken, self._rules, self._limits, self._batch_limits, self._snapshots, self._quotas, event_queue, clock
+            tenure, self._rules, self._limits, self._batch_limits, self._snapshots, self._quotas, event_queue, clock
         )
         settlement = Settlement(
-            taken, builder, inputs, self.liveness, self._drivers, event_queue, self._reporter, self._input_loss
+            tenure, builder, inputs, self.liveness, self._drivers, event_queue, self._reporter, self._input_loss
         )
-        deadlines = Deadlines(taken, self._rules, inputs, self.liveness, event_queue, self._quotas, clock)
-        return CommitLoop(taken, builder, settlement, deadlines, inputs, event_queue, self._stop, clock)
+        deadlines = Deadlines(tenure, self._rules, inputs, self.liveness, event_queue, self._quotas, clock)
+        return CommitLoop(tenure, builder, settlement, deadlines, inputs, event_queue, self._stop, clock)
 
-    async def _work(self, taken: TakenPartition, loop: CommitLoop) -> BusError | None:
+    async def _work(self, tenure: Tenure, loop: CommitLoop) -> BusError | None:
         async with anyio.create_task_group() as tasks:
-            self.inputs.reset(taken.cursor, room=taken.batch_bytes // AHEAD_SHARE)
+            self.inputs.reset(tenure.cursor, room=tenure.batch_bytes // AHEAD_SHARE)
             tasks.start_soon(self.inputs.reader.run)
             tasks.start_soon(self.inputs.end.run)
             if self._assignment.scope.host is None:
                 tasks.start_soon(self.inputs.lookahead.run)
             tasks.start_soon(self.liveness.listen)
-            tasks.start_soon(self.liveness.look)
-            tasks.start_soon(self._takeover.look_for_rivals, loop.first_commit, taken.end)
-            tasks.start_soon(self._topic_watch.run, taken.cursor, taken.shape)
+            tasks.start_soon(self.liveness.poll_owners)
+            tasks.start_soon(self._takeover.check_for_rivals, loop.first_commit, tenure.end)
+            tasks.start_soon(self._topic_watch.run, tenure.cursor, tenure.shape)
             trouble = await loop.run(self._set_ready)
             tasks.cancel_scope.cancel()
         return trouble
@@ -312,12 +312,12 @@ class Processor:
             if ready:
                 self.served.set()
             self._instruments.metrics.partition_ready.labels(str(self._assignment.partition)).set(ready)
-            if not ready and self._instruments.outage.on and not self._stop.asked:
+            if not ready and self._instruments.outage.on and not self._stop.requested:
                 self._instruments.outage.met(self._activity, self.condition)
-            self._say("ready" if ready else "not ready")
+            self._log("ready" if ready else "not ready")
         if ready:
             self._instruments.outage.passed(self._activity)
 
-    def _say(self, event: str, **details: object) -> None:
+    def _log(self, event: str, **details: object) -> None:
         """Log a line, at debug level during an outage, which has a line already."""
         (self._reporter.log.debug if self._instruments.outage.on else self._reporter.log.info)(event, **details)

@@ -27,18 +27,18 @@ class SameMachine:
 
     def __init__(self, assignment: Assignment) -> None:
         self._assignment = assignment
-        self._looked = assignment.identity.host is None or assignment.identity.machine_id is None
+        self._is_done = assignment.identity.host is None or assignment.identity.machine_id is None
 
-    async def look(self, restored: Restored) -> None:
+    async def warn_once(self, restored: Restored) -> None:
         """Warn of each other host of this machine and this boot that has live allocations in this partition."""
-        if self._looked:
+        if self._is_done:
             return
         others = set(self._others(restored))
         try:
             held = await self._held(others, restored.end) if others else {}
         except BusError:
             return  # the tenure fails as well, and the next one looks again
-        self._looked = True
+        self._is_done = True
         for other, allocations in sorted(held.items()):
             log.warning(
                 "this machine has live allocations under another host name: the same devices may be lent twice. Give "

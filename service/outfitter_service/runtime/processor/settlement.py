@@ -20,7 +20,7 @@ from outfitter_service.runtime.processor.commit.pending_commit import PendingCom
 from outfitter_service.runtime.processor.commit_builder import CommitBuilder
 from outfitter_service.runtime.processor.event_queue import EventQueue
 from outfitter_service.runtime.processor.reporting.reporter import CommitReporter, subject_of
-from outfitter_service.runtime.processor.taken_partition import TakenPartition
+from outfitter_service.runtime.processor.tenure import Tenure
 
 
 class InputLoss(Struct, frozen=True):
@@ -50,7 +50,7 @@ class Settlement:
 
     def __init__(
         self,
-        taken: TakenPartition,
+        tenure: Tenure,
         builder: CommitBuilder,
         inputs: Inputs,
         liveness: LivenessTracker,
@@ -59,7 +59,7 @@ class Settlement:
         reporter: CommitReporter,
         input_loss: InputLoss,
     ) -> None:
-        self._taken = taken
+        self._tenure = tenure
         self._builder = builder
         self._inputs = inputs
         self._liveness = liveness
@@ -76,15 +76,15 @@ class Settlement:
 
     def report(self) -> None:
         """Count and log settled commits. Runs while the next commit is under way, to delay none."""
-        self._reporter.catch_up(self._taken.ledger)
+        self._reporter.catch_up(self._tenure.ledger)
 
     def settle(self, commit: PendingCommit, *, idle: bool) -> None:
         """The decisions are final: drop their input, and act. `idle`: no internal event waits, or is decided for the
         next commit."""
         ledger, event_queue, liveness, effects = (
-            self._taken.ledger, self._event_queue, self._liveness, commit.batch.effects,
+            self._tenure.ledger, self._event_queue, self._liveness, commit.batch.effects,
         )  # fmt: skip
-        self._taken.cursor.advance(commit.position, commit.ahead)
+        self._tenure.cursor.advance(commit.position, commit.ahead)
         self._builder.settled(commit, idle=idle)
         ledger.settle()
         if commit.done:
@@ -98,7 +98,7 @@ class Settlement:
             ledger.discard_undo()
             event_queue.extend(effects.follow_ups)
         liveness.renew(effects.renewed)
-        liveness.follow(effects.allocations)
+        liveness.apply_committed(effects.allocations)
         liveness.start_final_leases(effects.final_leases, ledger)
         for event in effects.failed_events:
             self._set_aside(event, "deciding it met a defect, which the manager's log describes")
@@ -113,7 +113,7 @@ class Settlement:
 
     def _update_drivers(self, host: str) -> None:
         """Start the host's drivers, or stop them where its record is gone."""
-        ledger = self._taken.ledger
+        ledger = self._tenure.ledger
         host_state = ledger.hosts.get(host)
         if host_state is not None and host_state.record is not None:
             self._drivers.serve(host)
@@ -124,7 +124,7 @@ class Settlement:
 
     def take_back(self, *commits: PendingCommit) -> None:
         """Take back these commits, the latest first. Their events must be decided again."""
-        self._taken.ledger.rollback()
+        self._tenure.ledger.rollback()
         for commit in commits:
             self._event_queue.give_back(commit.internal, but=commit.batch.effects.follow_ups)
             self._inputs.give_back(commit.messages, commit.looked_ahead)
@@ -141,7 +141,7 @@ class Settlement:
         if self._builder.shrink(commit):
             narrowed = True
         elif commit.internal:
-            self._give_up(self._event_queue.take(), trouble)
+            self._give_up(self._event_queue.pop(), trouble)
             narrowed = True
         else:
             narrowed = commit.newest >= 0 and self._builder.batch_limits.refuse(commit.newest)
@@ -165,13 +165,13 @@ class Settlement:
         self._event_queue.submissions.end([event], problem=problem)
         if isinstance(event, m.LeaseExpired):
             # the allocation gets one more lease, and is judged again
-            self._liveness.start_final_leases([event.allocation], self._taken.ledger)
+            self._liveness.start_final_leases([event.allocation], self._tenure.ledger)
         else:
-            self._event_queue.retries.keep(event)
+            self._event_queue.retries.add_if_edge(event)
 
     async def begin_again(self, lost: OffsetOutOfRangeError) -> BusError | None:
         """Continue where the input begins now. Messages of a recreated topic count as later than all earlier ones."""
-        cursor, assignment = self._taken.cursor, self._taken.assignment
+        cursor, assignment = self._tenure.cursor, self._tenure.assignment
         try:
             topic_id = (await assignment.bus.topic(assignment.topics.registrations)).id
         except BusError as error:

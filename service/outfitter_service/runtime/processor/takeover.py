@@ -17,7 +17,7 @@ from outfitter_service.runtime.clock import Clock
 from outfitter_service.runtime.input.assignment import Assignment
 from outfitter_service.runtime.processor.limits import Limits
 from outfitter_service.runtime.processor.reporting.reporter import CommitReporter
-from outfitter_service.runtime.processor.taken_partition import RecycledError
+from outfitter_service.runtime.processor.tenure import RecycledError
 
 END_WAIT_S = 20.0
 """Longer than a host writer's transaction can stay open: its 5 s time-out plus at most 10 s until the broker's next
@@ -185,7 +185,7 @@ class Takeover:
 
     # --- other managers ---
 
-    async def look_for_rivals(self, opened: anyio.Event, end: int) -> None:
+    async def check_for_rivals(self, opened: anyio.Event, end: int) -> None:
         """Look for managers of the other scope again after the first commit, from the restore's `end` on: two managers
         that start at the same moment see each other only then."""
         assignment = self._assignment

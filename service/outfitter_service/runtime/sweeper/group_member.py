@@ -88,7 +88,7 @@ class SweeperMember(Struct, frozen=True):
     grace_s: float = GRACE_S
     session_s: float = SESSION_S
     heartbeat_s: float = HEARTBEAT_S
-    _sweeps: dict[int, tuple[PartitionSweeper, anyio.CancelScope]] = {}
+    _sweepers: dict[int, tuple[PartitionSweeper, anyio.CancelScope]] = {}
 
     async def run_by_turns(self, others: Collection[str]) -> None:
         """Sweep always, or in some turns, depending on the `others` with a working manager. Returns if rights are
@@ -96,7 +96,7 @@ class SweeperMember(Struct, frozen=True):
         if is_candidate(self.identity.host or "", others):
             await self.run()
             return
-        log.info("other managers sweep, and this one only in some turns", others=len(others))
+        log.info("other managers sweeper, and this one only in some turns", others=len(others))
         while True:
             with anyio.move_on_after(TURN_S) as turn:
                 if random.random() < CANDIDATES / len(others):  # noqa: S311 - chance, not a secret
@@ -131,12 +131,12 @@ class SweeperMember(Struct, frozen=True):
                 )
                 self.instruments.outage.passed(ACTIVITY)
                 async with membership:
-                    await self._follow(membership)
+                    await self._serve_assignments(membership)
             except BusError as error:
                 self.instruments.outage.met(ACTIVITY, error)
             await anyio.sleep(backoff.next_delay(lasted=self.instruments.clock.monotonic() - begun))
 
-    async def _follow(self, membership: Membership) -> None:
+    async def _serve_assignments(self, membership: Membership) -> None:
         trouble: BusError | None = None
         try:
             async with anyio.create_task_group() as tasks:
@@ -147,28 +147,28 @@ class SweeperMember(Struct, frozen=True):
                         trouble = error
                 tasks.cancel_scope.cancel()
         finally:
-            self._sweeps.clear()
+            self._sweepers.clear()
             self.instruments.metrics.swept_partitions.set(0)
         if trouble is not None:
             raise trouble
 
     def _assign(self, partitions: frozenset[int], membership: Membership, tasks: TaskGroup) -> None:
-        for lost in self._sweeps.keys() - partitions:
-            self._sweeps.pop(lost)[1].cancel()
-        for new in partitions - self._sweeps.keys():
+        for lost in self._sweepers.keys() - partitions:
+            self._sweepers.pop(lost)[1].cancel()
+        for new in partitions - self._sweepers.keys():
             scope = anyio.CancelScope()
-            sweep = PartitionSweeper(
-                self._task(new), owns_partition=partial(membership.confirmed, new), served=self._hosts
+            sweeper = PartitionSweeper(
+                self._context(new), owns_partition=partial(membership.confirmed, new), served=self._hosts
             )
-            self._sweeps[new] = sweep, scope
-            tasks.start_soon(self._sweep, sweep, scope)
-        self.instruments.metrics.swept_partitions.set(len(self._sweeps))
+            self._sweepers[new] = sweeper, scope
+            tasks.start_soon(self._sweep, sweeper, scope)
+        self.instruments.metrics.swept_partitions.set(len(self._sweepers))
 
-    async def _sweep(self, sweep: PartitionSweeper, scope: anyio.CancelScope) -> None:
+    async def _sweep(self, sweeper: PartitionSweeper, scope: anyio.CancelScope) -> None:
         with scope:
-            await sweep.run()
+            await sweeper.run()
 
-    def _task(self, partition: int) -> SweepContext:
+    def _context(self, partition: int) -> SweepContext:
         return SweepContext(
             bus=self.bus,
             topics=topics(self.identity.cluster),
@@ -183,7 +183,7 @@ class SweeperMember(Struct, frozen=True):
         """The hosts with a manager in the partitions that are swept here."""
         return [
             host
-            for sweep, _ in self._sweeps.values()
-            if sweep.host_registry is not None
-            for host in sweep.host_registry.hosts
+            for sweeper, _ in self._sweepers.values()
+            if sweeper.host_registry is not None
+            for host in sweeper.host_registry.hosts
         ]

@@ -19,7 +19,7 @@ LETTERS, LETTER_BYTES = 500, 2 * 1024 * 1024
 """Most dead letters, and their bytes, in one transaction."""
 
 
-class Held(Struct, kw_only=True):
+class HeldMessage(Struct, kw_only=True):
     """A message that is unroutable (`why`), or whose `host` may have no manager. It is due at `due`, in monotonic
     seconds."""
 
@@ -37,11 +37,11 @@ class HeldMessages:
     """The held messages of one partition, in the order of the input."""
 
     def __init__(self) -> None:
-        self._messages: deque[Held] = deque()
+        self._messages: deque[HeldMessage] = deque()
         self._bytes = 0
 
     @property
-    def first(self) -> Held | None:
+    def first(self) -> HeldMessage | None:
         """The message that is answered next."""
         return self._messages[0] if self._messages else None
 
@@ -50,7 +50,7 @@ class HeldMessages:
         """Whether reading must pause."""
         return len(self._messages) >= HELD_MESSAGES or self._bytes >= HELD_BYTES
 
-    def put(self, held: Held) -> None:
+    def put(self, held: HeldMessage) -> None:
         """Hold one more message, the last in the input."""
         self._messages.append(held)
         self._bytes += len(held.message.value or b"")
@@ -70,9 +70,9 @@ class HeldMessages:
         self._messages = deque(held for held in self._messages if not held.is_served(host_registry))
         self._bytes = sum(len(held.message.value or b"") for held in self._messages)
 
-    def ripe(self, host_registry: HostRegistry, now: float) -> list[Held]:
+    def due(self, host_registry: HostRegistry, now: float) -> list[HeldMessage]:
         """The first messages that certainly have no manager, as many as one transaction answers."""
-        ripe: list[Held] = []
+        due: list[HeldMessage] = []
         size = 0
         for held in self._messages:
             if held.why is None:
@@ -80,10 +80,10 @@ class HeldMessages:
                 if status is not HostStatus.EARLIER and (status is not HostStatus.UNKNOWN or held.due > now):
                     break
             size += min(len(held.message.value or b""), MAX_DEAD_LETTER_BODY) + LETTER_EXTRA
-            if ripe and (len(ripe) >= LETTERS or size > LETTER_BYTES):
+            if due and (len(due) >= LETTERS or size > LETTER_BYTES):
                 break
-            ripe.append(held)
-        return ripe
+            due.append(held)
+        return due
 
     def position_after(self, count: int, read_to: int) -> int:
         """The input's next offset once `count` messages are answered and everything before `read_to` is read."""

@@ -106,14 +106,14 @@ class HostRegistry:
                 self.checkpoint = self._own(value)
             elif (writer := writer_of(key)) is not None:
                 if (host := writer_names(writer).host) is not None:
-                    self._serve(host, value)
+                    self._note_served(host, value)
             elif (named := host_of(key)) is not None:
                 if value is None:
                     self._named.pop(named, None)
                 else:
                     self._named[named] = self._clock.monotonic()
 
-    def _serve(self, host: str, value: bytes | None) -> None:
+    def _note_served(self, host: str, value: bytes | None) -> None:
         if value is None:
             self._begins.pop(host, None)
             return

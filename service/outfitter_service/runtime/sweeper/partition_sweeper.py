@@ -36,7 +36,7 @@ from outfitter_service.runtime.dead_letter_quota import DeadLetterQuota, Omitted
 from outfitter_service.runtime.identity import Identity
 from outfitter_service.runtime.input.scope import Unroutable, unroutable, was_moved
 from outfitter_service.runtime.instruments import Instruments
-from outfitter_service.runtime.sweeper.held_messages import Held, HeldMessages
+from outfitter_service.runtime.sweeper.held_messages import HeldMessage, HeldMessages
 from outfitter_service.runtime.sweeper.host_registry import HostRegistry, HostStatus
 from outfitter_service.runtime.sweeper.sweep_progress import SweepProgress
 
@@ -80,18 +80,22 @@ class PartitionSweeper:
     """Sweeps one partition while `run` runs."""
 
     def __init__(
-        self, task: SweepContext, *, owns_partition: Callable[[], Awaitable[bool]], served: Callable[[], Iterable[str]]
+        self,
+        context: SweepContext,
+        *,
+        owns_partition: Callable[[], Awaitable[bool]],
+        served: Callable[[], Iterable[str]],
     ) -> None:
         """`owns_partition` is asked before the partition is taken again. `served`: the hosts that a dead letter
         names."""
-        self._task = task
-        self._activity = f"sweeping partition {task.partition}"
+        self._context = context
+        self._activity = f"sweeping partition {context.partition}"
         self._owns_partition = owns_partition
         self._served = served
         self._held = HeldMessages()
-        self._progress = SweepProgress(task.identity, task.partition, task.instruments.clock)
-        self._dead_letter_quota = DeadLetterQuota(task.instruments.clock.monotonic)
-        self._looked_at = 0.0
+        self._progress = SweepProgress(context.identity, context.partition, context.instruments.clock)
+        self._dead_letter_quota = DeadLetterQuota(context.instruments.clock.monotonic)
+        self._checked_at = 0.0
         self.host_registry: HostRegistry | None = None
 
     async def run(self) -> None:
@@ -99,67 +103,71 @@ class PartitionSweeper:
         try:
             await self._run()
         finally:
-            self._task.instruments.outage.drop(self._activity)
+            self._context.instruments.outage.drop(self._activity)
 
     async def _run(self) -> None:
         backoff = Backoff(FIRST_DELAY_S, LONGEST_DELAY_S)
-        partition = self._task.partition
+        partition = self._context.partition
         while True:
-            begun = self._task.instruments.clock.monotonic()
+            begun = self._context.instruments.clock.monotonic()
             try:
-                await self._serve()
+                await self._sweep_tenure()
             except LedgerRefusedError as error:
                 log.error("a partition cannot be swept", partition=partition, error=str(error))
                 return
             except BusError as error:
-                self._task.instruments.outage.met(self._activity, error)
-            await anyio.sleep(backoff.next_delay(lasted=self._task.instruments.clock.monotonic() - begun))
+                self._context.instruments.outage.met(self._activity, error)
+            await anyio.sleep(backoff.next_delay(lasted=self._context.instruments.clock.monotonic() - begun))
             while not await self._owns_partition():  # noqa: ASYNC110  (an answer of the bus, no event of ours)
                 await anyio.sleep(FIRST_DELAY_S)
 
     # --- taking the partition ------------------------------------------------------------------------------
 
-    async def _serve(self) -> None:
-        task = self._task
-        identity = transactional_id(task.identity.cluster, sweeper_writer(task.partition))
-        topics = task.topics.written(history=False)
-        async with await task.bus.open_writer(identity, task.partition, topics=topics) as writer:
-            ledger_id = (await task.bus.topic(task.topics.allocations)).id  # before it is read
-            input_id = await self._look_at_input("")
+    async def _sweep_tenure(self) -> None:
+        context = self._context
+        identity = transactional_id(context.identity.cluster, sweeper_writer(context.partition))
+        topics = context.topics.written(history=False)
+        async with await context.bus.open_writer(identity, context.partition, topics=topics) as writer:
+            ledger_id = (await context.bus.topic(context.topics.allocations)).id  # before it is read
+            input_id = await self._check_input_topic("")
             host_registry = self.host_registry = HostRegistry(
-                task.bus, task.topics.allocations, task.partition, input_id=input_id, clock=task.instruments.clock
+                context.bus,
+                context.topics.allocations,
+                context.partition,
+                input_id=input_id,
+                clock=context.instruments.clock,
             )
             await host_registry.catch_up()
             self._held.clear()
             start = self._progress.begin(host_registry.checkpoint, input_id, ledger_id)
-            async with await task.bus.open_reader(
-                task.topics.registrations, task.partition, start=start, committed=False
+            async with await context.bus.open_reader(
+                context.topics.registrations, context.partition, start=start, committed=False
             ) as reader:
                 self._progress.read_from(reader.position)
-                task.instruments.outage.passed(self._activity)
-                log.debug("sweeping", partition=task.partition, position=reader.position)
+                context.instruments.outage.passed(self._activity)
+                log.debug("sweeping", partition=context.partition, position=reader.position)
                 while not writer.tainted:
-                    if task.instruments.clock.monotonic() - self._looked_at > CHECK_S:
-                        await self._look_at_input(input_id)
+                    if context.instruments.clock.monotonic() - self._checked_at > CHECK_S:
+                        await self._check_input_topic(input_id)
                     await self._read(reader)
                     await self._answer(writer, host_registry, reader.position)
 
-    async def _look_at_input(self, known_id: str) -> str:
+    async def _check_input_topic(self, known_id: str) -> str:
         """The id of the registrations topic. It must not have changed (`known_id`, empty before the first check), or
         the beginning of a new topic would be skipped. Nor may its number of partitions, or messages of hosts that have
         moved would count as unroutable."""
-        task = self._task
-        shape = (await task.bus.shapes([task.topics.registrations])).get(task.topics.registrations)
-        if shape is None or shape.partitions != task.partitions or known_id not in ("", shape.id):
+        context = self._context
+        shape = (await context.bus.shapes([context.topics.registrations])).get(context.topics.registrations)
+        if shape is None or shape.partitions != context.partitions or known_id not in ("", shape.id):
             raise BusConfigurationError("the registrations topic was recreated, or has another number of partitions")
-        self._looked_at = task.instruments.clock.monotonic()
+        self._checked_at = context.instruments.clock.monotonic()
         return shape.id
 
     # --- reading -------------------------------------------------------------------------------------------
 
     async def _read(self, reader: Reader) -> None:
         await anyio.sleep(PACE_S)
-        now = self._task.instruments.clock.monotonic()
+        now = self._context.instruments.clock.monotonic()
         first = self._held.first
         wait = min(max(first.due - now, 0.0), LISTEN_S) if first is not None else LISTEN_S
         if self._held.full:
@@ -173,65 +181,65 @@ class PartitionSweeper:
             self._held.clear()
             self._progress.skip_to(error.start)
             return
-        due = self._task.instruments.clock.monotonic() + self._task.grace_s
+        due = self._context.instruments.clock.monotonic() + self._context.grace_s
         served: set[bytes | None] = set()  # from here on nothing is awaited, and the hosts' states do not change
         for message in messages:
-            if message.key not in served and self._look_at(message, due) is HostStatus.SERVED:
+            if message.key not in served and self._hold_if_unserved(message, due) is HostStatus.SERVED:
                 served.add(message.key)
 
-    def _look_at(self, message: Message, due: float) -> HostStatus:
+    def _hold_if_unserved(self, message: Message, due: float) -> HostStatus:
         """Hold a message, unless its host certainly has a manager or it needs no answer."""
-        if was_moved(message, self._task.partition, self._task.partitions, self._progress.grown):
+        if was_moved(message, self._context.partition, self._context.partitions, self._progress.grown):
             return HostStatus.EARLIER
         key = message.key
-        why = unroutable(message, self._task.partitions)
+        why = unroutable(message, self._context.partitions)
         host = key.decode() if why is None and key is not None else ""
         status = HostStatus.UNKNOWN
         if why is None and self.host_registry is not None:
             status = self.host_registry.status(host, message.offset)
         if status is not HostStatus.SERVED and (why is not None or _asks(message)):
-            self._held.put(Held(message=message, due=due, host=host, why=why))
+            self._held.put(HeldMessage(message=message, due=due, host=host, why=why))
         return status
 
     # --- answering -----------------------------------------------------------------------------------------
 
     async def _answer(self, writer: Writer, host_registry: HostRegistry, read_to: int) -> None:
         """Write the dead letters of the messages that are due, in order."""
-        held, progress, now = self._held, self._progress, self._task.instruments.clock.monotonic
+        held, progress, now = self._held, self._progress, self._context.instruments.clock.monotonic
         if held.first is not None and held.first.why is None and held.first.due <= now():
             await host_registry.catch_up()
             held.drop_served(host_registry)
-        letters = held.ripe(host_registry, now())
+        letters = held.due(host_registry, now())
         end = letters[-1].message.offset + 1 if letters else 0
         if end > progress.claimed and any(each.why is None for each in letters):
-            await self._look_at_input(progress.input_id)
+            await self._check_input_topic(progress.input_id)
             progress.claim(end)
             await self._commit(writer, [], progress.position)
             if writer.tainted:
                 return  # a late copy of the claim's requests could end the next transaction too early
             await host_registry.catch_up()
             held.drop_served(host_registry)
-            letters = [each for each in held.ripe(host_registry, now()) if each.message.offset < end]
+            letters = [each for each in held.due(host_registry, now()) if each.message.offset < end]
         summed = self._dead_letter_quota.due()
         if letters or summed or progress.is_due(held.position_after(0, read_to)):
-            await self._look_at_input(progress.input_id)
+            await self._check_input_topic(progress.input_id)
             await self._commit(writer, letters, held.position_after(len(letters), read_to), summed)
 
     async def _commit(
-        self, writer: Writer, letters: list[Held], position: int, summed: Mapping[Payer, Omitted] = NO_SUMMARIES
+        self, writer: Writer, letters: list[HeldMessage], position: int, summed: Mapping[Payer, Omitted] = NO_SUMMARIES
     ) -> None:
         """Commit dead letters and the position after them. Each code has a quota per minute."""
-        task = self._task
+        context = self._context
         reasons = {id(held): self._reason(held) for held in letters}
-        now = task.instruments.clock.utc()
+        now = context.instruments.clock.utc()
         written: list[DeadLetter] = []
         rationed: Counter[Payer] = Counter()
         omitted: dict[Payer, Omitted] = {}
         for held in letters:
             why = reasons[id(held)]
-            writer_name = sweeper_writer(task.partition)
+            writer_name = sweeper_writer(context.partition)
             letter = dead_letter(held.message, why.reason, None, writer=writer_name, at=now, code=why.code)
-            if self._dead_letter_quota.take(why.code):
+            if self._dead_letter_quota.use(why.code):
                 rationed[why.code] += 1
                 written.append(letter)
             elif why.code in omitted:
@@ -240,9 +248,9 @@ class PartitionSweeper:
                 omitted[why.code] = Omitted(first=letter, until=held.message.offset + 1)
         written += [each.summary() for each in summed.values()]
         checkpoint = self._progress.checkpoint(position)
-        ledger = task.topics.allocations, [Entry(checkpoint.key.encode(), encode(checkpoint))]
+        ledger = context.topics.allocations, [Entry(checkpoint.key.encode(), encode(checkpoint))]
         try:
-            await writer.commit([(task.topics.dead_letters, letter_entries(written)), ledger])
+            await writer.commit([(context.topics.dead_letters, letter_entries(written)), ledger])
         except BaseException:
             self._dead_letter_quota.give_back(rationed)
             self._omit(summed)
@@ -256,7 +264,7 @@ class PartitionSweeper:
         for payer, of_one in omitted.items():
             self._dead_letter_quota.omit(payer, of_one)
 
-    def _reason(self, held: Held) -> Unroutable:
+    def _reason(self, held: HeldMessage) -> Unroutable:
         if held.why is not None:
             return held.why
         served = sorted(self._served())
@@ -267,11 +275,11 @@ class PartitionSweeper:
             f"Start one with `outfitter serve --host {held.host}`, and register again",
         )
 
-    def _report(self, reasons: list[Unroutable], letters: list[Held], omitted: int) -> None:
+    def _report(self, reasons: list[Unroutable], letters: list[HeldMessage], omitted: int) -> None:
         for code, count in Counter(why.code for why in reasons).items():
-            self._task.instruments.metrics.swept.labels(code).inc(count)
-        self._task.instruments.metrics.dead_letters.inc(len(letters))
-        self._task.instruments.metrics.dead_letters_omitted.inc(omitted)
+            self._context.instruments.metrics.swept.labels(code).inc(count)
+        self._context.instruments.metrics.dead_letters.inc(len(letters))
+        self._context.instruments.metrics.dead_letters_omitted.inc(omitted)
         for why, held in list(zip(reasons, letters, strict=True))[:_LOGGED]:
             message = held.message
             log.warning(

@@ -17,8 +17,8 @@ from msgspec import structs
 from outfitter_proto.records import Allocation, AllocationState, Health, ReasonCode, ResolvedRequest, Source
 from outfitter_service.core.model import KnownDevice
 from outfitter_service.core.state.host_state import HostState
-from outfitter_service.core.state.inventory import Inventory
 from outfitter_service.core.state.ledger import Ledger, SetInventory
+from outfitter_service.core.state.resource_state import ResourceState
 from outfitter_service.metrics import StateCounts
 from outfitter_service.runtime.processor.reporting import gauges
 from outfitter_service.runtime.processor.reporting.gauges import OTHER, StateGauges
@@ -56,7 +56,7 @@ def reported(*devices: KnownDevice, host: str = "h") -> Ledger:
 
 
 def report(ledger: Ledger, resource: str, *devices: KnownDevice, host: str = "h") -> None:
-    ledger.restore(SetInventory(host, resource, Inventory.of(devices)))
+    ledger.restore(SetInventory(host, resource, ResourceState.of(devices)))
 
 
 def device(name: str, health: Health = Health.HEALTHY, *aliases: str) -> KnownDevice:
@@ -115,7 +115,7 @@ def test_running_totals_are_what_a_walk_over_all_hosts_says(steps: list[tuple[st
         match what:
             case "report":
                 known = [device(f"D{n}", health, *(["other"] if n else [])) for n, health in enumerate(more)]
-                ledger.change(SetInventory(host, "gpu", Inventory.of(tuple(known))))
+                ledger.change(SetInventory(host, "gpu", ResourceState.of(tuple(known))))
             case "hold" if key not in now:
                 now[key] = structs.replace(record(more, "allocated", more), host=host)
                 state_gauges.update({key: now[key]}, before={})

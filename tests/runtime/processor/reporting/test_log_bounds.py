@@ -63,9 +63,9 @@ def test_a_traceback_shows_no_values_and_needs_no_message(capfd: pytest.CaptureF
 def test_beyond_so_many_lines_a_second_none_is_given_out() -> None:
     now = 7.0
     lines = reporter.LineLimiter(lambda: now)
-    assert [lines.take(20) for _ in range(4)] == [20, 20, 10, 0]
+    assert [lines.allow(20) for _ in range(4)] == [20, 20, 10, 0]
     now = 8.0
-    assert lines.take(20) == 20
+    assert lines.allow(20) == 20
 
 
 async def test_what_has_no_line_of_its_own_is_counted(

@@ -72,7 +72,7 @@ def _chosen(inspection: Inspection, resource: str) -> ResourceConfig:
 
 
 def _built(config: ResourceConfig) -> ExternalResourceDriver:
-    from outfitter_service.runtime.drivers.building import build_served, told
+    from outfitter_service.runtime.drivers.building import build_error_text, build_served
 
     if config.driver is None:
         raise OutfitterCliError(
@@ -83,7 +83,7 @@ def _built(config: ResourceConfig) -> ExternalResourceDriver:
         return build_served(config, "host", lambda warning: warn(f"{config.key('param.')}{warning}")).driver
     except Exception as error:
         # foreign code: report any error of it
-        raise OutfitterCliError(f"the driver of {config.name} cannot be built: {told(error)}") from error
+        raise OutfitterCliError(f"the driver of {config.name} cannot be built: {build_error_text(error)}") from error
 
 
 async def _call(driver: ExternalResourceDriver, amount: int, worker: Worker) -> list[ExternalResourceInfo]:

@@ -14,7 +14,7 @@ from outfitter_proto.keys import checkpoint_key, host_writer, partition_writer, 
 from outfitter_proto.names import Topics, topics, transactional_id
 from outfitter_proto.partitioning import partition_of
 from outfitter_proto.records import NO_COMMIT, NO_TOKEN, Checkpoint, CommitNumber, InputPosition
-from outfitter_service.runtime.changelog.growth.stock import Stock, stock
+from outfitter_service.runtime.changelog.growth.partition_contents import PartitionContents, read_contents
 
 INSTANCE = "topics-grow"
 """The prefix of the instance in checkpoints that are written here."""
@@ -51,10 +51,10 @@ class GrowingLedger:
 
     # --- reading ---
 
-    async def read(self, partition: int, partitions: int | None = None) -> Stock:
+    async def read(self, partition: int, partitions: int | None = None) -> PartitionContents:
         """Read one partition, with the records that belong to another one out of `partitions` (default: the future
         number)."""
-        here = await stock(self._bus, self.topics.allocations, partition, partitions or self.partitions)
+        here = await read_contents(self._bus, self.topics.allocations, partition, partitions or self.partitions)
         for writer, checkpoint in here.checkpoints.items():
             self.checkpoints[partition, writer] = checkpoint
         return here
@@ -85,9 +85,9 @@ class GrowingLedger:
 
     # --- other writers ---
 
-    def note_commits(self, partition: int, stock: Stock) -> None:
+    def note_commits(self, partition: int, contents: PartitionContents) -> None:
         """Note the commits whose records are copied."""
-        for writer, checkpoint in stock.checkpoints.items():
+        for writer, checkpoint in contents.checkpoints.items():
             self._commits[partition, writer] = checkpoint.commit
 
     def is_written_since(self, partition: int, checkpoint: Checkpoint) -> bool:

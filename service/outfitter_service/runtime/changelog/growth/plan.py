@@ -7,7 +7,7 @@ from msgspec import UNSET, Struct
 from outfitter_proto.bus import Bus, UnknownTopicError
 from outfitter_proto.records import Checkpoint
 from outfitter_service.runtime.changelog.growth.growing_ledger import GrowingLedger
-from outfitter_service.runtime.changelog.growth.stock import CannotGrowError, is_begun, unfinished
+from outfitter_service.runtime.changelog.growth.partition_contents import CannotGrowError, is_begun, unfinished
 
 
 class GrowthPlan(Struct, frozen=True, kw_only=True):

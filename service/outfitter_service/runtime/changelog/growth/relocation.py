@@ -11,8 +11,8 @@ from outfitter_proto.keys import CHECKPOINT, host_writer, partition_writer, swee
 from outfitter_proto.partitioning import partition_of
 from outfitter_proto.records import NO_COMMIT, NO_TOKEN, Checkpoint, Growth, InputPosition
 from outfitter_service.runtime.changelog.growth.growing_ledger import GrowingLedger
+from outfitter_service.runtime.changelog.growth.partition_contents import CannotGrowError, unfinished
 from outfitter_service.runtime.changelog.growth.plan import GrowthPlan
-from outfitter_service.runtime.changelog.growth.stock import CannotGrowError, unfinished
 from outfitter_service.runtime.changelog.shape import MOVING
 
 

@@ -53,7 +53,9 @@ class UnreadInput:
         ) as reader:
             async for messages in read_to(reader, end):
                 for message in messages:
-                    if message.offset < end and self._is_owed(message.key, message.offset, message.value, partition):
+                    if message.offset < end and self._needs_answer(
+                        message.key, message.offset, message.value, partition
+                    ):
                         host = (message.key or b"").decode()
                         entry = Entry(message.key, message.value)
                         await self._bus.publish(
@@ -62,7 +64,7 @@ class UnreadInput:
                         self.registrations += 1
         await self._ledger.put(partition, structs.replace(keeper, grown=structs.replace(keeper.grown, until=end)))
 
-    def _is_owed(self, key: bytes | None, offset: int, value: bytes | None, partition: int) -> bool:
+    def _needs_answer(self, key: bytes | None, offset: int, value: bytes | None, partition: int) -> bool:
         """Whether a message was right here, belongs elsewhere now, and needs an answer. Heartbeats need none."""
         try:
             host = check_name((key or b"").decode(), "host")

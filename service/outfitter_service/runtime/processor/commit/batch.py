@@ -31,8 +31,8 @@ LOGGED = 20
 
 
 class Report(Struct):
-    """A commit's part in metrics and log. `kinds`: events by kind. `steps`: of plain grants only those that are logged;
-    `unlogged` counts the others. `granted`: when the registrations of plain grants were sent, by resource, in ms since
+    """A commit's part in metrics and log. `kinds`: events by kind. `steps`: of fast grants only those that are logged;
+    `unlogged` counts the others. `granted`: when the registrations of fast grants were sent, by resource, in ms since
     1970; `registered_ms`: the same of other registrations, by key. `unknown_fields`: messages with warnings. `about`:
     the sender of a dead letter's message, by the letter's key."""
 
@@ -44,8 +44,8 @@ class Report(Struct):
     unknown_fields: list[tuple[Registration, list[str]]] = []
     about: dict[str, dict[str, str | None]] = {}
 
-    def plain_step(self, key: str, step: Transition) -> None:
-        """Add a plain grant's step, of which most commits consist."""
+    def fast_step(self, key: str, step: Transition) -> None:
+        """Add a fast grant's step, of which most commits consist."""
         if len(self.steps) < LOGGED:
             self.steps.append((key, step))
         else:
@@ -69,7 +69,7 @@ class Effects(Struct):
     before: dict[AllocationKey, Allocation] = {}
 
 
-class Refusals(Struct):
+class QuotaUse(Struct):
     """A commit's use of the quotas of dead letters: letters `rationed`, messages `omitted` beyond the quota, and those
     `summed` up in one letter."""
 
@@ -105,7 +105,7 @@ class Batch:
         self.output = CommitOutput(history=history)
         self.report = Report()
         self.effects = Effects()
-        self.refusals = Refusals()
+        self.refusals = QuotaUse()
         self._base = base
         self._on_new_host = on_new_host
         self._dead_letter_quota = dead_letter_quota
@@ -170,7 +170,7 @@ class Batch:
         if warnings:
             self.report.unknown_fields.append((registration, warnings))
             if named and naming is not None:
-                naming.take(self._known_host(message))
+                naming.use(self._known_host(message))
         decision = self.decide(m.Incoming(registration, source, warnings))
         if type(decision) is FastGrant:
             for resource in decision.record.resources:
@@ -184,14 +184,14 @@ class Batch:
             self.report.registered_ms[key] = message.timestamp_ms
 
     def _grant(self, grant: FastGrant) -> None:
-        """Apply a plain grant, as `decide` applies other decisions."""
+        """Apply a fast grant, as `decide` applies other decisions."""
         key, record, output, effects = grant.key, grant.record, self.output, self.effects
         self.ledger.grant(key, record, grant.names)
         if key in output.stepless:
             # nobody will see that an earlier record was deleted under this key, so that its lease is renewed
             effects.renewed[key] = None
         effects.allocations[key] = record
-        self.report.plain_step(key, output.grant(grant))
+        self.report.fast_step(key, output.grant(grant))
 
     def refuse(
         self, message: Message, reason: str, field: str | None = None, *, understood: bool = True
@@ -200,7 +200,7 @@ class Batch:
         self.report.kinds["dead-letter"] += 1
         self.events += 1
         payer = self._known_host(message), understood
-        if self._dead_letter_quota is not None and not self._dead_letter_quota.take(payer):
+        if self._dead_letter_quota is not None and not self._dead_letter_quota.use(payer):
             omitted = self.refusals.omitted.get(payer)
             self.refusals.omitted[payer] = (
                 Omitted(first=self._letter(message, reason, field), until=message.offset + 1)

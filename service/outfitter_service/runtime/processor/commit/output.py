@@ -17,14 +17,14 @@ class CommitOutput(Struct, kw_only=True):
     """It begins empty, and a batch fills it: nobody passes its fields but `history`.
 
     `history`: whether history is written. `letters`: dead letters; `notes`: those of the event queue. `values`: the
-    last record of each changed key with its bytes; None is a tombstone. `plain`: the plain grants, in the order of
+    last record of each changed key with its bytes; None is a tombstone. `fast_grants`: the fast grants, in the order of
     their tokens. `stepless`: keys that were put or deleted without a step in history. `positions`: changed queue
     positions. `steps`: history's entries. `piece`: of a snapshot. `ledger_bytes`, `history_bytes`: upper bounds of the
     sizes of the ledger's batch, letters included, and of history's."""
 
     history: bool
     values: dict[str, tuple[Allocation | StateRecord | None, bytes | None]] = {}
-    plain: dict[str, tuple[Allocation, Entry]] = {}
+    fast_grants: dict[str, tuple[Allocation, Entry]] = {}
     stepless: dict[str, None] = {}
     positions: dict[str, int] = {}
     steps: list[Entry] = []
@@ -37,13 +37,13 @@ class CommitOutput(Struct, kw_only=True):
     @property
     def empty(self) -> bool:
         """Whether there is nothing to write (heartbeats move leases in memory only)."""
-        return not (self.values or self.plain or self.notes or self.letters)
+        return not (self.values or self.fast_grants or self.notes or self.letters)
 
     def put(self, key: str, record: Allocation | StateRecord | None, value: bytes | None = None) -> None:
         """Write a record, or a tombstone. `value`: the encoded record, if it is encoded already."""
         if value is None and record is not None:
             value = encode(record)
-        self.plain.pop(key, None)
+        self.fast_grants.pop(key, None)
         self.values[key] = (record, value)
         # an earlier value of this key stays counted: few keys have one, and this is an upper bound
         self.ledger_bytes += len(key) + 16 + (0 if value is None else len(value))
@@ -54,13 +54,13 @@ class CommitOutput(Struct, kw_only=True):
         self.put(key, record)
 
     def grant(self, grant: FastGrant) -> Transition:
-        """Write a plain grant and its step. Returns the step."""
+        """Write a fast grant and its step. Returns the step."""
         key, record = grant.key, grant.record
         name, value = key.encode(), encode(record)
         size = len(name) + 16
         if key in self.stepless:
             del self.values[key]
-        self.plain[key] = record, Entry(name, value)
+        self.fast_grants[key] = record, Entry(name, value)
         self.ledger_bytes += size + len(value)
         step = grant.step(Raw(value))
         if self.history:
@@ -97,8 +97,8 @@ class CommitOutput(Struct, kw_only=True):
     def transaction(self, topics: Topics, checkpoint: Checkpoint) -> list[tuple[str, list[Entry]]]:
         """The entries of the commit, by topic, in order."""
         last = {key: self.values.get(key) for key in self.stepless}
-        reborn = [key for key, value in last.items() if value is None or type(value[0]) is Allocation]
-        ledger = ledger_batch(self.values, self.plain, checkpoint, reborn=reborn)
+        recreated = [key for key, value in last.items() if value is None or type(value[0]) is Allocation]
+        ledger = ledger_batch(self.values, self.fast_grants, checkpoint, recreated=recreated)
         if not self.history:
             return batches(topics, [], self.letters, ledger)
         stepless = {key: value for key, value in last.items() if value is not None}

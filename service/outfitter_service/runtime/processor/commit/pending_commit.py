@@ -95,7 +95,7 @@ class PendingCommit(Struct, kw_only=True):
     def decide_ahead(self, lookahead_buffer: LookAheadBuffer, scope: Scope, batch_limits: BatchLimits) -> None:
         """Decide the look-ahead's next message before its turn. Each source skips what the other one had decided, but
         keeps it here: if this commit fails, both are restored."""
-        message = lookahead_buffer.take()
+        message = lookahead_buffer.pop()
         self.looked_ahead.append(message)
         if message.offset >= self.position:
             self.decide(message, scope, batch_limits)

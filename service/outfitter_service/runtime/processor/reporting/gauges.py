@@ -14,8 +14,8 @@ from typing import NamedTuple
 from outfitter_proto.keys import AllocationKey
 from outfitter_proto.records import HOLDING_STATES, Allocation, Health
 from outfitter_service.core.state.host_state import HostState
-from outfitter_service.core.state.inventory import Inventory
 from outfitter_service.core.state.ledger import Ledger
+from outfitter_service.core.state.resource_state import ResourceState
 from outfitter_service.core.states import PENDING
 from outfitter_service.metrics import HELD_BACK, StateCounts
 from outfitter_service.runtime.processor.reporting.exclusivity_check import Holders, Violation
@@ -36,7 +36,7 @@ class _Shown(NamedTuple):
     """A resource's devices on one host as its driver reported them, by health (`ids`), and how many are in which
     state (`counts`). `inventory` and `synonyms` are those that it was counted from."""
 
-    inventory: Inventory
+    inventory: ResourceState
     synonyms: object
     ids: _Ids
     counts: dict[str, int]
@@ -160,7 +160,7 @@ class StateGauges:
         return shown
 
 
-def _ids(host_state: HostState, inventory: Inventory) -> _Ids:
+def _ids(host_state: HostState, inventory: ResourceState) -> _Ids:
     """The canonical names of a resource's devices by health; held-back devices have a group of their own."""
     grouped: dict[str, set[str]] = {}
     for device in inventory.devices:

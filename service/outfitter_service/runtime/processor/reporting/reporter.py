@@ -35,7 +35,7 @@ class LineLimiter:
         self._second = 0
         self._left = LINES_A_SECOND
 
-    def take(self, wanted: int) -> int:
+    def allow(self, wanted: int) -> int:
         """How many of the wanted lines may be written."""
         second = int(self._clock())
         if second != self._second:
@@ -101,12 +101,12 @@ class CommitReporter:
         omitted = sum(omitted.count for omitted in batch.refusals.omitted.values())
         metrics.dead_letters.inc(len(batch.output.letters) - len(batch.refusals.summed) + omitted)
         metrics.dead_letters_omitted.inc(omitted)
-        for letter in batch.output.letters[: self._lines.take(min(LOGGED, len(batch.output.letters)))]:
+        for letter in batch.output.letters[: self._lines.allow(min(LOGGED, len(batch.output.letters)))]:
             about = batch.report.about.get(letter.key, {})
             self.log.warning("dead letter", reason=letter.reason, field=letter.field, source=letter.key, **about)
         self._log_unknown_fields(batch)
         self._count(batch)
-        logged = self._lines.take(min(LOGGED, len(batch.report.steps)))
+        logged = self._lines.allow(min(LOGGED, len(batch.report.steps)))
         for _, step in batch.report.steps[:logged]:
             self.log.info(
                 step.to,
@@ -117,7 +117,7 @@ class CommitReporter:
                 explanation=step.explanation,
             )
         self._unlogged += len(batch.report.steps) - logged + batch.report.unlogged
-        if self._unlogged and self._lines.take(1):
+        if self._unlogged and self._lines.allow(1):
             self.log.info("and more transitions", more=self._unlogged)
             self._unlogged = 0
         for host in batch.effects.announced:
@@ -153,7 +153,7 @@ class CommitReporter:
                 host, worker, incarnation = allocation_names(key)
                 holder = {"host": host, "worker": worker, "incarnation": incarnation}
                 renamed += [{**names, **holder} for names in _renamed(before, record)]
-        for fields in renamed[: self._lines.take(min(LOGGED, len(renamed)))]:
+        for fields in renamed[: self._lines.allow(min(LOGGED, len(renamed)))]:
             self.log.warning("a held device has another name now: its driver may mean another device", **fields)
 
     def _log_unknown_fields(self, batch: Batch) -> None:
@@ -176,12 +176,12 @@ class CommitReporter:
 
     def _count(self, batch: Batch) -> None:
         """Count transitions. Grants and their waits are summed up first, because there are many; the batch has counted
-        the plain ones."""
+        the fast ones."""
         waits = {resource: Counter(arrived) for resource, arrived in batch.report.granted.items()}
         grants = defaultdict(int, {resource: len(arrived) for resource, arrived in batch.report.granted.items()})
         for key, step in batch.report.steps:
             record = step.record
-            if type(record) is not Allocation:  # a plain grant's record is encoded already
+            if type(record) is not Allocation:  # a fast grant's record is encoded already
                 continue
             if step.to != ALLOCATED:
                 self._count_other(key, step, record)

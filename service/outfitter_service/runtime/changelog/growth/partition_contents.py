@@ -18,7 +18,7 @@ class CannotGrowError(RuntimeError):
     """The topics cannot get more partitions now. The message says what to do."""
 
 
-class Stock(Struct, kw_only=True):
+class PartitionContents(Struct, kw_only=True):
     """What lies in one partition of the ledger. `checkpoints`: by writer. `at_work`: the hosts whose managers have not
     said that they stopped. `strays`: records of hosts that belong elsewhere, as they are on the wire, by host and
     key."""
@@ -28,7 +28,7 @@ class Stock(Struct, kw_only=True):
     strays: dict[str, dict[bytes, bytes]] = {}
 
 
-async def stock(bus: Bus, topic: str, partition: int, partitions: int) -> Stock:
+async def read_contents(bus: Bus, topic: str, partition: int, partitions: int) -> PartitionContents:
     """The committed contents of one partition of the ledger, for growth to `partitions`.
 
     Raises:
@@ -64,8 +64,8 @@ def _whose(key: bytes) -> str | None:
     return host_of(key) if writer is None else writer_names(writer).host
 
 
-def _sorted(last: Mapping[bytes, bytes], partition: int, partitions: int, place: str) -> Stock:
-    found = Stock()
+def _sorted(last: Mapping[bytes, bytes], partition: int, partitions: int, place: str) -> PartitionContents:
+    found = PartitionContents()
     places: dict[str, int] = {}
     for key, value in last.items():
         if key.startswith((CHECKPOINT, HOST)):
@@ -86,14 +86,14 @@ def _sorted(last: Mapping[bytes, bytes], partition: int, partitions: int, place:
     return found
 
 
-def unfinished(found: Stock, partitions: int) -> list[str]:
+def unfinished(found: PartitionContents, partitions: int) -> list[str]:
     """The writers whose checkpoint has another number of partitions. A sweeper's has none."""
     return [
         writer for writer, each in found.checkpoints.items() if not is_sweeper(writer) and each.partitions != partitions
     ]
 
 
-def is_begun(found: Stock, partitions: int) -> bool:
+def is_begun(found: PartitionContents, partitions: int) -> bool:
     """Whether growth to so many was announced there, and unread registrations are still to be sent again."""
     grown = [each.grown for each in found.checkpoints.values() if each.grown is not UNSET]
     return any(each.until is UNSET and each.partitions < partitions for each in grown)

@@ -23,7 +23,7 @@ class Suspect(Struct, frozen=True):
         return f"{self.key} holds {self.id} of {self.resource}, which is no longer reported"
 
 
-class Inventory(Struct, frozen=True, kw_only=True):
+class ResourceState(Struct, frozen=True, kw_only=True):
     """A driver's last report of one resource of one host.
 
     `reported`: there is a report. `asked`: the amount of the last question to an on-demand driver; `asking`: that of
@@ -51,12 +51,12 @@ class Inventory(Struct, frozen=True, kw_only=True):
     suspect: Suspect | None = None
 
     @classmethod
-    def of(cls, devices: tuple[KnownDevice, ...], *, asked: int = 0) -> Inventory:
+    def of(cls, devices: tuple[KnownDevice, ...], *, asked: int = 0) -> ResourceState:
         """The inventory of a driver's report. Devices that share a name are one device."""
         distinct = _distinct(devices)
         return cls(devices=distinct, as_reported=distinct, reported=True, asked=asked, healthy=_count_healthy(distinct))
 
-    def with_held_back(self, ids: frozenset[str], suspect: Suspect) -> Inventory:
+    def with_held_back(self, ids: frozenset[str], suspect: Suspect) -> ResourceState:
         """A copy with exactly these devices held back, because of `suspect`."""
         back = frozenset([one.id for one in self.as_reported if one.id in ids and one.health == Health.HEALTHY])
         reason = f"held back: {suspect} and may be this device"
@@ -71,7 +71,7 @@ class Inventory(Struct, frozen=True, kw_only=True):
         healthy = _count_healthy(devices)
         return structs.replace(self, devices=devices, healthy=healthy, held_back=back, suspect=suspect)
 
-    def with_all_known(self) -> Inventory:
+    def with_all_known(self) -> ResourceState:
         """A copy with no device held back."""
         healthy = _count_healthy(self.as_reported)
         return structs.replace(
@@ -116,4 +116,4 @@ def _merged(devices: list[KnownDevice]) -> KnownDevice:
     return structs.replace(first, aliases=tuple(names), health=worst.health, reason=worst.reason)
 
 
-NOT_REPORTED = Inventory()
+NOT_REPORTED = ResourceState()

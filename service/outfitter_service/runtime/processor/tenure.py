@@ -15,7 +15,7 @@ class RecycledError(BusError):
     """The writer is tainted: a late request of it could still act, so it is replaced."""
 
 
-class TakenPartition(Struct, frozen=True, kw_only=True):
+class Tenure(Struct, frozen=True, kw_only=True):
     """A partition as long as one writer holds it: a tenure. `shape`: that of the topics when it was taken.
     `batch_bytes`: what a commit's ledger batch may have, and its batch of history. `end`: the offset up to which the
     ledger was read."""
