@@ -1,5 +1,8 @@
-"""How the process of a manager looks after its memory: a ledger is many objects that live long and have no cycles
-among them, and each commit passes through buffers of a megabyte that live shortly."""
+"""Tunes Python's garbage collector and glibc's allocator for a manager's process.
+
+A ledger is many objects that live long and have no reference cycles. Each commit uses buffers of a megabyte for a short
+time.
+"""
 
 from __future__ import annotations
 
@@ -8,27 +11,27 @@ import gc
 import sys
 from contextlib import suppress
 
-COLLECT_AFTER = (25_000, 2, 20_000)
-"""When garbage is collected. With Python's own figures (700, 10, 10) a manager under load spends a sixth of its time
-looking through its ledger. The second look is at what three first ones have left, at most 75,000 objects: some 20 ms in
-which nobody is answered."""
-KEPT_FREE = 64 * 1024 * 1024
-"""Bytes of heap that may stay free instead of being given back to the system. By default that is two such buffers'
-size, and a manager under load would spend a twelfth of its time on getting back, page by page, what it just gave."""
-OF_ITS_OWN = 32 * 1024 * 1024
-"""Bytes from which on a buffer is mapped by itself: the most that glibc accepts."""
+GC_THRESHOLDS = (25_000, 2, 20_000)
+"""Thresholds of the garbage collector's three generations. With Python's defaults (700, 10, 10) a manager under load
+spends a sixth of its time on traversing its ledger. A collection of the second generation traverses the survivors of
+three collections of the first, at most 75,000 objects: some 20 ms in which the manager answers nobody."""
+TRIM_THRESHOLD = 64 * 1024 * 1024
+"""Bytes of free heap that glibc keeps for the process. By default it keeps twice the size of a commit's buffer. A
+manager under load would then spend a twelfth of its time on page faults for memory that it has just returned."""
+MMAP_THRESHOLD = 32 * 1024 * 1024
+"""Size in bytes from which on a buffer gets a memory mapping of its own: the most that glibc accepts."""
 
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 
 
 def tune() -> None:
-    """Set all this for the rest of the process's life. What is in memory by now is taken to stay: no collection looks
-    at it before the first ledger is restored (restore.py), and then only the rare whole ones do."""
+    """Set the thresholds for the rest of the process's life. The objects in memory now are assumed to stay. No
+    collection traverses them until the first ledger is restored (restore.py); after that only full collections do."""
     gc.freeze()
-    gc.set_threshold(*COLLECT_AFTER)
+    gc.set_threshold(*GC_THRESHOLDS)
     if sys.platform == "linux":
         with suppress(OSError, AttributeError):  # another libc than glibc has no mallopt(3)
             libc = ctypes.CDLL(None)
-            libc.mallopt(_M_MMAP_THRESHOLD, OF_ITS_OWN)
-            libc.mallopt(_M_TRIM_THRESHOLD, KEPT_FREE)
+            libc.mallopt(_M_MMAP_THRESHOLD, MMAP_THRESHOLD)
+            libc.mallopt(_M_TRIM_THRESHOLD, TRIM_THRESHOLD)

@@ -1,8 +1,8 @@
 """The rules: `decide` takes one event and returns what changes, what is published, and what drivers must do.
 
-Pure and synchronous: it reads the ledger, the rules and the time, and changes none of them. The caller applies
-`Decision.changes`, or the `FastGrant` that it gets instead, commits, and only then acts on `Decision.commands`. The
-same ledger and the same events give the same decisions.
+`decide` is pure and synchronous: it reads the ledger, the rules and the time, and changes none of them. The caller
+applies `Decision.changes`, or the `FastGrant` that it gets instead. It commits, and only then acts on
+`Decision.commands`. The same ledger and the same events give the same decisions.
 
 `Rules.chunk` bounds one event's output. An event in `Decision.follow_ups` continues the rest. Each piece keeps the
 promises, whatever is decided between the pieces.
@@ -31,7 +31,7 @@ SHOWN_POSITIONS = 32
 
 
 def decide(ledger: Ledger, rules: Rules, event: m.Event, now: datetime) -> Decision | fast_path.FastGrant:
-    """Decide one event. `now` is the wall time (UTC)."""
+    """Decide one event. `now`: the wall time in UTC."""
     if type(event) is not m.Incoming:
         return _internal(ledger, rules, event, now)
     return fast_path.grant(ledger, rules, event, now) or decide_in_full(ledger, rules, event, now)
@@ -57,9 +57,9 @@ def decide_in_full(ledger: Ledger, rules: Rules, event: m.Incoming, now: datetim
 
 
 def _reschedule(builder: DecisionBuilder, event: m.Reschedule) -> None:
-    builder.decision.kind = "reschedule"
+    builder.set_kind("reschedule")
     if discovery.release_held_back(builder, event.host):
-        builder.decision.follow_ups.append(event)
+        builder.follow_up(event)
     elif queue.scan(builder, event.host, whole=event.whole):
         discovery.refresh_holders(builder, event.host)
 
@@ -98,15 +98,15 @@ def _internal(ledger: Ledger, rules: Rules, event: m.Event, now: datetime) -> De
 
 
 def renumber(ledger: Ledger, rules: Rules, host: str) -> list[PutAllocation]:
-    """Refresh the queue positions that are shown. This is no step of an allocation."""
+    """The changes that refresh a host's queue positions in records. They are no steps of allocations."""
     changes: list[PutAllocation] = []
     host_state = ledger.hosts.get(host)
     for position, (_, _, key) in enumerate(host_state.queue if host_state is not None else (), start=1):
         record = ledger.allocations[key]
-        shown = record.queue_position
-        if position > SHOWN_POSITIONS and (shown is None or shown > SHOWN_POSITIONS):
+        recorded = record.queue_position
+        if position > SHOWN_POSITIONS and (recorded is None or recorded > SHOWN_POSITIONS):
             break
-        if shown != position:
+        if recorded != position:
             changes.append(
                 PutAllocation(
                     key,

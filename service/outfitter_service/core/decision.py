@@ -1,4 +1,4 @@
-"""Rules, decisions, and the builder that makes a decision without changing the ledger."""
+"""Rules, decisions, and the builder that makes a decision and changes no ledger."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from msgspec import Struct, structs
 
 from outfitter_proto.codec import encode
 from outfitter_proto.keys import AllocationKey
-from outfitter_proto.records import FINAL_STATES, HOLDING_STATES, Allocation, Refresh, Source, Transition
+from outfitter_proto.records import FINAL_STATES, HOLDING_STATES, Allocation, Refresh, Source, Token, Transition
 from outfitter_service.core import model as m
 from outfitter_service.core.state import sizes
 from outfitter_service.core.state.host_state import HostState
@@ -20,16 +20,18 @@ from outfitter_service.core.state.sizes import ENTRY_BYTES, FullError, OversizeE
 from outfitter_service.core.states import Step, advance
 
 _REFUSABLE = frozenset({Step.GRANT, Step.PREPARE, Step.REFRESH, Step.REGISTER, Step.FAIL})
-"""Steps that may be postponed or refused. All others end or release something, and are always taken."""
+"""Steps that a decision may postpone or refuse. All others end or release something, and a decision always takes them.
+"""
 
 
 class Rules(Struct, frozen=True, kw_only=True):
-    """What decides besides the ledger: the configured resources, the limits, and the writer.
+    """What a decision depends on besides the ledger.
 
-    `lease_s` and `wait_s` are the defaults of registrations (None: no lease, no end of waiting). `retention_s`: how
-    long final records stay. `chunk`: about how many allocations one decision changes at most. `max_bytes`: how much it
-    writes; the bus takes somewhat more in one commit. `forgets_hosts`: delete a host's record once no allocation of it
-    is retained.
+    `writer`: the name of the writer whose records are decided. `specs`: the configured resources by name. `lease_s`
+    and `wait_s`: the defaults of registrations in seconds (None: no lease, no end of waiting). `retention_s`: how many
+    seconds final records stay. `chunk`: about how many allocations one decision changes at most. `max_bytes`: how many
+    bytes it writes at most; the bus takes somewhat more in one commit. `forgets_hosts`: delete a host's record once no
+    allocation of it is retained.
 
     Limits per host against a flood of names: `max_waiting` workers wait, `max_live` live workers have no exclusive
     device, `max_final` final records are retained; of one worker `max_incarnations`. Beyond these the oldest final
@@ -53,9 +55,10 @@ class Rules(Struct, frozen=True, kw_only=True):
 class Decision(Struct, kw_only=True, gc=False):
     """What one event leads to.
 
-    `history` has each step with its allocation's key. `refused`: why the message becomes a dead letter. `renewed`:
-    allocations whose lease starts anew. `final_leases`: superseded allocations, whose last lease starts. `kind` is the
-    event's label in metrics. Each event in `follow_ups` must be decided, too.
+    `kind`: the event's label in metrics. `changes`: of the ledger, in order. `history`: each step with its allocation's
+    key. `commands`: what drivers must do after the commit. `follow_ups`: events that must be decided, too. `renewed`:
+    allocations whose lease starts anew. `final_leases`: superseded allocations whose last lease starts. `refused`: why
+    the message becomes a dead letter, or None.
     """
 
     kind: str
@@ -69,8 +72,12 @@ class Decision(Struct, kw_only=True, gc=False):
 
 
 class DecisionBuilder:
-    """The ledger as it will be after the steps so far. History has `cause` and `source` with each step. `bytes` is the
-    size of the steps so far in a commit."""
+    """Makes one decision, and shows the ledger as it will be after the steps so far.
+
+    `decision`: the result. `records`: the allocations that it changes, by key. `token`: the last fencing token,
+    including the decision's grants. `bytes`: the size of the steps so far in a commit. History has `cause` and `source`
+    with each step. Only the builder writes into the decision.
+    """
 
     __slots__ = (
         "_moved", "_overlay", "bytes", "cause", "decision", "ledger", "now", "records", "rules", "source", "token",
@@ -107,7 +114,22 @@ class DecisionBuilder:
         return overlay
 
     def record(self, key: AllocationKey) -> Allocation | None:
+        """The record under a key after the steps so far."""
         return self.records.get(key) or self.ledger.allocations.get(key)
+
+    # --- what is no step of an allocation ---
+
+    def change(self, change: Change) -> None:
+        """Change the ledger."""
+        self.decision.changes.append(change)
+
+    def command(self, command: m.Command) -> None:
+        """Give a driver something to do after the commit."""
+        self.decision.commands.append(command)
+
+    def follow_up(self, event: m.Event) -> None:
+        """Have another event decided after this one."""
+        self.decision.follow_ups.append(event)
 
     def reschedule(self, host: str) -> None:
         """Leave the rest of a larger effect to an event of its own."""
@@ -115,8 +137,28 @@ class DecisionBuilder:
         if event not in self.decision.follow_ups:
             self.decision.follow_ups.append(event)
 
+    def renew(self, key: AllocationKey) -> None:
+        """Start an allocation's lease anew."""
+        self.decision.renewed.append(key)
+
+    def start_final_lease(self, key: AllocationKey) -> None:
+        """Start the last lease of a superseded allocation."""
+        self.decision.final_leases.append(key)
+
+    def refuse(self, reason: str) -> None:
+        """Make the message a dead letter."""
+        self.decision.refused = reason
+
+    def set_kind(self, kind: str) -> None:
+        """Label the event in metrics by what came of it."""
+        self.decision.kind = kind
+
+    def use_token(self, token: Token) -> None:
+        """The decision has granted devices with this token."""
+        self.token = token
+
     def forget(self, keys: Sequence[AllocationKey]) -> int:
-        """Delete records, as many as fit into this decision. Returns how many are left."""
+        """Delete records, as many as fit into this decision. Returns how many do not fit."""
         for done, key in enumerate(keys):
             size = len(key) + ENTRY_BYTES
             if self.bytes + size > self.rules.max_bytes and self.bytes:
@@ -124,6 +166,8 @@ class DecisionBuilder:
             self.bytes += size
             self.decision.changes.append(DropAllocation(key))
         return 0
+
+    # --- steps of allocations ---
 
     def step(
         self,
@@ -138,11 +182,13 @@ class DecisionBuilder:
     ) -> Allocation:
         """Take one row of the table: `base` with `fields` replaced, in the state that follows from its own.
 
-        `new`: the record comes from no state. Not `grows`: the step makes the record no larger, so its size is not
-        limited. History gets each step; of a repeat (`Step.REFRESH`) only what it changed.
+        `explanation`: the reason in history, for people. `new`: the record comes from no state. `grows`: whether the
+        step can make the record larger; else its size is not limited. `confirmed`: whether a check found released
+        devices unused; None: nothing was released. History gets each step; of a repeat (`Step.REFRESH`) only what it
+        changed.
 
         Raises:
-            IllegalStepError: there is no such row.
+            IllegalStepError: the table has no row for the step.
             OversizeError: the record would exceed its limit.
             FullError: the decision has other steps, and this one would make it too large.
 
@@ -204,9 +250,9 @@ class DecisionBuilder:
     def _measured(
         self, key: AllocationKey, after: Allocation, step: Step, *, new: bool, grows: bool
     ) -> tuple[Allocation, bytes]:
-        """The record as it can be written, and its bytes. Counts them.
+        """The record as it can be written, and its encoded value. Adds its size to `bytes`.
 
-        A message must be answered. A final record can always be written, if need be without its devices.
+        A message must be answered. So a final record can always be written, if need be without its devices.
         """
         value = encode(after)
         size = len(key) + len(value) + ENTRY_BYTES

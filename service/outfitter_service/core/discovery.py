@@ -1,4 +1,4 @@
-"""Drivers' reports, and questions to on-demand drivers, which have no inventory."""
+"""The rules of drivers' reports, and of questions to on-demand drivers, which have no inventory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from msgspec import UNSET, UnsetType, structs
 
 from outfitter_proto.keys import AllocationKey, allocation_names
-from outfitter_proto.records import HOLDING_STATES, Allocation, ReasonCode
+from outfitter_proto.records import HOLDING_STATES, Allocation, Health, ReasonCode
 from outfitter_service.core import model as m
 from outfitter_service.core.decision import DecisionBuilder
 from outfitter_service.core.hosts import host_record, refreshed, with_health
@@ -24,11 +24,12 @@ from outfitter_service.core.states import PENDING, RELEASING, Step
 Infos = dict[str, list[dict[str, str]]]
 """A record's infos by resource."""
 _MORE_NAMES = "more names of its devices are known"
+"""The explanation in history where only the names of a holder's devices change."""
 
 
 def report(builder: DecisionBuilder, event: m.DriverReport) -> None:
-    """Store what a driver reported. An event of its own follows for the workers. The report is dropped if the host's
-    record was deleted meanwhile."""
+    """Store a driver's report. An event of its own follows for the workers. A report for a host whose record was
+    deleted meanwhile changes nothing."""
     if event.host not in builder.ledger.hosts:
         return
     overlay = builder.overlay(event.host)
@@ -45,7 +46,7 @@ def report(builder: DecisionBuilder, event: m.DriverReport) -> None:
         return
     host_state = builder.host_state(event.host)
     # an answer without news matters only to those who wait for an answer
-    is_news = others or not _says_the_same(before, inventory)
+    is_news = others or not _serves_the_same(before, inventory)
     waiters = host_state.queue if is_news else host_state.unanswered.get(event.resource)
     _put_inventories(builder, host_state, {event.resource: inventory, **others}, waiters)
 
@@ -78,19 +79,20 @@ def _put_inventories(
     waiters: Sequence[QueueEntry] | None,
 ) -> None:
     """Put inventories, and have the queue evaluated again from the first of `waiters` on."""
-    host, changes = host_state.host, builder.decision.changes
-    changes += [SetInventory(host, resource, inventory) for resource, inventory in inventories.items()]
+    host = host_state.host
+    for resource, inventory in inventories.items():
+        builder.change(SetInventory(host, resource, inventory))
     if waiters and (host_state.scan_from is None or waiters[0] < host_state.scan_from):
-        changes.append(SetScan(host, waiters[0]))
+        builder.change(SetScan(host, waiters[0]))
     if host_state.record is not None:
         record = host_record(host_state.record, builder.rules, {**host_state.inventories, **inventories}, builder.now)
         if record is not None:
-            changes.append(PutRecord(record))
+            builder.change(PutRecord(record))
     builder.reschedule(host)
 
 
 def release_held_back(builder: DecisionBuilder, host: str) -> bool:
-    """Release held-back devices if a holder that caused it has ended. Returns whether one has."""
+    """Release held-back devices if a holder that caused this has ended. Returns whether one has."""
     host_state = builder.host_state(host)
     if host_state.suspects <= host_state.live.keys():
         return False
@@ -106,8 +108,11 @@ def release_held_back(builder: DecisionBuilder, host: str) -> bool:
 def _failure_now(
     builder: DecisionBuilder, overlay: HostOverlay, event: m.DriverReport, healthy: int
 ) -> m.DriverFailure | None:
-    """The failure that counts after a report. An on-demand driver's failure affects workers that want as many devices
-    as it was asked for, or more. It counts until its delay is over or such a question succeeds."""
+    """The failure that counts after a report; None: no failure. `healthy`: the resource's healthy devices.
+
+    An on-demand driver's failure affects workers that want as many devices as the manager asked for, or more. It counts
+    until its delay is over, or until the driver answers a question for as many devices.
+    """
     spec = builder.rules.specs.get(event.resource)
     new = event.failure
     if spec is None or not spec.on_demand:
@@ -116,30 +121,30 @@ def _failure_now(
     if new is not None:
         new = structs.replace(new, at_least=new.at_least or before.least)
     old = before.failure
-    if old is None or before.is_retry_due or not _is_for_now(spec, old):
+    if old is None or before.is_retry_due or not _is_retried(spec, old):
         return new
     if new is not None:
-        return old if _is_for_now(spec, new) and old.at_least < new.at_least else new
+        return old if _is_retried(spec, new) and old.at_least < new.at_least else new
     free = healthy - overlay.held_count(event.resource)
     return old if max(before.least, free) < old.at_least else None
 
 
-def _is_for_now(spec: m.ResourceSpec, failure: m.DriverFailure) -> bool:
-    """The manager asks the driver again after a delay."""
+def _is_retried(spec: m.ResourceSpec, failure: m.DriverFailure) -> bool:
+    """Whether the manager asks the driver again after a delay."""
     return not failure.permanent or spec.on_failure == m.OnFailure.WAIT
 
 
 def _still_linked(host_state: HostState, resource: str, inventory: ResourceState) -> tuple[tuple[str, ...], ...]:
-    """Names that the driver no longer connects, of held devices whose records lack some of them. Connected names stay
-    connected while anybody holds the device."""
+    """The groups of names that the driver no longer connects and that must stay connected: a worker holds the device,
+    and its record lacks one of the names."""
     groups = [tuple(names) for names in host_state.connected(resource) if len(names) > 1]
     if not groups:
         return ()
     lacking: set[str] = set()
     for record in host_state.live.values():
         for device_id, others in _names_held(record):
-            if (now := other_names(device_id, others, host_state.classes)) != list(others):
-                lacking.update((device_id, *now))
+            if (names_now := other_names(device_id, others, host_state.classes)) != list(others):
+                lacking.update((device_id, *names_now))
     reported = {frozenset(names) for names in inventory.names}
     return tuple([names for names in groups if not lacking.isdisjoint(names) and frozenset(names) not in reported])
 
@@ -159,19 +164,23 @@ def _aliases_now(host_state: HostState, record: Allocation) -> dict[str, list[st
         return record.aliases
     aliases = {
         device_id: others
-        for device_id, known in _names_held(record)
-        if (others := other_names(device_id, known, host_state.classes))
+        for device_id, recorded in _names_held(record)
+        if (others := other_names(device_id, recorded, host_state.classes))
     }
     return aliases or UNSET
 
 
-def _says_the_same(one: ResourceState, other: ResourceState) -> bool:
+def _serves_the_same(before: ResourceState, after: ResourceState) -> bool:
     """Whether two inventories serve the same requests."""
-    if one.reported != other.reported or one.failure != other.failure or one.linked != other.linked:
+    if before.reported != after.reported or before.failure != after.failure or before.linked != after.linked:
         return False
-    return one.devices is other.devices or [(device.id, device.aliases, device.health) for device in one.devices] == [
-        (device.id, device.aliases, device.health) for device in other.devices
+    return before.devices is after.devices or [_seen_by_requests(device) for device in before.devices] == [
+        _seen_by_requests(device) for device in after.devices
     ]
+
+
+def _seen_by_requests(device: m.KnownDevice) -> tuple[str, tuple[str, ...], Health]:
+    return device.id, device.aliases, device.health
 
 
 def refresh_holders(builder: DecisionBuilder, host: str) -> None:
@@ -253,7 +262,8 @@ def _current_infos(
 
 
 def ask_for_new_worker(builder: DecisionBuilder, overlay: HostOverlay, record: Allocation) -> None:
-    """Ask the on-demand drivers of a new worker, whatever is known: it gets devices that were discovered for it."""
+    """Ask the on-demand drivers of a new worker, whatever they have reported before: it gets devices that were
+    discovered for it."""
     for resource, amount in record.request.amounts.items():
         spec = builder.rules.specs.get(resource)
         if spec is not None and spec.on_demand and not overlay.inventory(resource).asking:
@@ -291,8 +301,8 @@ def _lacking(
 
 
 def ask_next(builder: DecisionBuilder, overlay: HostOverlay, waiting: Iterable[QueueEntry]) -> None:
-    """After a pass through the queue: ask the drivers for the first waiter. While a failure counts, ask for each amount
-    in turn, the smallest first, so that one worker's failures do not block the others."""
+    """After a pass through the queue, ask the drivers for the first waiter. While a failure counts, ask for each amount
+    in turn, the smallest first. So one worker's failures do not block the others."""
     by_resource: dict[str, list[tuple[int, int, Allocation]]] = {}
     for _, _, key in sorted(waiting):
         record = builder.record(key)
@@ -319,10 +329,10 @@ def retry(builder: DecisionBuilder, event: m.DriverRetry) -> None:
         return
     if inventory.asking:
         inventory = structs.replace(inventory, is_retry_due=True)
-        builder.decision.changes.append(SetInventory(event.host, event.resource, inventory))
+        builder.change(SetInventory(event.host, event.resource, inventory))
         return
     candidates = []
-    # all waiters, however many: the delay makes this rare, and failing amounts must not hide the others
+    # all waiters, however many: the delay makes this rare, and amounts that fail must not hide the others
     for _, _, key in overlay.host_state.waiting.get(event.resource, ()):
         record = builder.ledger.allocations[key]
         amount = record.request.amounts[event.resource]
@@ -333,9 +343,9 @@ def retry(builder: DecisionBuilder, event: m.DriverRetry) -> None:
         _ask(builder, overlay, event.resource, amount, record.key)
         return
     inventory = structs.replace(inventory, failure=None)
-    builder.decision.changes.append(SetInventory(event.host, event.resource, inventory))
+    builder.change(SetInventory(event.host, event.resource, inventory))
     if overlay.host_state.queue:
-        builder.decision.changes.append(SetScan(event.host, overlay.host_state.queue[0]))
+        builder.change(SetScan(event.host, overlay.host_state.queue[0]))
         builder.reschedule(event.host)
 
 
@@ -353,7 +363,5 @@ def _ask(
     least = amount if least is None else least
     inventory = structs.replace(overlay.inventory(resource), asking=total, least=least)
     overlay.set_inventory(resource, inventory)
-    builder.decision.changes.append(SetInventory(host, resource, inventory))
-    builder.decision.commands.append(
-        m.Discover(host=host, resource=resource, amount=total, least=least, allocation=key)
-    )
+    builder.change(SetInventory(host, resource, inventory))
+    builder.command(m.Discover(host=host, resource=resource, amount=total, least=least, allocation=key))

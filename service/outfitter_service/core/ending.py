@@ -1,4 +1,8 @@
-"""How allocations end: by a message, a death or time; through a driver that takes devices back; until deletion."""
+"""The rules by which allocations end.
+
+A message, a death or time ends an allocation. A driver may first take its devices back. The final record is deleted
+after its retention.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +36,7 @@ def end(builder: DecisionBuilder, record: Allocation, code: ReasonCode, reason: 
     """End a record, through `releasing` where a driver must take the devices back first."""
     state = record.state
     if state == RELEASING:
-        builder.decision.kind = "repeated"
+        builder.set_kind("repeated")
         return
     if state == PREPARING or (state == ALLOCATED and needs_unprepare(builder.rules, record)):
         _release(builder, record, code, reason, outcome=ENDED)
@@ -55,11 +59,11 @@ def _release(
     builder: DecisionBuilder, record: Allocation, code: ReasonCode, reason: str, *, outcome: AllocationState
 ) -> None:
     builder.step(Step.RELEASE, reason, record, reason=reason, reason_code=code, outcome=outcome)
-    builder.decision.commands.append(m.Unprepare(allocation=record.key, token=record.token or NO_TOKEN))
+    builder.command(m.Unprepare(allocation=record.key, token=record.token or NO_TOKEN))
 
 
 def needs_unprepare(rules: Rules, record: Allocation) -> bool:
-    """A driver must take back some of the record's devices, by the configuration of now or of the grant."""
+    """Whether a driver must take back some of the record's devices, by the configuration of now or of the grant."""
     if record.prepared:
         return True
     for resource in record.resources:
@@ -70,7 +74,7 @@ def needs_unprepare(rules: Rules, record: Allocation) -> bool:
 
 
 def prepared(builder: DecisionBuilder, event: m.Prepared) -> None:
-    """A driver has prepared the devices, or failed to: the grant stands, or its devices are released."""
+    """A driver has prepared the devices, or failed to: keep the grant, or release its devices."""
     record = builder.record(event.allocation)
     if record is None or record.state != PREPARING or record.token != event.token:
         return
@@ -81,7 +85,7 @@ def prepared(builder: DecisionBuilder, event: m.Prepared) -> None:
 
 
 def unprepared(builder: DecisionBuilder, event: m.Unprepared) -> None:
-    """A driver has taken the devices back: the record is final, and its devices are free."""
+    """A driver has taken the devices back: make the record final and its devices free."""
     record = builder.record(event.allocation)
     if record is None or record.state != RELEASING or record.token != event.token:
         return
@@ -118,13 +122,13 @@ def _release_reason(record: Allocation) -> str | None:
 def is_due(ledger: Ledger, rules: Rules, host: str, now: datetime) -> bool:
     """Whether a tick of `host` would change anything."""
     host_state = ledger.hosts[host]
-    over = now - timedelta(seconds=rules.retention_s)
-    due = host_state.has_due(now=now, over_before=over, max_final=rules.max_final)
-    return due or (rules.forgets_hosts and host_state.is_idle(since=over))
+    over_before = now - timedelta(seconds=rules.retention_s)
+    due = host_state.has_due(now=now, over_before=over_before, max_final=rules.max_final)
+    return due or (rules.forgets_hosts and host_state.is_idle(since=over_before))
 
 
 def tick(builder: DecisionBuilder, event: m.Tick) -> None:
-    """Fail the waiters whose `wait_s` is over, and delete final records after their retention."""
+    """Time has passed: fail the waiters whose `wait_s` is over, and delete final records after their retention."""
     host, rules = event.host, builder.rules
     host_state = builder.host_state(host)
     late, full = _give_up_late(builder, host_state)
@@ -137,21 +141,21 @@ def tick(builder: DecisionBuilder, event: m.Tick) -> None:
         return
     over_before = builder.now - timedelta(seconds=rules.retention_s)
     if rules.forgets_hosts and host_state.is_idle(since=over_before):
-        builder.decision.changes.append(DropRecord(host_key(host)))
+        builder.change(DropRecord(host_key(host)))
         return
     room = rules.chunk - late
     surplus = max(host_state.final_count - rules.max_final, bisect_left(host_state.endings, (over_before, "")))
     forgotten = forgettable(builder, host_state.endings, min(surplus, room))
-    left = builder.forget(forgotten)
-    if full or left or (forgotten and surplus > room):
-        builder.decision.follow_ups.append(m.Tick(host=host))
+    left_over = builder.forget(forgotten)
+    if full or left_over or (forgotten and surplus > room):
+        builder.follow_up(m.Tick(host=host))
 
 
 def _correct_clock(builder: DecisionBuilder, host: str) -> None:
     """The clock was ahead when some records were written: count their times from now."""
     host_state, now = builder.host_state(host), builder.now
     if host_state.record is not None and host_state.record.since > now:
-        builder.decision.changes.append(PutRecord(structs.replace(host_state.record, since=now)))
+        builder.change(PutRecord(structs.replace(host_state.record, since=now)))
     for key in host_state.ahead(now, builder.rules.chunk - len(builder.decision.changes)):
         record = builder.record(key)
         if record is None or record.since <= now:
@@ -163,7 +167,7 @@ def _correct_clock(builder: DecisionBuilder, host: str) -> None:
             builder.step(Step.REFRESH, "the clock was set back", record, grows=False, since=now, wait_until=until)
         except FullError:
             break
-    builder.decision.follow_ups.append(m.Tick(host=host))
+    builder.follow_up(m.Tick(host=host))
 
 
 def _give_up_late(builder: DecisionBuilder, host_state: HostState) -> tuple[int, bool]:
@@ -183,7 +187,7 @@ def _give_up_late(builder: DecisionBuilder, host_state: HostState) -> tuple[int,
 
 def forgettable(builder: DecisionBuilder, endings: Sequence[Ending], most: int) -> list[AllocationKey]:
     """The first `most` final records whose end is in a commit: before that, nobody can have read it."""
-    allocations, sealed = builder.ledger.allocations, builder.ledger.commits
+    allocations, last_sealed = builder.ledger.allocations, builder.ledger.commits
     # where the clock was set back, records that ended just now are among the first
-    keys = (key for _, key in endings if allocations[key].commit <= sealed and key not in builder.records)
+    keys = (key for _, key in endings if allocations[key].commit <= last_sealed and key not in builder.records)
     return list(islice(keys, max(most, 0)))

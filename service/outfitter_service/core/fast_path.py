@@ -1,7 +1,8 @@
-"""The fast path of a fast grant: a new worker wants one exclusive resource, enough is free, and nobody waits for it.
+"""The fast path: a new worker wants one exclusive resource, enough devices are free, and nobody waits for them.
 
-Nearly every registration is one. The fast path makes its record, and its change of the ledger (`Ledger.grant`), in half
-the time of the steps in `decide_in_full`. Everything else takes those steps. Property tests compare the two ways.
+Nearly every registration leads to such a fast grant. The fast path makes its record, and its change of the ledger
+(`Ledger.grant`), in half the time of the steps in `decide_in_full`. Everything else takes those steps. Property tests
+compare the two ways.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ _BLANK = Allocation(
 
 @final
 class FastGrant(Struct, frozen=True, gc=False):
-    """A decision that is one fast grant: the record, its key, and the canonical names of its devices. Its lease starts
-    with it."""
+    """A decision of the fast path: the granted `record`, its `key`, and the canonical `names` of its devices. The lease
+    starts with the grant."""
 
     key: AllocationKey
     record: Allocation
@@ -96,7 +97,7 @@ def grant(ledger: Ledger, rules: Rules, event: m.Incoming, now: datetime) -> Fas
     if amount > 1 and free_list.repeats:
         return None
     if amount * free_list.largest + REQUEST_BYTES > rules.max_bytes:
-        return None  # the steps measure whether it fits
+        return None  # `decide_in_full` measures whether it fits
     offered = free_list.offer(amount)
     if offered is None:
         return None

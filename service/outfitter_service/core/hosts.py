@@ -17,7 +17,8 @@ from outfitter_service.core.state.infos import info
 from outfitter_service.core.state.resource_state import ResourceState
 
 MAX_KNOWN_NAMES = 1024
-"""Most names of known devices in a host's record while others are held back. After a restart, more count as new."""
+"""Most names of known devices in a host's record while other devices are held back. Known devices beyond it count as
+new after a restart."""
 
 
 def host_record(before: Host, rules: Rules, inventories: Mapping[str, ResourceState], now: datetime) -> Host | None:
@@ -32,11 +33,13 @@ def host_record(before: Host, rules: Rules, inventories: Mapping[str, ResourceSt
 
 
 def fitting(resources: dict[str, ResourceInventory], most: int) -> dict[str, ResourceInventory]:
-    """The resources of a host, shortened to `most` bytes. The largest one is shortened again and again: half of its
-    listed devices, then the reason, half of the names, half of the known names, at last the resource. The numbers of
-    devices stay."""
+    """The resources of a host, shortened to `most` bytes.
+
+    The largest resource is shortened again and again. It loses half of its listed devices, then its reason, half of the
+    names, half of the known names, and is left out at last. The numbers of devices stay.
+    """
     resources = dict(resources)
-    sizes = {name: len(name) + len(encode(one)) for name, one in resources.items()}
+    sizes = {name: len(name) + len(encode(inventory)) for name, inventory in resources.items()}
     while sum(sizes.values()) > most:
         name = max(sizes, key=sizes.__getitem__)
         shorter = _shorter(resources[name])
@@ -49,7 +52,7 @@ def fitting(resources: dict[str, ResourceInventory], most: int) -> dict[str, Res
 
 
 def _shorter(inventory: ResourceInventory) -> ResourceInventory | None:
-    """One step shorter, or None where nothing can be left out any more."""
+    """The inventory one step shorter, or None if nothing can be left out any more."""
     if inventory.devices:
         return structs.replace(inventory, devices=inventory.devices[: len(inventory.devices) // 2])
     if inventory.reason:
@@ -98,8 +101,8 @@ def _inventory(
 
 
 def _names(inventory: ResourceState | None, before: ResourceInventory | None) -> list[list[str]] | UnsetType:
-    """The names of devices that have several. They stay as recorded until the driver's first report: after a restart,
-    other resources may show devices that only this driver knows to be the same."""
+    """The names of each device that has several. Until the driver's first report they stay as recorded: after a
+    restart, other resources may have devices that only this driver knows to be the same."""
     if inventory is None or not inventory.reported:
         return before.names if before is not None else UNSET
     return [list(names) for names in inventory.names[:MAX_LISTED_DEVICES]] or UNSET
@@ -115,13 +118,13 @@ def _known(
 
 
 def refreshed(granted: dict[str, str], device: KnownDevice | None) -> dict[str, str]:
-    """A granted device's info of now, under the id of its grant. A device that is gone has unknown health."""
+    """A granted device's current info, under the id of its grant. A device that is gone (None) has unknown health."""
     if device is None:
         return {**granted, "health": Health.UNKNOWN, "health.reason": "the driver no longer reports this device"}
     return {**info(device, int(granted["local_index"])), "id": granted["id"]}
 
 
 def with_health(granted: dict[str, str], current: dict[str, str]) -> dict[str, str]:
-    """A granted device's info with the current health and nothing else that is new."""
+    """A granted device's info with the `current` health, and otherwise unchanged."""
     others = {name: value for name, value in granted.items() if name not in ("health", "health.reason")}
     return {**others, "health": current["health"]} if "health" in current else others

@@ -1,7 +1,7 @@
 """The core's values that are not on the wire: resource specifications, inventories, events, commands.
 
-A resource specification has the configuration of one resource. An inventory has what its driver last reported of one
-host. Both are levels: after a restart the manager observes them again.
+A resource specification has the configuration of one resource. An inventory has the devices that its driver last
+reported for one host. Both are levels: after a restart the manager observes them again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from outfitter_proto.records import Deregister, Health, Heartbeat, Register, Sou
 
 NO_ITEMS: dict[str, Any] = {}
 NO_NAMES: list[str] = []
-"""Empty containers that records share. Nobody changes a record's containers."""
+"""Empty containers that records share. No code changes a record's containers."""
 
 
 class SpecState(enum.StrEnum):
@@ -40,10 +40,11 @@ class OnFailure(enum.StrEnum):
 class ResourceSpec(Struct, frozen=True, kw_only=True):
     """One configured resource, as the core needs it.
 
-    `amount`: what a worker gets that names no resources (None: unknown, because the setting is wrong). `reason`
-    explains any state but OK. `on_demand`: the driver has no inventory, and the manager asks it for each worker.
-    `prepares`: grants go through `preparing`. `confirms`: releases go through `releasing`. `hint`: advice for workers
-    that wait although the driver reported enough devices.
+    `amount`: the devices for a worker that names no resources (None: unknown, because the setting is wrong). `reason`
+    explains any state but OK. `shared`: several workers may hold the same device. `on_failure`: what a permanent
+    failure of the driver means for workers. `on_demand`: the driver has no inventory, and the manager asks it for each
+    worker. `prepares`: grants go through `preparing`. `confirms`: releases go through `releasing`. `hint`: advice for
+    workers that wait although the driver reported enough devices.
     """
 
     name: str
@@ -59,7 +60,12 @@ class ResourceSpec(Struct, frozen=True, kw_only=True):
 
 
 class KnownDevice(Struct, frozen=True, kw_only=True):
-    """One device with its canonical id, as the core needs it. See `outfitter_drivers.api.Device`."""
+    """One device as its driver reported it, with its canonical id.
+
+    `properties`: its info for workers, as text. `aliases`: its other names on the host. `reason`: why it is not
+    healthy, or None. `env`: environment variables for a worker that gets it. `cdi`: its names in the Container Device
+    Interface. `outfitter_drivers.api.Device` says more.
+    """
 
     id: str
     properties: dict[str, str]
@@ -75,9 +81,11 @@ Devices = dict[str, tuple[KnownDevice, ...]]
 
 
 class DriverFailure(Struct, frozen=True, kw_only=True):
-    """A driver could not report: temporarily, or until somebody changes something.
+    """A driver could not report.
 
-    `at_least`: workers that want fewer devices are not affected. The core sets it for on-demand drivers.
+    `reason`: the driver's error, for people. `permanent`: it stays until somebody changes something; else the manager
+    calls the driver again. `at_least`: workers that want fewer devices are not affected. The core sets it for on-demand
+    drivers.
     """
 
     reason: str
@@ -89,7 +97,8 @@ class DriverFailure(Struct, frozen=True, kw_only=True):
 
 
 class Incoming(Struct, frozen=True, gc=False):
-    """A message of the registrations topic for one of this writer's hosts. The record will have its `warnings`."""
+    """A message of the registrations topic for one of this writer's hosts. `source`: its partition and offset.
+    `warnings`: what its decoder complained about; they go into the record."""
 
     message: Register | Heartbeat | Deregister
     source: Source
@@ -97,8 +106,8 @@ class Incoming(Struct, frozen=True, gc=False):
 
 
 class DriverReport(Struct, frozen=True, kw_only=True):
-    """A driver's whole inventory of one host, or its failure. `asked`: the amount that an on-demand driver was asked
-    for. After a failure the earlier inventory stays known, but none of it is granted."""
+    """A driver's whole inventory of one host, or its failure. `asked`: the amount that the manager asked an on-demand
+    driver for. After a failure the earlier inventory stays known, but none of its devices is granted."""
 
     host: str
     resource: str
@@ -108,23 +117,23 @@ class DriverReport(Struct, frozen=True, kw_only=True):
 
 
 class DriverRetry(Struct, frozen=True, kw_only=True):
-    """The delay after an on-demand driver's failure is over: ask it again if anybody waits for it. Due after each
-    temporary failure, and with `on-failure = wait` after any. Several failures share one retry."""
+    """The delay after an on-demand driver's failure is over: ask the driver again if a worker waits for it. It is due
+    after each temporary failure, and with `on-failure = wait` after any failure. Several failures share one retry."""
 
     host: str
     resource: str
 
 
 class OwnerDied(Struct, frozen=True, kw_only=True):
-    """An allocation's owner process is dead."""
+    """An allocation's owner process is dead. `detail`: how the manager knows, for people."""
 
     allocation: AllocationKey
     detail: str
 
 
 class OwnerUnwatched(Struct, frozen=True, kw_only=True):
-    """The manager cannot watch an allocation's owner process, or cannot identify it. A worker without a lease gets one
-    of `lease_s`. `reason` says why, for people."""
+    """The manager cannot watch an allocation's owner process, or cannot identify it. `code` says why for programs,
+    `reason` for people. A worker without a lease gets one of `lease_s` seconds."""
 
     allocation: AllocationKey
     code: Unwatched
@@ -139,7 +148,7 @@ class LeaseExpired(Struct, frozen=True, kw_only=True):
 
 
 class Prepared(Struct, frozen=True, kw_only=True):
-    """`Prepare` succeeded (`error` None) or failed."""
+    """`Prepare` succeeded (`error` is None) or failed."""
 
     allocation: AllocationKey
     token: Token
@@ -155,8 +164,8 @@ class Unprepared(Struct, frozen=True, kw_only=True):
 
 
 class ReleaseDelayed(Struct, frozen=True, kw_only=True):
-    """`Unprepare` cannot end yet; `reason` has the driver's words. Emitted when they change, and not too often. Workers
-    that wait for the devices read it in the record."""
+    """`Unprepare` cannot end yet; `reason` has the driver's words. The manager emits it when they change, and not too
+    often. Workers that wait for the devices read it in the record."""
 
     allocation: AllocationKey
     token: Token
@@ -170,9 +179,9 @@ class Tick(Struct, frozen=True, kw_only=True):
 
 
 class Reschedule(Struct, frozen=True, kw_only=True):
-    """Evaluate `host` again: its queue, and the infos of those who hold devices. Continues a larger effect, and is due
-    once after a restore. `cause` stands in history with its steps. Not `whole`: only waiters whose situation may have
-    changed since their last evaluation."""
+    """Evaluate `host` again: its queue, and the infos of workers that hold devices. It continues a larger effect, and
+    is due once after a restore. `cause` stands in history with its steps. `whole`: evaluate all waiters; else only
+    those whose situation may have changed since their last evaluation."""
 
     host: str
     cause: str = "reschedule"
@@ -198,7 +207,8 @@ Event = (
 
 
 class Discover(Struct, frozen=True, kw_only=True):
-    """Ask an on-demand driver for `amount` devices (held ones included), at least `least` of them."""
+    """Ask an on-demand driver for `amount` devices (held ones included), at least `least` of them. `allocation`: the
+    waiting worker for which the manager asks."""
 
     host: str
     resource: str

@@ -1,11 +1,12 @@
-"""The queue: who is granted, who waits and why, in the order of priority and first registration.
+"""The queue: which workers are granted, which wait and why, in the order of priority and first registration.
 
 A device stays free for the earliest waiter that it could serve, if the host's healthy devices suffice for that waiter.
 Waiters that can never be served, and those whose drivers have not answered, block nobody.
 
 `HostState.claims` has the result of each waiter's last evaluation. It counts until a driver reports something new. Then
-all waiters are evaluated again, some in each decision. Until then nobody behind a waiter is granted what may be its
-own. So the time of a decision does not grow with the number of waiters or of different requests.
+all waiters are evaluated again, some in each decision. A worker behind a waiter that is not evaluated yet gets no
+device that this waiter may get. So the time of a decision does not grow with the number of waiters or of different
+requests.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def admit(builder: DecisionBuilder, record: Allocation) -> Allocation:
 
 
 def schedule(builder: DecisionBuilder, host: str) -> None:
-    """Devices or places in the queue have come free: grant what can be granted now.
+    """Devices have come free, or a waiter has left the queue: grant all that can be granted now.
 
     Of the waiters for a busy resource only the first can be granted, because the others leave it to that one. So the
     effort does not depend on the length of the queue.
@@ -89,19 +90,19 @@ def reschedule(builder: DecisionBuilder, host: str) -> None:
 
 
 def _rescan_sharers(builder: DecisionBuilder, host_state: HostState) -> bool:
-    """Have the waiters for overlapping shared resources evaluated again. They do not block each other, so that more
-    than the first one may be granted."""
+    """Have the waiters for overlapping shared resources evaluated again. They do not block each other, so more than the
+    first one may be granted. Returns whether that was not due already."""
     first = _first_sharer(builder, host_state)
     return first is not None and _rescan_from(builder, host_state, first)
 
 
 def _rescan_from(builder: DecisionBuilder, host_state: HostState, start: QueueEntry) -> bool:
-    """Have the waiters from `start` on evaluated again, if that is not due already."""
+    """Have the waiters from `start` on evaluated again. Returns False if that is due already."""
     scans = [change.start for change in builder.decision.changes if type(change) is SetScan]
     before = scans[-1] if scans else host_state.scan_from
     if before is not None and before <= start:
         return False
-    builder.decision.changes.append(SetScan(host_state.host, start))
+    builder.change(SetScan(host_state.host, start))
     return True
 
 
@@ -121,35 +122,32 @@ def scan(builder: DecisionBuilder, host: str, *, whole: bool) -> bool:
     queue_pass = _QueuePass(builder, host)
     if not queue_pass.scan_heads(host_state, until=start):
         if whole:
-            builder.decision.changes.append(SetScan(host, start))
+            builder.change(SetScan(host, start))
         builder.reschedule(host)
         return False
     if queue_pass.has_moved and (first := _first_sharer(builder, host_state)) is not None:
         start = first if start is None else min(start, first)
-    left = None
+    next_start = None
     if start is not None:
-        first_place = bisect_left(host_state.queue, start)
-        for place in range(first_place, len(host_state.queue)):
-            if queue_pass.is_full or place - first_place >= SCANNED_PER_CHANGE * builder.rules.chunk:
-                left = host_state.queue[place]
+        first_index = bisect_left(host_state.queue, start)
+        for index in range(first_index, len(host_state.queue)):
+            is_enough = queue_pass.is_full or index - first_index >= SCANNED_PER_CHANGE * builder.rules.chunk
+            if is_enough or not queue_pass.evaluate(host_state.queue[index][2]):
+                next_start = host_state.queue[index]
                 builder.reschedule(host)
                 break
-            if not queue_pass.evaluate(host_state.queue[place][2]):
-                left = host_state.queue[place]
-                builder.reschedule(host)
-                break
-    if left != host_state.scan_from:
-        builder.decision.changes.append(SetScan(host, left))
-    if left is None:
+    if next_start != host_state.scan_from:
+        builder.change(SetScan(host, next_start))
+    if next_start is None:
         queue_pass.ask_drivers(host_state)
-    return left is None
+    return next_start is None
 
 
 class _QueuePass:
     """One decision's pass through a host's queue, in order.
 
-    `claimed`: the resources of those that go on waiting. `has_moved`: somebody waits no longer. `lacking`: the waiters
-    for whom on-demand drivers must be asked.
+    `claimed`: the resources of those that go on waiting. `has_moved`: some waiter waits no longer. `lacking`: the
+    waiters for which on-demand drivers must be asked.
     """
 
     def __init__(self, builder: DecisionBuilder, host: str) -> None:
@@ -173,15 +171,15 @@ class _QueuePass:
         heapify(heads)
         last = None
         while heads:
-            entry, resource, place = heappop(heads)
+            entry, resource, index = heappop(heads)
             if until is not None and entry >= until:
                 break
             if entry != last:
                 if self.is_full or not self.evaluate(entry[2]):
                     return False
                 last = entry
-            if resource not in self.claimed and place + 1 < len(host_state.claims[resource]):
-                heappush(heads, (host_state.claims[resource][place + 1], resource, place + 1))
+            if resource not in self.claimed and index + 1 < len(host_state.claims[resource]):
+                heappush(heads, (host_state.claims[resource][index + 1], resource, index + 1))
         return True
 
     def evaluate(self, key: AllocationKey) -> bool:
@@ -193,15 +191,15 @@ class _QueuePass:
         return True
 
     def ask_drivers(self, host_state: HostState) -> None:
-        """Ask on-demand drivers for those that the known devices could not serve."""
+        """Ask on-demand drivers for the waiters that the reported devices could not serve."""
         overlay = self._builder.overlay(self._host)
-        waiting = set(self.lacking)
+        unserved = set(self.lacking)
         for resource, entries in host_state.unanswered.items():
             spec = self._builder.rules.specs.get(resource)
             if spec is not None and spec.on_demand and not overlay.inventory(resource).asking:
-                waiting.update(entries[: SCANNED_PER_CHANGE * self._builder.rules.chunk])
-        if waiting:
-            discovery.ask_next(self._builder, overlay, waiting)
+                unserved.update(entries[: SCANNED_PER_CHANGE * self._builder.rules.chunk])
+        if unserved:
+            discovery.ask_next(self._builder, overlay, unserved)
 
     def _evaluate(self, key: AllocationKey) -> None:
         builder = self._builder
@@ -250,7 +248,7 @@ def _update_reason(
     *,
     changed: bool = False,
 ) -> Allocation:
-    """Keep the record's reason up to date. A question to a driver is no news for a worker that waits already."""
+    """The waiter's record with its current reason. A question to a driver is no news for a worker that waits."""
     is_asking = record.reason_code is not None and overlay.inventory(obstacle.resource).asking
     is_news = not is_asking and (obstacle.code != record.reason_code or obstacle.reason != record.reason)
     if is_news or changed:
@@ -264,14 +262,14 @@ def _update_reason(
 
 
 def _claimed_before(builder: DecisionBuilder, host_state: HostState, record: Allocation) -> tuple[Set[str], Set[str]]:
-    """The resources that waiters before `record` want and that may show devices of its request.
+    """The resources that waiters before `record` want and that may have devices of its request.
 
-    First those of waiters that found them busy; second those of waiters whose evaluation is due, which may be granted
-    them.
+    Returns two sets. The first is of waiters that found these resources busy. The second is of waiters whose evaluation
+    is due, and which may get them.
     """
     own = queue_entry(record)
-    wanted = record.request.amounts
-    names = wanted.keys() if host_state.overlapping.isdisjoint(wanted) else host_state.overlapping | wanted.keys()
+    amounts = record.request.amounts
+    names = amounts.keys() if host_state.overlapping.isdisjoint(amounts) else host_state.overlapping | amounts.keys()
     claimed = {name for name in names if _any_waits(builder, host_state.claims.get(name, ()), own)}
     if host_state.scan_from is None or host_state.scan_from >= own:
         return claimed, NOTHING
@@ -284,10 +282,10 @@ def _any_waits(
     builder: DecisionBuilder, entries: Sequence[QueueEntry], before: QueueEntry, start: QueueEntry | None = None
 ) -> bool:
     """Whether any waiter from `start` on and `before` the given one still waits after the decision so far."""
-    for place in range(0 if start is None else bisect_left(entries, start), len(entries)):
-        if entries[place] >= before:
+    for index in range(0 if start is None else bisect_left(entries, start), len(entries)):
+        if entries[index] >= before:
             return False
-        record = builder.records.get(entries[place][2])
+        record = builder.records.get(entries[index][2])
         if record is None or record.state == PENDING:
             return True
     return False
@@ -302,10 +300,11 @@ def _attempt(
     new: bool = False,
     later: list[QueueEntry] | None = None,
 ) -> tuple[Allocation, policy.Infeasibility | None]:
-    """Grant a worker what it wants, or fail it. If it must wait: its record then, and the obstacle.
+    """Grant a worker what it wants, or fail it. Returns its record, and the obstacle if it must wait.
 
-    A worker that claims nothing and needs an on-demand driver goes into `later`, if that list is given. While a driver
-    is being asked it serves nobody, and the known devices may serve others first.
+    `claimed`: the resources that earlier waiters want. `new`: the worker has no record yet. `later`: a list for workers
+    that claim nothing and need an on-demand driver. While the manager asks a driver, its devices serve nobody. So the
+    driver is asked after the pass, and its reported devices may serve other workers first.
     """
     most = sizes.most_granted(builder.rules.max_bytes)
     if (least := policy.least_bytes(overlay, record.request.amounts)) > most:
@@ -387,9 +386,9 @@ def _grant(builder: DecisionBuilder, record: Allocation, devices: m.Devices, *, 
         ),
         new=new,
     )
-    builder.token = token
+    builder.use_token(token)
     if prepares:
-        builder.decision.commands.append(m.Prepare(allocation=granted.key, token=token))
+        builder.command(m.Prepare(allocation=granted.key, token=token))
     return granted
 
 
@@ -404,7 +403,7 @@ def _fail(
 def _fail_oversize(
     builder: DecisionBuilder, record: Allocation, error: OversizeError, *, new: bool = False
 ) -> Allocation:
-    """No record can hold what the worker wants, so that waiting would not help."""
+    """Fail a worker whose grant no record can hold: waiting would not help."""
     reason = reasons.too_large(record.request.amounts, error.size, error.most)
     return _fail(builder, structs.replace(record, unavailable=m.NO_ITEMS), ReasonCode.TOO_LARGE, reason, new=new)
 

@@ -1,4 +1,4 @@
-"""Reasons in words: why a worker waits, and why it failed. Decides nothing."""
+"""Reasons in words: why a worker waits, and why it failed. It decides nothing."""
 
 from __future__ import annotations
 

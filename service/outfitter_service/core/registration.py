@@ -38,7 +38,7 @@ UNSEEN = -1
 
 
 def register(builder: DecisionBuilder, message: Register, source: Source, warnings: Sequence[str]) -> None:
-    """Answer a registration: grant, queue or refuse. `warnings` go into the record."""
+    """Answer a registration: grant it, queue it or refuse it. `warnings` go into the record."""
     key = allocation_key(message.host, message.worker, message.incarnation)
     earlier = builder.record(key)
     if earlier is not None:
@@ -46,7 +46,7 @@ def register(builder: DecisionBuilder, message: Register, source: Source, warnin
         return
     newest = builder.host_state(message.host).newest(message.worker)
     if newest is not None:
-        _supersede(builder, newest, message.incarnation)  # it superseded the earlier ones itself
+        _supersede(builder, newest, message.incarnation)  # that one has superseded all earlier ones
     resolved = resolve(builder.rules, message)
     wait_s = message.wait_s if message.wait_s is not None else builder.rules.wait_s
     record = Allocation(
@@ -67,7 +67,7 @@ def register(builder: DecisionBuilder, message: Register, source: Source, warnin
         code, reason = resolved.problem
         builder.step(Step.FAIL, reason, record, new=True, reason=reason, reason_code=code, wait_until=None)
     elif queue.admit(builder, record).state not in FINAL_STATES:
-        builder.decision.renewed.append(key)
+        builder.renew(key)
 
 
 def make_room(builder: DecisionBuilder, message: Registration) -> None:
@@ -91,31 +91,30 @@ def make_room(builder: DecisionBuilder, message: Registration) -> None:
 
 
 def register_again(builder: DecisionBuilder, key: AllocationKey, record: Allocation, message: Register) -> None:
-    """The same incarnation again: publish its record unchanged, and renew its lease if it is current."""
-    decision = builder.decision
-    decision.changes.append(PutAllocation(key, record))
+    """The same incarnation registers again: publish its record unchanged, and renew its lease if it is current."""
+    builder.change(PutAllocation(key, record))
     if record.state == ENDED:
-        decision.kind = "late"
+        builder.set_kind("late")
         return
-    decision.kind = "repeated"
+    builder.set_kind("repeated")
     fields = differences(record, message)
     if fields:
-        decision.refused = (
+        builder.refuse(
             f"incarnation {message.incarnation!r} of worker {message.worker!r} registered before with other "
             f"{', '.join(fields)}; its grant is unchanged. Deregister first, or register under a new incarnation"
         )
     elif record.state not in FINAL_STATES and _is_current(builder, key, record):
-        decision.renewed.append(key)
+        builder.renew(key)
 
 
 def _is_current(builder: DecisionBuilder, key: AllocationKey, record: Allocation) -> bool:
-    """No newer incarnation has ever registered, whether its record is retained or not."""
+    """Whether no newer incarnation has ever registered, even one whose record is deleted by now."""
     newest = builder.host_state(record.host).newest(record.worker)
     return newest == key and record.reason_code != ReasonCode.SUPERSEDED
 
 
 def _supersede(builder: DecisionBuilder, key: AllocationKey, newer: str) -> None:
-    """A newer incarnation registered: the older one can renew nothing, but holds its devices until it is dead."""
+    """A newer incarnation registered. The older one can renew nothing, but holds its devices until it is dead."""
     older = builder.ledger.allocations[key]
     reason = f"superseded by incarnation {newer}"
     if older.state == PENDING:
@@ -131,7 +130,7 @@ def _supersede(builder: DecisionBuilder, key: AllocationKey, newer: str) -> None
         # workers behind it are evaluated once the newer incarnation has its place in the queue
         queue.reschedule(builder, older.host)
     elif older.state in HOLDING_STATES:
-        builder.decision.final_leases.append(key)
+        builder.start_final_lease(key)
         if not discovery.lacks_superseded_mark(older):
             return
         if len(encode(older)) > builder.rules.max_bytes // 2:
@@ -141,7 +140,7 @@ def _supersede(builder: DecisionBuilder, key: AllocationKey, newer: str) -> None
 
 
 def unwatched(builder: DecisionBuilder, event: m.OwnerUnwatched) -> None:
-    """The manager cannot see the owner's end: say so in the record, and set a lease if the worker asked for none."""
+    """The manager cannot see the owner's end. Say so in the record, and set a lease if the worker asked for none."""
     record = builder.record(event.allocation)
     if record is None or record.state in FINAL_STATES or record.state == RELEASING:
         return
@@ -158,22 +157,20 @@ def unwatched(builder: DecisionBuilder, event: m.OwnerUnwatched) -> None:
 
 def heartbeat(builder: DecisionBuilder, message: Heartbeat) -> None:
     """Renew the lease of a current incarnation."""
-    decision = builder.decision
     key = allocation_key(message.host, message.worker, message.incarnation)
     record = builder.record(key)
     if record is None:
-        decision.refused = f"heartbeat from {key}, which is not registered here; register first"
+        builder.refuse(f"heartbeat from {key}, which is not registered here; register first")
     elif record.state in FINAL_STATES:
-        decision.refused = f"heartbeat from {key}, which is over ({record.state}: {record.reason})"
+        builder.refuse(f"heartbeat from {key}, which is over ({record.state}: {record.reason})")
     elif not _is_current(builder, key, record):
-        decision.refused = f"heartbeat from {key}, an older incarnation of its worker: it renews nothing"
+        builder.refuse(f"heartbeat from {key}, an older incarnation of its worker: it renews nothing")
     else:
-        decision.renewed.append(key)
+        builder.renew(key)
 
 
 def deregister(builder: DecisionBuilder, message: Deregister, source: Source) -> None:
     """End the named incarnation, or the worker's newest one."""
-    decision = builder.decision
     key: AllocationKey | None
     if message.incarnation is None:
         key = builder.host_state(message.host).newest(message.worker)
@@ -184,17 +181,17 @@ def deregister(builder: DecisionBuilder, message: Deregister, source: Source) ->
     if record is None or (message.incarnation is None and record.source.offset == UNSEEN):
         _deregister_unseen(builder, message, source, text)
     elif record.state in FINAL_STATES:
-        decision.kind = "late"
+        builder.set_kind("late")
     else:
         code = ReasonCode.WITHDRAWN if record.state == PENDING else ReasonCode.DEREGISTERED
         ending.end(builder, record, code, text)
 
 
 def _deregister_unseen(builder: DecisionBuilder, message: Deregister, source: Source, text: str) -> None:
-    """Nobody is registered under that name. A named incarnation gets an `ended` record as the answer: its registration
-    may be late, and a registration after its own deregistration grants nothing."""
+    """Answer a deregistration of a worker that is not registered. A named incarnation gets an `ended` record: its
+    registration may be late, and a registration after its own deregistration grants nothing."""
     if message.incarnation is None:
-        builder.decision.refused = f"deregistration of {message.host}/{message.worker}, which is not registered here"
+        builder.refuse(f"deregistration of {message.host}/{message.worker}, which is not registered here")
         return
     reason = f"{text} before it was registered"
     builder.step(

@@ -16,7 +16,8 @@ _OK = m.SpecState.OK
 
 
 class Resolved(Struct, gc=False):
-    """`problem` is why the request can never be met: a code and a reason."""
+    """A registration's `request` with an amount for each resource in effect. `unavailable`: resources that stay without
+    infos, and why. `problem`: why the request can never be met, as a code and a reason; None: it may be met."""
 
     request: ResolvedRequest
     unavailable: dict[str, Unavailable]
@@ -35,7 +36,7 @@ def resolve(rules: Rules, message: Register) -> Resolved:
         for name in requests:
             spec = specs.get(name)
             if spec is None or spec.state is not _OK:
-                amounts_by_name = {name: one.amount for name, one in requests.items()}
+                amounts_by_name = {name: request.amount for name, request in requests.items()}
                 amounts, unavailable, problem = _in_effect(specs, amounts_by_name, explicit=True)
                 break
         else:
@@ -58,7 +59,10 @@ def resolve(rules: Rules, message: Register) -> Resolved:
 def _in_effect(
     specs: Mapping[str, m.ResourceSpec], requested: Mapping[str, int | None], *, explicit: bool
 ) -> tuple[dict[str, int], dict[str, Unavailable], tuple[ReasonCode, str] | None]:
-    """The amounts of resources in effect, those that stay without infos, and why the rest fails the worker."""
+    """The amounts of resources in effect, the resources that stay without infos, and why another one fails the worker.
+
+    `requested`: amounts by resource. `explicit`: the worker names its resources itself.
+    """
     amounts: dict[str, int] = {}
     unavailable: dict[str, Unavailable] = {}
     problem: tuple[ReasonCode, str] | None = None
@@ -69,22 +73,25 @@ def _in_effect(
         elif amount is not None and spec.state == _OK:
             amounts[name] = amount
         else:
-            problem_here = _not_in_effect(spec, unavailable, explicit=explicit)
-            problem = problem or problem_here
+            resource_problem = _not_in_effect(spec, unavailable, explicit=explicit)
+            problem = problem or resource_problem
     return amounts, unavailable, problem
 
 
 @lru_cache(maxsize=1024)
 def _alike(*requests: tuple[str, ResourceRequest]) -> tuple[dict[str, int], dict[str, ResourceRequest]]:
-    """Shares one object among the workers that want the same: a ledger has many of them."""
+    """The amounts and requests by resource, as one object for all workers with equal requests: a ledger has many."""
     return {name: request.amount for name, request in requests}, dict(requests)
 
 
 def _not_in_effect(
     spec: m.ResourceSpec, unavailable: dict[str, Unavailable], *, explicit: bool
 ) -> tuple[ReasonCode, str] | None:
-    """A resource that is not in effect fails the worker that names it. If its setting is wrong, it also fails a worker
-    that gets it by configuration. With `on-failure = no-info` it fails nobody."""
+    """Why a resource that is not in effect fails the worker, or None: it goes into `unavailable`.
+
+    It fails a worker that names it (`explicit`). If its setting is wrong, it also fails a worker that gets it by
+    configuration. With `on-failure = no-info` it fails nobody.
+    """
     state = m.SpecState.MISCONFIGURED if spec.state == m.SpecState.OK else spec.state
     code, reason = ReasonCode(state), reasons.not_in_effect(spec)
     wrong = explicit or state == m.SpecState.MISCONFIGURED
@@ -100,7 +107,7 @@ def _operators_problem(
     unavailable: dict[str, Unavailable],
     specs: Mapping[str, m.ResourceSpec],
 ) -> tuple[ReasonCode, str] | None:
-    """Operators may ask for no more than their worker does, and for nothing else."""
+    """Why operators ask for something that their worker does not ask for, or for more of it; None: they do not."""
     for operator, requests in (message.operators or {}).items():
         for resource in requests:
             spec = specs.get(resource)
@@ -123,7 +130,7 @@ def excess(
 ) -> str | None:
     """Why operators ask for more than their worker does, or None.
 
-    All operators see a shared device; an exclusive one belongs to one operator. So the answer may change when a manager
+    All operators see a shared device; an exclusive one belongs to one operator. So the result may change when a manager
     starts with another configuration. Resources that are not in effect have a problem of their own.
     """
     shares: dict[str, dict[str, int]] = {}
@@ -143,8 +150,8 @@ def excess(
 def differences(earlier: Allocation, message: Register) -> list[str]:
     """The fields in which a repeated registration differs from the first one of its incarnation.
 
-    A lease that is left out means the default, and is no difference. Nor is no lease, if the manager set one because it
-    cannot watch the owner.
+    A lease that is left out means the default, and is no difference. Neither is "no lease" if the manager has set one
+    because it cannot watch the owner.
     """
     request = earlier.request
     fields = [

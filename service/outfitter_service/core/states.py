@@ -12,7 +12,7 @@ from outfitter_proto.records import AllocationState as State
 # plain names: looking up a member of an enumeration costs as much as comparing it ten times (Python 3.11)
 PENDING, PREPARING, ALLOCATED, RELEASING, ENDED, FAILED = State
 GRANTED_STATES = (PREPARING, ALLOCATED)
-"""The worker's devices are being prepared, or it has them."""
+"""A driver prepares the worker's devices, or the worker has them."""
 
 
 class Step(enum.StrEnum):
@@ -31,7 +31,7 @@ class Step(enum.StrEnum):
 
 
 class IllegalStepError(Exception):
-    """A step that the table has no row for: a defect of ours, never of the input."""
+    """The table has no row for a step. That is a defect of Outfitter, never of the input."""
 
 
 TABLE: dict[tuple[str | None, Step], State] = {
@@ -63,7 +63,7 @@ def advance(state: str | None, step: Step) -> State:
     """The state after `step`.
 
     Raises:
-        IllegalStepError: the table has no such row.
+        IllegalStepError: the table has no row for it.
     """
     try:
         return TABLE[state, step]

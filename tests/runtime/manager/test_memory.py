@@ -31,7 +31,7 @@ SERVE = """
 import anyio, gc, sys
 from outfitter_service import cli, memory
 
-anyio.run = lambda *_, **__: print(gc.get_threshold() == memory.COLLECT_AFTER, gc.get_freeze_count() > 0)
+anyio.run = lambda *_, **__: print(gc.get_threshold() == memory.GC_THRESHOLDS, gc.get_freeze_count() > 0)
 cli.main(["serve", "--config", sys.argv[1], "--host", "h"])
 """
 

@@ -32,7 +32,7 @@ from outfitter_service.core.hosts import host_record
 from outfitter_service.core.state.host_state import HostState, queue_entry
 from outfitter_service.core.state.ledger import DropAllocation, Ledger, PutAllocation, PutRecord, SetInventory, SetScan
 from support.core.core_driver import HOST, START
-from support.core.decided import apply, change_all, decision_of, touched
+from support.core.decided import apply, change_all, decision_of, is_settled, touched
 
 ALIASES = {"g0": ("p0",), "g1": ("p1", "x1")}
 """Devices with several names; `p0` is also what another resource calls `g0`."""
@@ -276,7 +276,7 @@ class World:
         self.decided = []
         self.ledger.rollback()
         assert self.ledger.allocations == {key: one for key, one in self.topic.items() if isinstance(one, Allocation)}
-        assert not self.ledger.dirty
+        assert is_settled(self.ledger)
         assert self.ledger.token == self.token
         self._check_rebuilt()
         self.waiting.extendleft(reversed(events))
@@ -319,7 +319,7 @@ class World:
         for record in self.topic.values():
             ledger.restore(PutAllocation(record.key, record) if isinstance(record, Allocation) else PutRecord(record))
         ledger.resume(commit=self.ledger.commits, token=self.token)
-        assert not ledger.dirty
+        assert is_settled(ledger)
         assert touched(ledger) == []
         return ledger
 

@@ -1,4 +1,4 @@
-"""Who gets which devices: whether a request can be met now, and which operator of a worker has which.
+"""Placement: whether a request can be met now, with which devices, and which operator of a worker has which of them.
 
 Placement reads one host and changes nothing. A worker gets all of its resources or none, in the driver's order of
 preference.
@@ -25,7 +25,8 @@ _OK = SpecState.OK
 
 
 class Infeasibility(Struct, frozen=True):
-    """Why a request is not granted now. `final`: waiting will not help."""
+    """Why a request is not granted now: `code` for programs, `reason` for people. `resource`: the one that is short, or
+    whose driver is to blame. `final`: waiting will not help."""
 
     code: ReasonCode
     reason: str
@@ -39,8 +40,8 @@ def place(
     """The devices for a request, or the obstacle that weighs most, whatever the order of its resources.
 
     `claimed`: the resources that earlier waiters want. Devices that could serve those waiters are left to them, unless
-    both share them. A final obstacle weighs most, then one that blocks nobody (not reported, infeasible, failed), then
-    busy.
+    both share the devices. A final obstacle weighs most, then one that blocks nobody (not reported, infeasible,
+    failed), then busy.
     """
     obstacle = infeasibility(overlay, specs, amounts)
     if obstacle is not None:
@@ -81,7 +82,11 @@ def place(
 def _unlocked(overlay: HostOverlay, resource: str) -> tuple[KnownDevice, ...]:
     """The healthy devices of a shared resource that nobody holds exclusively."""
     return tuple(
-        [one for one in overlay.inventory(resource).devices if one.health == _HEALTHY and not overlay.locked(one)]
+        [
+            device
+            for device in overlay.inventory(resource).devices
+            if device.health == _HEALTHY and not overlay.locked(device)
+        ]
     )
 
 
@@ -97,7 +102,7 @@ def infeasibility(
     for resource, amount in amounts.items():
         spec = specs.get(resource)
         if spec is None:
-            # the configuration had it when the worker registered; its removal fails only those who still wait
+            # it was configured when the worker registered; its removal fails only workers that still wait
             return Infeasibility(
                 ReasonCode.UNKNOWN_RESOURCE, reasons.unknown_resource(resource, specs), resource, final=True
             )
@@ -139,10 +144,10 @@ def _obstacle(overlay: HostOverlay, spec: ResourceSpec, amount: int, inventory: 
 
 
 def _obstacle_together(
-    overlay: HostOverlay, specs: Mapping[str, ResourceSpec], amounts: Mapping[str, int], known: Infeasibility | None
+    overlay: HostOverlay, specs: Mapping[str, ResourceSpec], amounts: Mapping[str, int], single: Infeasibility | None
 ) -> Infeasibility | None:
-    """Why overlapping resources cannot all be granted, or the obstacle that is `known` already. A final obstacle
-    outweighs the known one."""
+    """Why overlapping resources cannot all be granted, or else `single`: the obstacle of one resource. A final obstacle
+    outweighs `single`."""
     demands = {
         resource: amounts[resource]
         for resource, spec in specs.items()
@@ -152,13 +157,13 @@ def _obstacle_together(
         and _is_settled(overlay.inventory(resource), amounts[resource])
     }
     if _is_plenty(overlay, demands):
-        return known
+        return single
     shortage = matching.match(demands, overlay.host_state.device_counts(healthy=False))
     if isinstance(shortage, matching.Shortage):
         obstacle = _shortage(overlay, specs, amounts, shortage)
-        return obstacle if obstacle.final or known is None else known
-    if known is not None:
-        return known
+        return obstacle if obstacle.final or single is None else single
+    if single is not None:
+        return single
     shortage = matching.match(demands, overlay.host_state.device_counts(healthy=True))
     if isinstance(shortage, matching.Shortage):
         short = {name: demands[name] for name in demands if name in shortage.resources}
@@ -206,8 +211,8 @@ def _shortage(
     short = {resource: amounts[resource] for resource in specs if resource in shortage.resources}
     for resource, amount in short.items():
         spec = specs[resource]
-        most = amount + rival_amount(overlay, specs, amounts, resource)
-        if spec.on_demand and may_name_more(overlay, spec, most, overlay.inventory(resource)):
+        enough = amount + rival_amount(overlay, specs, amounts, resource)
+        if spec.on_demand and may_name_more(overlay, spec, enough, overlay.inventory(resource)):
             return Infeasibility(ReasonCode.NOT_REPORTED, reasons.not_reported(spec), resource)
     reason = reasons.too_few_together(short, shortage.devices, _ids(overlay, short))
     by_choice = {specs[resource].on_failure: resource for resource in short}
@@ -228,8 +233,8 @@ def _ids(overlay: HostOverlay, resources: Iterable[str]) -> list[str]:
 
 
 def may_name_more(overlay: HostOverlay, spec: ResourceSpec, amount: int, inventory: ResourceState) -> bool:
-    """Whether an on-demand driver may name more devices: it named all that it was asked for, and was not yet asked for
-    the held ones and `amount` more."""
+    """Whether an on-demand driver may name more devices. It has named as many as the manager asked for, and the manager
+    has not asked it for the held devices and `amount` more."""
     if inventory.asking or (inventory.failure is not None and amount >= inventory.failure.at_least):
         return False
     if not inventory.reported:
@@ -238,7 +243,7 @@ def may_name_more(overlay: HostOverlay, spec: ResourceSpec, amount: int, invento
 
 
 def least_bytes(overlay: HostOverlay, amounts: Mapping[str, int]) -> int:
-    """The least bytes of a grant of so many devices: as many of the smallest infos of each resource."""
+    """The least bytes of a grant of `amounts`: with the smallest infos of each resource."""
     free_lists = overlay.host_state.free_lists
     return sum(
         [free_list.least_bytes(amount) for name, amount in amounts.items() if (free_list := free_lists.get(name))]
@@ -251,7 +256,7 @@ def shares(
     """The share of each named operator, in the order of the request; and the shared resources that operators name, once
     for all of them.
 
-    Devices in no share go to the operators that are not named.
+    `devices`: the grant. `shared`: its shared resources. Devices in no share go to the operators that are not named.
     """
     if not request.operators:
         return m.NO_ITEMS, UNSET
@@ -259,14 +264,14 @@ def shares(
     alike: dict[tuple[str, ...], OperatorShare] = {}
     common_names: dict[str, None] = {}
     result: dict[str, OperatorShare] = {}
-    for operator, wanted in request.operators.items():
+    for operator, requests in request.operators.items():
         own: dict[str, tuple[KnownDevice, ...]] = {}
-        visible = tuple([resource for resource in wanted if resource in shared])
+        visible = tuple([resource for resource in requests if resource in shared])
         common_names.update(dict.fromkeys(visible))
-        for resource, asked in wanted.items():
+        for resource, resource_request in requests.items():
             if resource in devices and resource not in shared:
                 start = used[resource]
-                used[resource] = start + asked.amount
+                used[resource] = start + resource_request.amount
                 own[resource] = devices[resource][start : used[resource]]
         if own:
             result[operator] = _share(own, visible)

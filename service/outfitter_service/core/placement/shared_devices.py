@@ -1,7 +1,7 @@
 """Chooses devices for a request where several resources have the same devices.
 
 A device serves only one of a worker's exclusive resources. A device that could serve an earlier waiter is left to that
-one. A worker may see its own devices in its shared resources, too.
+waiter. A worker may see its own devices in its shared resources, too.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ class DeviceChoice:
     """One request's choice. `rivals`: the resources of earlier waiters to which it has left devices so far."""
 
     def __init__(self, overlay: HostOverlay, specs: Mapping[str, ResourceSpec], claimed: Collection[str]) -> None:
+        """`overlay`: the host. `specs`: the configured resources by name. `claimed`: the resources that earlier waiters
+        want."""
         self._overlay = overlay
         self._shown = overlay.host_state.shown
         self._canonical = overlay.host_state.canonical
@@ -29,25 +31,25 @@ class DeviceChoice:
         """The devices that no earlier waiter wants exclusively."""
         return tuple([device for device in devices if not self._is_claimed(device, self._claimed_alone)])
 
-    def choose(self, wanted: Mapping[str, int]) -> Devices | None:
-        """Free devices for exclusive resources, or None if there are too few. In the drivers' order of preference, as
-        far as that leaves enough for each resource."""
+    def choose(self, amounts: Mapping[str, int]) -> Devices | None:
+        """Free devices for exclusive resources, or None if there are too few. They are in the drivers' order of
+        preference, as far as that leaves enough for each resource."""
         chosen: Devices = {}
         used: set[CanonicalName] = set()
-        for resource, amount in wanted.items():
-            devices = self._first(self._left(resource), amount, used)
+        for resource, amount in amounts.items():
+            devices = self._first(self._unclaimed(resource), amount, used)
             if len(devices) < amount:
-                return self._match(wanted)
+                return self._match(amounts)
             chosen[resource] = devices
         return chosen
 
-    def _match(self, wanted: Mapping[str, int]) -> Devices | None:
-        candidates = {resource: [*self._left(resource)] for resource in wanted}
-        viewers: dict[CanonicalName, matching.ResourceSet] = {}
+    def _match(self, amounts: Mapping[str, int]) -> Devices | None:
+        candidates = {resource: [*self._unclaimed(resource)] for resource in amounts}
+        resources_of: dict[CanonicalName, matching.ResourceSet] = {}
         for resource, devices in candidates.items():
             for name in {self._canonical(device.id): None for device in devices}:
-                viewers[name] = (*viewers.get(name, ()), resource)
-        matches = matching.match(wanted, matching.counts(viewers.values()))
+                resources_of[name] = (*resources_of.get(name, ()), resource)
+        matches = matching.match(amounts, matching.counts(resources_of.values()))
         if isinstance(matches, matching.Shortage):
             return None
         chosen: Devices = {}
@@ -56,15 +58,15 @@ class DeviceChoice:
             own: list[KnownDevice] = []
             for device in candidates[resource]:
                 name = self._canonical(device.id)
-                if remaining.get(viewers[name]) and name not in used:
-                    remaining[viewers[name]] -= 1
+                if remaining.get(resources_of[name]) and name not in used:
+                    remaining[resources_of[name]] -= 1
                     used.add(name)
                     own.append(device)
             chosen[resource] = tuple(own)
         return chosen
 
     def _first(self, devices: Iterable[KnownDevice], amount: int, used: set[CanonicalName]) -> tuple[KnownDevice, ...]:
-        """The first devices that are not `used` yet, and marks them as used."""
+        """The first devices that are not `used` yet. Adds them to `used`."""
         first: list[KnownDevice] = []
         for device in devices:
             if len(first) >= amount:
@@ -75,7 +77,7 @@ class DeviceChoice:
                 first.append(device)
         return tuple(first)
 
-    def _left(self, resource: str) -> Iterator[KnownDevice]:
+    def _unclaimed(self, resource: str) -> Iterator[KnownDevice]:
         """The free devices of an exclusive resource that no earlier waiter wants."""
         for device in self._overlay.candidates(resource):
             if not self._is_claimed(device, self._claimed):

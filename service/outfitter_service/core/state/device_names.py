@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NewType
 
 CanonicalName = NewType("CanonicalName", str)
-"""The name that stands for all names of a device on its host. A driver's id or alias need not be one."""
+"""The name that stands for all names of a device on its host. A driver's id or alias need not be canonical."""
 
 Classes = Mapping[str, tuple[str, ...]]
 """All names of one device, sorted, by each of its names. Only devices with several names."""
@@ -15,8 +15,8 @@ NO_CLASSES: Classes = {}
 
 
 def one_name_each(groups: Iterable[Sequence[str]]) -> tuple[dict[str, CanonicalName], Classes]:
-    """Names that share a group, directly or through others, form a class. Returns the least name of each class by its
-    other names, and the whole class by each of its names."""
+    """Join groups of names that have a name in common, directly or through other groups, into classes. Returns the
+    least name of each class by its other names, and the whole class by each of its names."""
     parent: dict[str, str] = {}
 
     def root(name: str) -> str:
@@ -27,8 +27,8 @@ def one_name_each(groups: Iterable[Sequence[str]]) -> tuple[dict[str, CanonicalN
 
     for first, *others in groups:
         for other in others:
-            one, two = sorted((root(first), root(other)))
-            parent[two] = one
+            lesser, greater = sorted((root(first), root(other)))
+            parent[greater] = lesser
     members: dict[str, list[str]] = {}
     for name in sorted(parent):
         members.setdefault(root(name), []).append(name)

@@ -16,10 +16,10 @@ from outfitter_service.core.state.sizes import granted_bytes, info_bytes
 class FreeList:
     """One resource's devices on one host: their positions, and which of them are free.
 
-    `free` holds negated positions in ascending order, so that the driver's preferred device is the last item. `names`
-    are the devices' canonical names, `classes` all names of those that have several. `unused` says of a canonical name
-    whether nobody holds its device. `alone` has the infos of a grant of each device alone. `repeats`: one device is
-    listed more than once. No device takes more than `largest` bytes of a grant.
+    `devices`: in the driver's order; a position is an index of this list. `names`: their canonical names. `positions`:
+    by canonical name. `free`: the negated positions of the free devices in ascending order, so that the driver's
+    preferred device is the last item. `alone`: the infos of a grant of each device alone. `largest`: the most bytes
+    that one device takes in a grant. `repeats`: one device is listed more than once.
     """
 
     __slots__ = (
@@ -35,6 +35,8 @@ class FreeList:
         classes: Classes,
         unused: Callable[[CanonicalName], bool],
     ) -> None:
+        """`classes`: all names of the devices that have several. `unused`: whether nobody holds the device with that
+        canonical name."""
         self.resource = resource
         self.devices = devices
         self.names = names
@@ -84,6 +86,7 @@ class FreeList:
         del self.free[len(self.free) - amount :]  # -amount would mean all of them where amount is 0
 
     def remove(self, name: CanonicalName) -> None:
+        """A worker holds the device now."""
         free = self.free
         for position in self.positions[name]:
             if free and free[-1] == -position:  # nearly always: the preferred one
@@ -94,6 +97,7 @@ class FreeList:
                 del free[at]
 
     def put_back(self, name: CanonicalName) -> None:
+        """Nobody holds the device any more. It is free if it is healthy."""
         free = self.free
         for position in self.positions[name]:
             at = bisect_left(free, -position)

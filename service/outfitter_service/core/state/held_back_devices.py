@@ -1,9 +1,9 @@
 """Devices that are held back: a worker may hold them under an id that is no longer reported.
 
-After a driver is replaced or a resource renamed, the same devices appear under new ids, and nothing connects them with
-the held ones. So while a worker holds a device that is no longer reported, new devices count as of unknown health and
-are not granted. Known devices are granted as always. When the last such holder has ended, all devices are. This is
-assessed when a driver reports, and when such a holder ends.
+After somebody replaces a driver or renames a resource, the same devices appear under new ids. Nothing connects these
+with the held ids. So while a worker holds a device that no driver reports any more, new devices have unknown health
+and are not granted. Known devices are granted as always. When the last such holder has ended, all devices are granted
+again. The core assesses this when a driver reports, and when such a holder ends.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ Inventories = Mapping[str, ResourceState]
 
 
 class _HeldDevice(Struct, frozen=True, gc=False):
-    """A device that the record under `key` holds: resource and id of its grant, and its canonical names. `alone`: the
-    record holds it exclusively."""
+    """A device that the record under `key` holds: `resource` and `id` of its grant, and its canonical `names`.
+    `alone`: the record holds it exclusively."""
 
     key: AllocationKey
     resource: str
@@ -35,7 +35,7 @@ class _HeldDevice(Struct, frozen=True, gc=False):
 
 
 def recorded_names(spec: ResourceSpec, recorded: ResourceInventory | None) -> tuple[str, ...]:
-    """The names of a resource's known devices in the host's record.
+    """The names of a resource's known devices in the host's record (`recorded`).
 
     An on-demand driver names only some of its devices, so the inventory of an earlier driver says nothing about them.
     """
@@ -63,39 +63,40 @@ def with_known_names(
 ) -> ResourceState:
     """A driver's report, with the earlier names of its resource if some of its devices may be known under other names.
 
-    An on-demand driver names more devices whenever it is asked for more. They count as new only if the driver is new.
-    If drivers report every held device, additional devices are really new.
+    An on-demand driver names more devices whenever the manager asks it for more. They count as new only if the driver
+    is new. If drivers report every held device, additional devices are really new.
     """
     names = set(report.names_of_all)
     if before.reported:
         was_open = before.known is not None
-        known = before.names_of_all if before.known is None else before.known
-        if not was_open and names.issuperset(known) and host_state.shows_what_is_held:
+        earlier_names = before.names_of_all if before.known is None else before.known
+        if not was_open and names.issuperset(earlier_names) and host_state.shows_what_is_held:
             return report
     else:
         recorded = host_state.record.resources.get(spec.name) if host_state.record is not None else None
-        known = recorded_names(spec, recorded)
-        was_open = not known
-    if not was_open and (spec.on_demand or set(known) == names):
+        earlier_names = recorded_names(spec, recorded)
+        was_open = not earlier_names
+    if not was_open and (spec.on_demand or set(earlier_names) == names):
         return report
-    return structs.replace(report, known=known)
+    return structs.replace(report, known=earlier_names)
 
 
 def reassessed(host_state: HostState, specs: Specs, inventories: Inventories) -> dict[str, ResourceState]:
-    """The inventories of a host whose held-back devices change, the latest report included."""
+    """Those of a host's inventories whose held-back devices change. `inventories`: the current ones, the latest report
+    included."""
     unsettled = [name for name, inventory in inventories.items() if inventory.known is not None and name in specs]
     if not unsettled:
         return {}
     if host_state.live:
-        view = _HeldBackCheck(host_state, specs, inventories)
-        new = {name: view.reassessed(name) for name in unsettled}
-    else:  # nobody holds a device: spare the look at all names of all inventories
-        new = {name: inventories[name].with_all_known() for name in unsettled}
-    return {name: inventory for name, inventory in new.items() if inventory != inventories[name]}
+        check = _HeldBackCheck(host_state, specs, inventories)
+        assessed = {name: check.reassessed(name) for name in unsettled}
+    else:  # no worker holds a device: the check of all names of all inventories is not needed
+        assessed = {name: inventories[name].with_all_known() for name in unsettled}
+    return {name: inventory for name, inventory in assessed.items() if inventory != inventories[name]}
 
 
 class _HeldBackCheck:
-    """A host's holders and inventories at one moment, and which devices of a resource they hold back."""
+    """Finds the devices of a host that must be held back, by its holders and inventories at one moment."""
 
     def __init__(self, host_state: HostState, specs: Specs, inventories: Inventories) -> None:
         self._host_state = host_state
@@ -142,22 +143,29 @@ class _HeldBackCheck:
     def reassessed(self, resource: str) -> ResourceState:
         """The resource's inventory with the devices that must be held back now."""
         spec, inventory = self._specs[resource], self._inventories[resource]
-        known = {self._canonical(name) for name in inventory.known or ()}
-        suspect = self._suspect(spec, inventory, known)
+        known_names = {self._canonical(name) for name in inventory.known or ()}
+        suspect = self._suspect(spec, inventory, known_names)
         if suspect is None:
             return inventory.with_all_known()
-        new = {device.id for device in inventory.as_reported if self._name(device) not in self._not_new}
+        new_ids = {device.id for device in inventory.as_reported if self._name(device) not in self._not_new}
         if inventory.known:
-            others = [name for one in inventory.as_reported if one.id not in new for name in (one.id, *one.aliases)]
+            others = [
+                name
+                for device in inventory.as_reported
+                if device.id not in new_ids
+                for name in (device.id, *device.aliases)
+            ]
             inventory = structs.replace(inventory, known=tuple(dict.fromkeys([*inventory.known, *others])))
-        return inventory.with_held_back(frozenset(new), Suspect(suspect.key, suspect.resource, suspect.id))
+        return inventory.with_held_back(frozenset(new_ids), Suspect(suspect.key, suspect.resource, suspect.id))
 
-    def _suspect(self, spec: ResourceSpec, inventory: ResourceState, known: set[CanonicalName]) -> _HeldDevice | None:
+    def _suspect(
+        self, spec: ResourceSpec, inventory: ResourceState, known_names: set[CanonicalName]
+    ) -> _HeldDevice | None:
         """A held device that may be a new device of this resource: one that its driver knew before. If the driver knew
-        none, or the holder's resource is not configured any more: any that no driver reports."""
+        none, or the holder's resource is not configured any more: any held device that no driver reports."""
         reported = {self._name(device) for device in inventory.as_reported}
         for held in self._held:
-            was_known = held.resource == spec.name or not held.names.isdisjoint(known)
+            was_known = held.resource == spec.name or not held.names.isdisjoint(known_names)
             if (held.alone or not spec.shared) and was_known and held.names.isdisjoint(reported):
                 return held
         for held in self._missing:
@@ -171,7 +179,7 @@ class _HeldBackCheck:
 
 
 def _same(host_state: HostState, inventories: Inventories) -> Mapping[str, CanonicalName]:
-    """The canonical names, as `HostState.canonical` has them, for these inventories."""
+    """For these inventories: the canonical name of each device's other names, as `HostState.canonical` has them."""
     recorded = host_state.record.resources if host_state.record is not None else {}
     groups: list[Sequence[str]] = []
     for resource in {**inventories, **recorded}:

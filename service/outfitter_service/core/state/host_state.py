@@ -1,7 +1,7 @@
 """One host's part of the ledger in memory: its records, and the indexes that decisions read.
 
-The indexes are a function of the host's records and of its drivers' last reports, in whatever order those came. Only
-`Ledger` changes a `HostState`. It decides nothing.
+The indexes are a function of the host's records and of its drivers' last reports, in whatever order they came. Only
+`Ledger` changes a `HostState`, and a `HostState` decides nothing.
 """
 
 from __future__ import annotations
@@ -80,12 +80,13 @@ class HostState:
 
     Waiters: `queue` has every pending record in order, `waiting` the same by requested resource. `claims`: those whose
     devices are busy; later workers leave these devices to them. `unanswered`: those that wait for a driver's answer.
-    `scan_from`: the first waiter whose evaluation is due (None: no one's). `deadlines`: when waiters with a `wait_s`
-    fail, unless they wait for a driver's answer. `waiting_since`: since when waiters with a `wait_s` have waited.
+    `scan_from`: the first waiter whose evaluation is due (None: no evaluation is due). `deadlines`: when waiters with a
+    `wait_s` fail, unless they wait for a driver's answer. `waiting_since`: since when waiters with a `wait_s` have
+    waited.
 
-    `incarnations`: all that are retained of each worker, the newest last, in a tuple: the garbage collector looks only
-    once at a tuple of texts and numbers, at a list each time. `endings`: the final records, the oldest first, whatever
-    the clock did; `past`: the same by worker.
+    `incarnations`: all retained incarnations of each worker, the newest last. They are in a tuple: the garbage
+    collector traverses a tuple of texts and numbers only once, but a list in each collection. `endings`: the final
+    records, the oldest first, whatever the clock did; `past`: the same by worker.
     """
 
     def __init__(self, host: str) -> None:
@@ -168,7 +169,7 @@ class HostState:
         return len(self.endings)
 
     def is_ahead(self, now: datetime) -> bool:
-        """Whether some record began in the future, because the clock was set back."""
+        """Whether a record began in the future. Then the clock has been set back."""
         limit = now + CLOCK_SLACK
         return (
             (bool(self.endings) and self.endings[-1][0] > limit)
@@ -180,26 +181,35 @@ class HostState:
         """The keys of records that ended, or began to wait, in the future; at most `most`."""
         limit = now + CLOCK_SLACK
         keys: list[AllocationKey] = []
-        for known in (self.endings, self.waiting_since):
-            for since, key in reversed(known):
+        for entries in (self.endings, self.waiting_since):
+            for since, key in reversed(entries):
                 if since <= limit or len(keys) >= most:
                     break
                 keys.append(key)
         return keys
 
     def is_idle(self, *, since: datetime) -> bool:
-        """Whether no allocation is retained here, and the host's record has not changed since then."""
+        """Whether no allocation of the host is retained, and its record has not changed since then."""
         return not self.incarnations and self.record is not None and self.record.since < since
+
+    def set_scan(self, start: QueueEntry | None) -> QueueEntry | None:
+        """Have the queue evaluated again from the waiter `start` on (None: no evaluation is due). Returns the start
+        before."""
+        before, self.scan_from = self.scan_from, start
+        return before
 
     # --- inventories ---
 
     def set_inventory(self, resource: str, inventory: ResourceState) -> None:
+        """Replace the inventory of a resource, and update the indexes of devices."""
         before, connected = self.inventory(resource), self.connected(resource)
         if inventory == NOT_REPORTED:
             self.inventories.pop(resource, None)
         else:
             self.inventories[resource] = inventory
-        self.suspects = frozenset([one.suspect.key for one in self.inventories.values() if one.suspect is not None])
+        self.suspects = frozenset(
+            [state.suspect.key for state in self.inventories.values() if state.suspect is not None]
+        )
         if (
             inventory.devices is before.devices
             and inventory.linked == before.linked
@@ -248,7 +258,7 @@ class HostState:
         ]
 
     def _rename(self) -> None:
-        """Aliases have changed in some resource: compute again which names mean one device."""
+        """The aliases in some resource have changed. Compute again which names mean one device."""
         resources = {**self.inventories, **(self.record.resources if self.record is not None else {})}
         groups = [names for resource in resources for names in self.connected(resource)]
         self._same, self.classes = one_name_each(groups)
@@ -267,7 +277,7 @@ class HostState:
         self._show()
 
     def _show(self) -> None:
-        """Compute again which free lists have a device: one for nearly all devices."""
+        """Compute again which free lists have each device. Nearly every device is in only one."""
         self.shown = {}
         for free_list in self.free_lists.values():
             alone = (free_list,)
@@ -289,14 +299,14 @@ class HostState:
             )
 
     def device_counts(self, *, healthy: bool) -> Mapping[ResourceSet, int]:
-        """How many devices each set of resources has in common, or has in common as healthy."""
-        by_viewers = self._counts.get(healthy)
-        if by_viewers is None:
-            by_viewers = self._counts[healthy] = counts(
+        """How many devices each set of resources has in common. `healthy`: count only healthy devices."""
+        by_resources = self._counts.get(healthy)
+        if by_resources is None:
+            by_resources = self._counts[healthy] = counts(
                 tuple([free_list.resource for free_list in free_lists if not healthy or free_list.serves(name)])
                 for name, free_lists in self.shown.items()
             )
-        return by_viewers
+        return by_resources
 
     # --- records ---
 
@@ -332,9 +342,9 @@ class HostState:
             insort(self.past.setdefault(record.worker, []), ending)
 
     def grant(self, key: AllocationKey, record: Allocation, names: list[CanonicalName]) -> None:
-        """Add the first record of a worker, which holds exclusively what its resource's free list has offered.
+        """Add the first record of a worker. It holds exclusively the devices that its resource's free list has offered.
 
-        `names` are these devices; a name stands there once for each of its devices.
+        `names`: the canonical names of these devices. A name stands there once for each position that has it.
         """
         self.incarnations[record.worker] = ((record.source.offset, key),)
         self.live[key] = record
@@ -342,7 +352,7 @@ class HostState:
             self.without_exclusive += 1
         locks, shown = self.locks, self.shown
         if self.distinct:
-            # a free device is in no other index, and searching there would take longer with more devices
+            # a free device is in no other index, and a search there would take longer with more devices
             for name in names:
                 locks[name] = 1
             for resource in record.resources:
@@ -387,7 +397,7 @@ class HostState:
         return (self.waiting, self.unanswered) if record.reason_code == ReasonCode.NOT_REPORTED else (self.waiting,)
 
     def forget(self, key: AllocationKey, record: Allocation) -> None:
-        """The record is deleted."""
+        """The record is deleted: remove it from its worker's incarnations."""
         runs = self.incarnations[record.worker]
         position = bisect_left(runs, (record.source.offset, key))
         runs = (*runs[:position], *runs[position + 1 :])
@@ -397,7 +407,7 @@ class HostState:
             del self.incarnations[record.worker]
 
     def _hold(self, record: Allocation, count: int) -> None:
-        """A record's devices are held from now on (1), or no longer (-1)."""
+        """From now on a record holds its devices (`count` 1), or no longer (-1)."""
         alone = exclusive_ids(record)
         if alone:
             self._count(self.locks, self.names(record, alone), count)

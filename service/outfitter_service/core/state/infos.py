@@ -24,7 +24,8 @@ def info(device: KnownDevice, ordinal: int) -> dict[str, str]:
 
 
 class GrantInfos(Struct, gc=False):
-    """The infos, variables, CDI names and other names of a grant's devices. The record keeps the other names: after a
+    """A grant's devices as workers see them. `infos`: by resource, in the granted order. `env`: environment variables.
+    `cdi`: CDI names. `aliases`: the other names of devices that have several, by id. The record keeps them: after a
     restart, another resource may show the device before the driver that knows its names has reported."""
 
     infos: dict[str, list[dict[str, str]]]

@@ -1,8 +1,9 @@
 """The ledger in memory: all records of one writer, and the changes since its last commit.
 
 The ledger is a function of its records and of the drivers' last reports. Only `change` and, for fast grants, `grant`
-change it. `seal` puts the applied changes into a commit, `settle` makes them final when the commit has returned. The
-next changes are decided and applied meanwhile. `rollback` undoes everything that is not final. It decides nothing.
+change it. `seal` puts the applied changes into a commit, and `settle` makes them final when the commit has returned.
+The next changes are decided and applied meanwhile. `rollback` undoes everything that is not final. The ledger decides
+nothing.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from outfitter_service.core.state.resource_state import ResourceState
 
 
 class PutAllocation(Struct, frozen=True, gc=False):
-    """`key` is the record's own key: making it takes a third of a microsecond. `value` is the encoded record, if it is
-    encoded already."""
+    """Put an allocation. `key`: the record's own key, given because making it takes a third of a microsecond. `value`:
+    the encoded record, if it is encoded already."""
 
     key: AllocationKey
     record: Allocation
@@ -27,6 +28,8 @@ class PutAllocation(Struct, frozen=True, gc=False):
 
 
 class DropAllocation(Struct, frozen=True, gc=False):
+    """Delete the allocation under `key`."""
+
     key: AllocationKey
 
 
@@ -55,13 +58,16 @@ class DropRecord(Struct, frozen=True, gc=False):
 
 
 class SetInventory(Struct, frozen=True, gc=False):
+    """Replace the inventory of one `resource` on `host`. It is no record, so nothing is written."""
+
     host: str
     resource: str
     inventory: ResourceState
 
 
 class SetScan(Struct, frozen=True, gc=False):
-    """The waiter from which on a host's queue must be evaluated again; None: none."""
+    """Have a host's queue evaluated again from the waiter `start` on (None: no evaluation is due). It is no record, so
+    nothing is written."""
 
     host: str
     start: QueueEntry | None
@@ -71,15 +77,18 @@ Change = PutAllocation | DropAllocation | PutRecord | DropRecord | SetInventory 
 
 
 class Ledger:
-    """All records of one writer, with the changes since the last commit. `token` is the last fencing token."""
+    """All records of one writer, with the changes since the last commit.
+
+    `hosts`: the state of each host. `allocations`: the records by key; `records`: those of `KINDS` by key. `token`: the
+    last fencing token. `commits`: the number of the last sealed commit.
+    """
 
     def __init__(self) -> None:
         self.hosts: dict[str, HostState] = {}
         self.allocations: dict[AllocationKey, Allocation] = {}
         self.records: dict[str, StateRecord] = {}
-        """Records of `KINDS`, by key."""
-        self.reported: set[str] = set()
-        """Hosts whose inventories may have changed since the gauges last emptied this."""
+        self.changed_inventories: set[str] = set()
+        """Hosts whose inventories may have changed since the last `take_changed_inventories`."""
         self.token = NO_TOKEN
         self.commits = NO_COMMIT
         self._undo: list[Change] = []
@@ -100,7 +109,12 @@ class Ledger:
         host_state = self.hosts.get(host)
         if host_state is not None and host_state.record is None and not host_state.incarnations:
             del self.hosts[host]
-            self.reported.add(host)
+            self.changed_inventories.add(host)
+
+    def take_changed_inventories(self) -> set[str]:
+        """Remove and return the hosts whose inventories may have changed since the last call."""
+        hosts, self.changed_inventories = self.changed_inventories, set()
+        return hosts
 
     # --- changing ---
 
@@ -119,7 +133,7 @@ class Ledger:
 
     def grant(self, key: AllocationKey, record: Allocation, names: list[CanonicalName]) -> None:
         """Put a new worker's record, with the next token. It holds exclusively the free devices with these canonical
-        names. A shorter way to the result of `change`."""
+        `names`. The result is that of `change`, in less time."""
         self.token += 1  # type: ignore[assignment]  # calling a NewType takes longer than the sum
         self.allocations[key] = record
         self.hosts[record.host].grant(key, record, names)
@@ -142,7 +156,7 @@ class Ledger:
         self.hosts.clear()
         self.allocations.clear()
         self.records.clear()
-        self.reported.clear()
+        self.changed_inventories.clear()
         self._undo, self._sealed = [], []
 
     def keys(self) -> list[str]:
@@ -153,13 +167,9 @@ class Ledger:
         """The record under a key."""
         return self.allocations.get(key) or self.records.get(key)  # type: ignore[call-overload]  # a key of any kind
 
-    @property
-    def dirty(self) -> bool:
-        return bool(self._undo or self._sealed)
-
     def seal(self) -> None:
-        """Put the applied changes into this writer's next commit. Later changes go into the one after it. One commit at
-        a time."""
+        """Put the applied changes into this writer's next commit. Later changes go into the one after it. Only one
+        commit is sealed at a time."""
         self._sealed, self._undo = self._undo, []
         self._sealed_token = self.token
         self._sealing = True
@@ -196,14 +206,12 @@ class Ledger:
                 host_state = self.host_state(host)
                 before = host_state.inventory(resource)
                 host_state.set_inventory(resource, inventory)
-                self.reported.add(host)
+                self.changed_inventories.add(host)
                 return SetInventory(host, resource, before)
             case SetScan(host=host, start=start):
-                host_state = self.host_state(host)
-                first, host_state.scan_from = host_state.scan_from, start
-                return SetScan(host, first)
-            case PutRecord(record=other):
-                return self._put_record(other)
+                return SetScan(host, self.host_state(host).set_scan(start))
+            case PutRecord(record=state_record):
+                return self._put_record(state_record)
             case DropRecord(key=key):
                 return self._drop_record(key)
 
@@ -235,14 +243,15 @@ class Ledger:
         self._index(old, old, None)
         return PutRecord(old)
 
-    def _index(self, of: StateRecord, before: StateRecord | None, after: StateRecord | None) -> None:
-        index = KINDS[type(of)].index
+    def _index(self, record: StateRecord, before: StateRecord | None, after: StateRecord | None) -> None:
+        """Update the indexes of the host of `record`, which is one of the records before and after a change."""
+        index = KINDS[type(record)].index
         if index is not None:
-            index(self.host_state(of.host), before, after)
+            index(self.host_state(record.host), before, after)
 
 
 def _key(change: Change) -> str:
-    """The key of the record that a change puts or drops; empty for all else."""
+    """The key of the record that a change puts or drops; an empty text for other changes."""
     match change:
         case PutAllocation() | DropAllocation() | PutRecord() | DropRecord():
             return change.key

@@ -1,7 +1,7 @@
 """A small bipartite matching: how many of which devices each resource gets where resources have devices in common.
 
-Devices of the same set of resources form a class, and are counted instead of listed. The cost depends on the number of
-classes, which is small, and not on the number of devices.
+Devices that the same set of resources has form a class, and are counted instead of listed. The cost depends on the
+number of classes, which is small, and not on the number of devices.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from itertools import pairwise
 from msgspec import Struct
 
 ResourceSet = tuple[str, ...]
-"""A class of devices: those that exactly these resources have."""
+"""The names of resources. It stands for a class of devices: those that exactly these resources have."""
 
 
 class Shortage(Struct, frozen=True):
@@ -24,11 +24,11 @@ class Shortage(Struct, frozen=True):
 
 
 def counts(devices: Iterable[ResourceSet]) -> dict[ResourceSet, int]:
-    """How many devices there are of each class."""
-    counted: dict[ResourceSet, int] = {}
-    for viewers in devices:
-        counted[viewers] = counted.get(viewers, 0) + 1
-    return counted
+    """How many devices each class has. `devices`: the class of each device."""
+    count_of: dict[ResourceSet, int] = {}
+    for resources in devices:
+        count_of[resources] = count_of.get(resources, 0) + 1
+    return count_of
 
 
 def match(
@@ -36,21 +36,23 @@ def match(
 ) -> dict[str, dict[ResourceSet, int]] | Shortage:
     """How many devices of each class every resource gets, each device for one resource; or why that is impossible.
 
-    `demands`: amounts by resource. Earlier resources are served first, but give way where another would get too few.
+    `demands`: amounts by resource. `classes`: the number of devices of each class. Earlier resources are served first,
+    but give way where another would get too few.
     """
-    shown: dict[str, list[ResourceSet]] = {resource: [] for resource in demands}
-    for viewers in classes:
-        for resource in viewers:
-            if resource in shown:
-                shown[resource].append(viewers)
+    classes_of: dict[str, list[ResourceSet]] = {resource: [] for resource in demands}
+    for resources in classes:
+        for resource in resources:
+            if resource in classes_of:
+                classes_of[resource].append(resources)
     spare = dict(classes)
     given: dict[str, dict[ResourceSet, int]] = {resource: {} for resource in demands}
     for resource, amount in demands.items():
         missing = amount
         while missing:
-            path = _path(resource, shown, spare, given)
+            path = _path(resource, classes_of, spare, given)
             if isinstance(path, frozenset):
-                return Shortage(path, sum(classes[one] for one in {one for name in path for one in shown[name]}))
+                short_classes = {resources for name in path for resources in classes_of[name]}
+                return Shortage(path, sum(classes[resources] for resources in short_classes))
             missing -= _shift(path, missing, spare, given)
     return given
 
@@ -61,7 +63,7 @@ _Path = list[tuple[str, ResourceSet]]
 
 def _path(
     start: str,
-    shown: Mapping[str, list[ResourceSet]],
+    classes_of: Mapping[str, list[ResourceSet]],
     spare: Mapping[ResourceSet, int],
     given: Mapping[str, Mapping[ResourceSet, int]],
 ) -> _Path | frozenset[str]:
@@ -71,19 +73,19 @@ def _path(
     waiting = deque([start])
     while waiting:
         resource = waiting.popleft()
-        for viewers in shown[resource]:
-            if viewers in tried:
+        for resources in classes_of[resource]:
+            if resources in tried:
                 continue
-            tried.add(viewers)
-            if spare[viewers]:
-                path = [(resource, viewers)]
+            tried.add(resources)
+            if spare[resources]:
+                path = [(resource, resources)]
                 while (step := reached[path[-1][0]]) is not None:
                     path.append(step)
                 path.reverse()
                 return path
-            for other in viewers:
-                if other in given and other not in reached and given[other].get(viewers):
-                    reached[other] = resource, viewers
+            for other in resources:
+                if other in given and other not in reached and given[other].get(resources):
+                    reached[other] = resource, resources
                     waiting.append(other)
     return frozenset(reached)
 
@@ -91,11 +93,11 @@ def _path(
 def _shift(path: _Path, most: int, spare: dict[ResourceSet, int], given: dict[str, dict[ResourceSet, int]]) -> int:
     """Move devices along a path, at most `most`. Returns how many."""
     moved = min(most, spare[path[-1][1]])
-    for (_, viewers), (giver, _) in pairwise(path):
-        moved = min(moved, given[giver][viewers])
-    for place, (taker, viewers) in enumerate(path):
-        given[taker][viewers] = given[taker].get(viewers, 0) + moved
-        if place + 1 < len(path):
-            given[path[place + 1][0]][viewers] -= moved
+    for (_, resources), (giver, _) in pairwise(path):
+        moved = min(moved, given[giver][resources])
+    for index, (taker, resources) in enumerate(path):
+        given[taker][resources] = given[taker].get(resources, 0) + moved
+        if index + 1 < len(path):
+            given[path[index + 1][0]][resources] -= moved
     spare[path[-1][1]] -= moved
     return moved

@@ -1,4 +1,4 @@
-"""A host's state with the effects of the decision so far on top.
+"""A host's state, with the effects of one decision so far on top.
 
 An overlay changes nothing but itself, and ends with its decision.
 """
@@ -17,7 +17,7 @@ from outfitter_service.core.state.host_state import HostState, Tally, exclusive_
 from outfitter_service.core.state.resource_state import NOT_REPORTED, ResourceState
 
 NO_COUNTS = Tally()
-"""The counts of an overlay before its first count. Never written to."""
+"""The counts of an overlay before its first count. No code writes to it."""
 
 
 class HostOverlay:
@@ -35,7 +35,7 @@ class HostOverlay:
         self._held: dict[str, int] = {}
 
     def count(self, record: Allocation, count: int) -> None:
-        """The record's devices are held from now on (1), or no longer (-1)."""
+        """From now on the record holds its devices (`count` 1), or no longer (-1)."""
         if self._locks is NO_COUNTS:
             self._locks, self._sharers = Tally(), Tally()
         self._held.clear()
@@ -79,6 +79,7 @@ class HostOverlay:
         return free
 
     def inventory(self, resource: str) -> ResourceState:
+        """The resource's inventory, with the decision's effects."""
         own = self._inventories.get(resource) if self._inventories else None
         return own or self.host_state.inventories.get(resource, NOT_REPORTED)
 
@@ -87,7 +88,7 @@ class HostOverlay:
         self._inventories[resource] = inventory
 
     def locked(self, device: KnownDevice) -> bool:
-        """Somebody holds the device exclusively."""
+        """Whether some worker holds the device exclusively."""
         name = self.host_state.canonical(device.id)
         return self.host_state.locks.get(name, 0) + self._locks.get(name, 0) > 0
 

@@ -17,8 +17,9 @@ from outfitter_service.core.state.host_state import HostState
 
 
 class RecordKind(Struct, frozen=True, kw_only=True):
-    """`after_grants`: the record stands behind the grants in a batch. A record that bars a device stands before them.
-    `index` updates the host's indexes; it gets the records before and after a change, or None."""
+    """How one kind of record differs from the others. `after_grants`: the record stands behind the grants in a batch; a
+    record that bars a device stands before them. `index`: updates the host's indexes. It gets the records before and
+    after a change, None where there is none."""
 
     after_grants: bool
     index: Callable[[HostState, Any, Any], object] | None = None

@@ -1,4 +1,4 @@
-"""A driver's last report of one resource of one host."""
+"""The state of one resource on one host, by its driver's last report."""
 
 from __future__ import annotations
 
@@ -24,16 +24,19 @@ class Suspect(Struct, frozen=True):
 
 
 class ResourceState(Struct, frozen=True, kw_only=True):
-    """A driver's last report of one resource of one host.
+    """The state of one resource on one host: its inventory, by its driver's last report.
 
-    `reported`: there is a report. `asked`: the amount of the last question to an on-demand driver; `asking`: that of
-    the question under way (0: none); `least`: the amount that its worker wants. `is_retry_due`: the delay after a
-    failure ended during a question. `healthy` counts the healthy devices. `linked`: names that earlier reports
-    connected, until the records of all holders have them.
+    `reported`: the driver has reported. `failure`: why its last report counts for nothing, or None. `healthy`: the
+    number of healthy devices. `linked`: groups of names that earlier reports connected, until the records of all
+    holders have them.
+
+    Of an on-demand driver: `asked` is the amount of the last question that it answered. `asking` is the amount of the
+    question under way (0: none), and `least` the amount that its worker wants. `is_retry_due`: the delay after a
+    failure ended during a question.
 
     `as_reported`: the devices as the driver named them. `devices`: the same for grants. Devices in `held_back` have
-    unknown health there, because `suspect` may be one of them; `known` then has the names that were known before (None:
-    all are known). See `held_back_devices`.
+    unknown health there, because the held device `suspect` may be one of them. `known` then has the names that were
+    known before (None: all are known). See `held_back_devices`.
     """
 
     devices: tuple[KnownDevice, ...] = ()
@@ -52,24 +55,27 @@ class ResourceState(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, devices: tuple[KnownDevice, ...], *, asked: int = 0) -> ResourceState:
-        """The inventory of a driver's report. Devices that share a name are one device."""
+        """The state after a driver's report. Devices that share a name are one device. `asked`: the amount that the
+        manager asked an on-demand driver for."""
         distinct = _distinct(devices)
         return cls(devices=distinct, as_reported=distinct, reported=True, asked=asked, healthy=_count_healthy(distinct))
 
     def with_held_back(self, ids: frozenset[str], suspect: Suspect) -> ResourceState:
         """A copy with exactly these devices held back, because of `suspect`."""
-        back = frozenset([one.id for one in self.as_reported if one.id in ids and one.health == Health.HEALTHY])
+        held_back = frozenset(
+            [device.id for device in self.as_reported if device.id in ids and device.health == Health.HEALTHY]
+        )
         reason = f"held back: {suspect} and may be this device"
         devices = tuple(
             [
-                structs.replace(one, health=Health.UNKNOWN, reason=reason) if one.id in back else one
-                for one in self.as_reported
+                structs.replace(device, health=Health.UNKNOWN, reason=reason) if device.id in held_back else device
+                for device in self.as_reported
             ]
         )
         if devices == self.devices:
             devices = self.devices
         healthy = _count_healthy(devices)
-        return structs.replace(self, devices=devices, healthy=healthy, held_back=back, suspect=suspect)
+        return structs.replace(self, devices=devices, healthy=healthy, held_back=held_back, suspect=suspect)
 
     def with_all_known(self) -> ResourceState:
         """A copy with no device held back."""
@@ -92,13 +98,13 @@ class ResourceState(Struct, frozen=True, kw_only=True):
 
 
 def _count_healthy(devices: Iterable[KnownDevice]) -> int:
-    well = Health.HEALTHY
-    return sum(device.health == well for device in devices)
+    healthy = Health.HEALTHY
+    return sum(device.health == healthy for device in devices)
 
 
 def _distinct(devices: tuple[KnownDevice, ...]) -> tuple[KnownDevice, ...]:
-    """Merge devices of a report that share a name, directly or through others: the first of them, with all their names,
-    and unhealthy if any of them is."""
+    """Merge devices of a report that share a name, directly or through others. The first of them stays, with all their
+    names. It is as ill as any of them."""
     if len({device.id for device in devices}) == len(devices) and not any(device.aliases for device in devices):
         return devices
     _, classes = one_name_each((device.id, *device.aliases) for device in devices)

@@ -1,4 +1,4 @@
-"""The sizes of records and their limits, so that nothing is decided that cannot be written.
+"""The sizes of records and their limits, so that the core decides nothing that cannot be written.
 
 A grant leaves room for what later steps add to its record (its devices' health, why it ended), so that every grant can
 be refreshed and released. All numbers are bytes of JSON. `Rules.max_bytes` is the limit.
@@ -35,11 +35,11 @@ class OversizeError(Exception):
 
 
 class FullError(Exception):
-    """The decision would be larger than a commit takes. The rest needs a decision of its own."""
+    """The decision would be larger than a commit may be. The rest needs a decision of its own."""
 
 
 def most_bytes(max_bytes: int, step: Step, record: Allocation) -> int | None:
-    """How large a step may make a record. None: no limit, because an end is always written."""
+    """The most bytes of a record after a step. None: no limit, because an end is always written."""
     if record.state == PENDING:
         return max_bytes // 4  # the commit may hold another record of the same worker
     if step in (Step.GRANT, Step.PREPARE):
@@ -51,8 +51,8 @@ def most_bytes(max_bytes: int, step: Step, record: Allocation) -> int | None:
 
 
 def most_granted(max_bytes: int) -> int:
-    """How large a grant may be, including the growth of its devices' infos. Its final reason comes on top, for which
-    commits have room beside decisions."""
+    """The most bytes of a grant, including the growth of its devices' infos. Its final reason comes on top; commits
+    have room for it beside decisions."""
     return max_bytes
 
 
@@ -67,8 +67,8 @@ def granted_bytes(alone: GrantInfos) -> int:
 
 
 def without_devices(record: Allocation) -> Allocation:
-    """A final record without its devices, which are in history. Its fields are empty and not left out, so that history
-    shows the change."""
+    """A final record without its devices, which are in history. Its fields are empty and not left out: so history shows
+    the change."""
     return structs.replace(
         record,
         resources={},

@@ -1,1 +1,1 @@
-"""What a processor says of its commits: metrics, log lines, gauges, and the self-check of exclusivity."""
+"""Reports a processor's commits: metrics, log lines, gauges, and the self-check of exclusivity."""

@@ -1,7 +1,7 @@
-"""The values of the state gauges, counted commit by commit: a scrape must not walk a ledger, nor see what is undecided.
+"""Counts the values of the state gauges, commit by commit.
 
-They get the changes of each commit. Devices are counted again on hosts with changes, some hosts at a time, so that a
-scrape never has to count many.
+So a scrape does not walk a ledger, and shows only committed records. Devices are counted again on hosts with changes,
+some hosts at a time: so a scrape never has to count many.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ AT_ONCE = 200
 _Ids = dict[str, frozenset[str]]
 
 
-class _Shown(NamedTuple):
-    """A resource's devices on one host as its driver reported them, by health (`ids`), and how many are in which
-    state (`counts`). `inventory` and `synonyms` are those that it was counted from."""
+class _DeviceCounts(NamedTuple):
+    """The devices of one resource on one host. `ids`: the reported devices by health. `counts`: their number by state.
+    `inventory` and `synonyms`: what they were counted from."""
 
     inventory: ResourceState
     synonyms: object
@@ -53,8 +53,8 @@ class StateGauges:
         self._pending: dict[tuple[str, str], int] = {}
         self._holders = Holders()
         self._devices: Counter[tuple[str, str]] = Counter()
-        self._counted: dict[str, dict[str, _Shown]] = {}
-        """The share of each host and resource in `_devices`."""
+        self._counted: dict[str, dict[str, _DeviceCounts]] = {}
+        """The part of each host and resource in `_devices`."""
         self._stale: set[str] = set()
         """Hosts with changes since they were counted."""
 
@@ -98,14 +98,14 @@ class StateGauges:
             return
         self._records += count
         for resource in amounts or (NONE,):
-            known = resource is NONE or state in HOLDING_STATES or resource in self._resources
-            name = resource if known else OTHER
+            is_bounded = resource is NONE or state in HOLDING_STATES or resource in self._resources
+            name = resource if is_bounded else OTHER
             self._allocations[name, state] = self._allocations.get((name, state), 0) + count
             if state == PENDING and reason is not None:
                 self._pending[name, reason] = self._pending.get((name, reason), 0) + count
 
     def state_counts(self, ledger: Ledger) -> StateCounts:
-        """The counts. `ledger`: the one that the records are from."""
+        """The counts. `ledger`: the ledger of the counted records."""
         self._recount(ledger, None)
         return StateCounts(
             devices=+self._devices,
@@ -116,35 +116,34 @@ class StateGauges:
 
     def catch_up(self, ledger: Ledger) -> bool:
         """If many hosts have changes, count some of them again. Returns whether many are left."""
-        if len(self._stale) + len(ledger.reported) > AT_ONCE:
+        if len(self._stale) + len(ledger.changed_inventories) > AT_ONCE:
             self._recount(ledger, AT_ONCE)
         return len(self._stale) > AT_ONCE
 
     def _recount(self, ledger: Ledger, most: int | None) -> None:
         stale = self._stale
-        stale |= ledger.reported
-        ledger.reported.clear()
+        stale |= ledger.take_changed_inventories()
         for host in list(islice(stale, most)):
             stale.discard(host)
             before = self._counted.pop(host, {})
             self._add(before, -1)
             host_state = ledger.hosts.get(host)
             if host_state is not None and host_state.inventories:
-                self._counted[host] = shown = self._shown(host_state, before)
-                self._add(shown, 1)
+                self._counted[host] = counted = self._device_counts(host_state, before)
+                self._add(counted, 1)
 
-    def _add(self, shown: Mapping[str, _Shown], sign: int) -> None:
+    def _add(self, counted: Mapping[str, _DeviceCounts], sign: int) -> None:
         devices = self._devices
-        for resource, of_it in shown.items():
-            for state, count in of_it.counts.items():
+        for resource, of_resource in counted.items():
+            for state, count in of_resource.counts.items():
                 devices[resource, state] += sign * count
 
-    def _shown(self, host_state: HostState, before: Mapping[str, _Shown]) -> dict[str, _Shown]:
-        """The counts of a host's devices now. `before`: the last counts."""
+    def _device_counts(self, host_state: HostState, before: Mapping[str, _DeviceCounts]) -> dict[str, _DeviceCounts]:
+        """The counts of a host's devices now, by resource. `before`: the last counts."""
         held: Iterable[str] = self._holders.held(host_state.host)
         if host_state.synonyms:
             held = {host_state.canonical(name) for name in held}
-        shown: dict[str, _Shown] = {}
+        counted: dict[str, _DeviceCounts] = {}
         for resource, inventory in host_state.inventories.items():
             last = before.get(resource)
             if last is not None and last.inventory is inventory and last.synonyms is host_state.synonyms:
@@ -156,8 +155,8 @@ class StateGauges:
                 held_count = len(names.intersection(held))
                 counts["held"] += held_count
                 counts["free" if health == Health.HEALTHY else health] = len(names) - held_count
-            shown[resource] = _Shown(inventory, host_state.synonyms, ids, counts)
-        return shown
+            counted[resource] = _DeviceCounts(inventory, host_state.synonyms, ids, counts)
+        return counted
 
 
 def _ids(host_state: HostState, inventory: ResourceState) -> _Ids:
