@@ -1,4 +1,4 @@
-"""Owners' deaths that were seen and are not judged yet.
+"""Owners' deaths that the manager has seen and not judged yet.
 
 The kernel reports a death before the bus delivers the worker's last messages.
 """
@@ -14,13 +14,13 @@ from outfitter_service.core import model as m
 from outfitter_service.runtime.clock import Clock
 
 LAST_WORDS_S = 5.0
-"""Longest time that a death waits for the worker's last messages, if the bus is away or the input piles up: the device
-is worth more than the exact reason of the end."""
+"""The most seconds that a death waits for the worker's last messages if the bus is away or the input piles up. To free
+the device matters more than the exact reason of the end."""
 
 
 class Death(Struct):
-    """An owner's death, `seen_at` monotonic seconds; `detail` says why it is known. `end`: the input's end offset,
-    sampled since the death was seen."""
+    """An owner's death. `detail`: how the manager knows of it. `seen_at`: when it saw the death, in monotonic seconds.
+    `end`: the input's end offset, sampled after that; None: not sampled yet."""
 
     detail: str
     seen_at: float
@@ -53,7 +53,7 @@ class OwnerDeaths:
             self._suspect()
 
     def forget(self, keys: Iterable[AllocationKey]) -> None:
-        """These allocations have ended, or their deaths were handed out."""
+        """Drop the deaths of these allocations: they have ended, or their deaths are queued."""
         for key in keys:
             self._deaths.pop(key, None)
 

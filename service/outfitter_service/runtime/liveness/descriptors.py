@@ -1,8 +1,7 @@
-"""Divides a manager's file descriptors: some are for probes, so many are for watching owner processes, the others stay
-free for drivers and the bus.
+"""Divides a manager's file descriptors among probes, the watch of owner processes, and drivers and the bus.
 
-Those for probes lie between the soft limit and the limit that the manager may have: nobody in this process gets them
-by mistake, also not a driver that leaks.
+The descriptors for probes lie between the soft limit and the highest limit that the manager may set. So no other code
+in this process gets them by mistake, not even a driver that leaks descriptors.
 """
 
 from __future__ import annotations
@@ -18,30 +17,32 @@ import structlog
 from outfitter_proto.support.descriptors import REMEDY, TooFewDescriptorsError, explain, lacking, limits
 
 NEEDED = 128
-"""Below this limit no manager starts: bus, drivers and its own need some 50, and HTTP has up to 64 connections."""
+"""Below this limit no manager starts: the bus, drivers and the manager itself need some 50 descriptors, and HTTP has up
+to 64 connections."""
 RESERVE = 256
-"""Descriptors that no owner process gets; half of all if there are fewer than twice as many."""
+"""Descriptors that are not used for owner processes; half of all if there are fewer than twice as many."""
 FOR_PROBES = 16
-"""Descriptors that only HTTP gets, and only if there are no others."""
-LOOK_EVERY_S = 1.0
+"""Descriptors that only HTTP uses, and only if no other is left."""
+CHECK_EVERY_S = 1.0
+"""Seconds between two checks whether descriptors are left."""
 
 log = structlog.get_logger("outfitter.service")
 
 
 def prepare() -> None:
-    """Raise the soft limit for the rest of the process's life: the usual 1,024 is for programs with select(2). Only for
-    a manager's own process, never for one that imports a library.
+    """Raise the soft limit for the rest of the process's life: the usual 1,024 is for programs with select(2). Call it
+    only in a manager's own process, never in a process that imports Outfitter as a library.
 
     Raises:
         TooFewDescriptorsError: no manager can work with the limit.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = hard if hard == resource.RLIM_INFINITY else max(hard - FOR_PROBES, 1)
+    new_soft = hard if hard == resource.RLIM_INFINITY else max(hard - FOR_PROBES, 1)
     if hard != resource.RLIM_INFINITY and hard < NEEDED:
         raise TooFewDescriptorsError(_too_few())
-    if soft != wanted:
-        with suppress(OSError, ValueError):  # then the limit stays, and the reserves still hold
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    if soft != new_soft:
+        with suppress(OSError, ValueError):  # after an error the limit stays, and so do the reserves
+            resource.setrlimit(resource.RLIMIT_NOFILE, (new_soft, hard))
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft + FOR_PROBES < NEEDED:
         raise TooFewDescriptorsError(_too_few())
@@ -61,13 +62,13 @@ def for_owners() -> int:
 
 @contextmanager
 def for_probes() -> Iterator[None]:
-    """A context in which what is reserved for probes may be opened. Keep it short: other threads could open it, too."""
+    """A context in which the descriptors for probes may be opened. Keep it short: other threads could use them, too."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         yield
         return
     more = soft + FOR_PROBES
-    with suppress(OSError, ValueError):  # then there is no reserve, and opening fails as before
+    with suppress(OSError, ValueError):  # after an error there is no reserve, and opening fails as before
         resource.setrlimit(resource.RLIMIT_NOFILE, (more if hard == resource.RLIM_INFINITY else min(more, hard), hard))
     try:
         yield
@@ -86,4 +87,4 @@ async def report_outages() -> None:
         elif code is None and reported:
             log.info("file descriptors are free again")
         reported = code is not None
-        await anyio.sleep(LOOK_EVERY_S)
+        await anyio.sleep(CHECK_EVERY_S)

@@ -1,7 +1,7 @@
-"""Leases: how long each worker may be silent. In memory only; times are monotonic seconds from the caller.
+"""Leases: how long each worker may be silent. They are only in memory; times are monotonic seconds from the caller.
 
-A passed deadline is only a suspicion here. silence.py judges it: silence counts once everything sent before the
-deadline has been processed.
+A passed deadline is only a suspicion here. silence.py judges it: silence counts once all messages that were sent before
+the deadline are decided.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ _IN_ROUNDS = -math.inf
 
 
 class Leases:
-    """Deadlines by allocation key, but for allocations without a lease (their owner is watched, or they want none)."""
+    """Deadlines by allocation key. An allocation whose owner is watched has no lease, nor one that wants none. `left`:
+    the current round of `due` is not over."""
 
     def __init__(self, grace_s: float) -> None:
         """`grace_s`: seconds between a lease's end and its deadline."""
         self.grace_s = grace_s
         self._length: dict[AllocationKey, float] = {}
         self._deadline: dict[AllocationKey, float] = {}
-        # each key is checked once, at the latest at its deadline; a renewal moves the deadline and not the check. Keys
-        # whose deadline has passed are checked in rounds instead: they are due in this round, or done
+        # each key has one check, at the latest at its deadline; a renewal moves the deadline and not the check. Keys
+        # whose deadline has passed are checked in rounds instead: each is due in this round, or done
         self._check_at: dict[AllocationKey, float] = {}
         self._heap: list[tuple[float, AllocationKey]] = []
         self._due_now: dict[AllocationKey, None] = {}
@@ -65,8 +66,8 @@ class Leases:
         """Drop all leases."""
         for by_key in (self._length, self._deadline, self._check_at):
             by_key.clear()
-        for looks in (self._heap, self._due_now, self._done_this_round):
-            looks.clear()
+        for checks in (self._heap, self._due_now, self._done_this_round):
+            checks.clear()
 
     def renew_all(self, now: float) -> None:
         """Give every worker one whole lease: after an outage, a restart or a suspended machine silence proves
@@ -81,8 +82,8 @@ class Leases:
     def due(self, now: float, most: int | None = None) -> list[AllocationKey]:
         """Keys whose deadline has passed, the earliest first. They stay until dropped or renewed.
 
-        Returns at most `most`, and the others in the next calls. Each key comes once in a round, and `left` says that
-        the round is not over. So keys that cannot be judged yet do not delay the others.
+        One call returns at most `most` keys, and the next calls return the others. Each key comes once in a round, and
+        `left` says that the round is not over. So keys that cannot be judged yet do not delay the others.
         """
         self._gather(now, most)
         due: list[AllocationKey] = []
@@ -100,9 +101,9 @@ class Leases:
 
     def _gather(self, now: float, most: int | None) -> None:
         """Move keys whose check is due into this round, or check them again at their deadline."""
-        looked = 0
-        while self._heap and self._heap[0][0] <= now and (most is None or looked < most):
-            looked += 1
+        checked = 0
+        while self._heap and self._heap[0][0] <= now and (most is None or checked < most):
+            checked += 1
             at, key = heapq.heappop(self._heap)
             if self._check_at.get(key) != at:
                 continue

@@ -1,4 +1,4 @@
-"""The owners of live allocations: which of them are watched, and which records must say that theirs is not."""
+"""The owners of live allocations: which of them are watched, and which allocations must record that theirs is not."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from outfitter_service.runtime.liveness.process_watch import REASONS, ProcessWat
 log = structlog.get_logger("outfitter.liveness")
 
 POLL_EVERY_S = 0.25
-"""Seconds between two polls of owners without a descriptor, some at a time."""
-SAID_EVERY_S = 60.0
+"""Seconds between two polls of owners without a descriptor. Each poll is of some of them."""
+LOGGED_EVERY_S = 60.0
 """Seconds between two log lines about unwatched owners."""
 FROM_AFAR = frozenset({Unwatched.SCOPE, Unwatched.MACHINE, Unwatched.PID_NAMESPACE})
-"""Reasons that a worker can see in its host's record."""
+"""Reasons that a worker can tell from its host's record. Its own record need not repeat them."""
 
 
 class Owners:
@@ -37,7 +37,7 @@ class Owners:
         died: Callable[[AllocationKey, str], None],
         make_process_watch: Callable[..., ProcessWatch],
     ) -> None:
-        """`died` is called with an allocation's key, and why it is known that its owner is dead. `make_process_watch`
+        """`died` is called with an allocation's key, and with the proof that its owner is dead. `make_process_watch`
         makes the watch of processes."""
         self._identity = identity
         self._now = clock.monotonic
@@ -46,8 +46,8 @@ class Owners:
         self._processes: ProcessWatch | None = None
         self._unreported: set[AllocationKey] = set()
         self._poll_again = anyio.Event()
-        self._said: frozenset[str] = frozenset()
-        self._said_at = -SAID_EVERY_S
+        self._logged_reasons: frozenset[str] = frozenset()
+        self._logged_at = -LOGGED_EVERY_S
 
     def __contains__(self, key: AllocationKey) -> bool:
         """Whether the allocation's owner is watched."""
@@ -69,11 +69,12 @@ class Owners:
         return self._processes.unwatched() if self._processes is not None else Counter()
 
     def keys(self) -> set[AllocationKey]:
-        """The allocations whose owners are known here, watched or not."""
+        """All allocations with an owner, watched or not."""
         return self._processes.keys() if self._processes is not None else set()
 
     def restart(self, earlier_boot_id: str | None) -> None:
-        """A ledger is replayed: nobody waits to be told. `earlier_boot_id`: a boot of this machine that is over."""
+        """Begin with a restored ledger: no unwatched owner waits to be reported. `earlier_boot_id`: an ended boot of
+        this machine."""
         self._unreported.clear()
         if self._processes is None:
             self._processes = self._make_process_watch(
@@ -85,7 +86,7 @@ class Owners:
             )
 
     def watch(self, key: AllocationKey, record: Allocation) -> bool:
-        """Watch a live allocation's owner, if it has one. Returns whether exactly that owner is watched."""
+        """Watch a live allocation's owner, if it has one. Returns whether exactly that process is watched."""
         owner, lease_s = record.request.owner, record.request.lease_s
         if self._processes is None or owner is None:
             return False
@@ -105,14 +106,14 @@ class Owners:
             self._processes.forget(key)
 
     def take_unreported(self, lease_s: float) -> list[m.OwnerUnwatched]:
-        """Remove and return the unwatched owners that records must mention, because workers cannot know it. `lease_s`:
-        the lease of workers without one."""
+        """Remove and return the unwatched owners that records must mention, because workers cannot know of them.
+        `lease_s`: the lease of workers without one."""
         if self._processes is None or not self._unreported:
             return []
         events: list[m.OwnerUnwatched] = []
         for key in sorted(self._unreported):
             reason = self._processes.reason(key)
-            if reason != Unwatched.DESCRIPTORS:  # it is polled again
+            if reason != Unwatched.DESCRIPTORS:  # then the watch tries again
                 self._unreported.discard(key)
                 if reason is not None:
                     events.append(
@@ -121,8 +122,8 @@ class Owners:
         return events
 
     async def poll_owners(self, settled: Callable[[AllocationKey], None]) -> None:
-        """Poll owners without a descriptor, until cancelled. `settled` gets the allocations whose owner is identified
-        only now, or cannot be identified."""
+        """Poll owners without a descriptor, until cancelled. `settled` is called with the allocations whose owner is
+        identified only now, or cannot be identified."""
         while True:
             await self._poll_again.wait()
             self._poll_again = anyio.Event()
@@ -131,19 +132,19 @@ class Owners:
                 continue
             for key in self._processes.poll():
                 settled(key)
-            self._say_unwatched()
+            self._log_unwatched()
             if self._processes.unsettled:
                 self._poll_again.set()
 
-    def _say_unwatched(self) -> None:
-        """Log one line for all, when there is a new reason."""
+    def _log_unwatched(self) -> None:
+        """Log one line for all unwatched owners when there is a new reason."""
         counts = {str(reason): count for reason, count in self.unwatched.items() if reason != Unwatched.SCOPE}
         if self.polled:
             counts["looked-at-in-turns"] = self.polled
-        if counts.keys() <= self._said or self._now() - self._said_at < SAID_EVERY_S:
+        if counts.keys() <= self._logged_reasons or self._now() - self._logged_at < LOGGED_EVERY_S:
             return
-        self._said, self._said_at = self._said | counts.keys(), self._now()
-        log.warning("not every owner process is watched by the kernel's means", **counts)
+        self._logged_reasons, self._logged_at = self._logged_reasons | counts.keys(), self._now()
+        log.warning("the kernel does not report the end of every owner process to this manager", **counts)
 
     def close(self) -> None:
         """Watch nobody any more."""

@@ -1,7 +1,7 @@
 """The processes that a manager watches: one entry each, however many allocations name the process.
 
-When as many descriptors are held as may be (descriptors.py), further processes are looked at in turns instead, and
-their death is seen some seconds later.
+The manager holds a descriptor of each process, up to a limit (descriptors.py). It polls further processes in turns, and
+notices their end some seconds later.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from outfitter_proto.support.processes import read_start_ticks
 from outfitter_service.runtime.liveness import descriptors
 
 POLLED_AT_ONCE = 100
-"""Processes without a descriptor that are looked at in one go; each costs some 55 µs."""
+"""Processes without a descriptor that are polled in one call; each costs some 55 µs."""
 
 SCARCE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
-"""What the kernel says where it could open a descriptor at another time."""
+"""Errors of the kernel when it cannot open a descriptor now, but may do so later."""
 
 
 class Process(Struct):
-    """A process, and the `keys` of the allocations that name it. `started` is its start time as it is seen from here,
-    None where /proc does not show it; `pidfd` is None while it is looked at in turns."""
+    """A process, and the `keys` of the allocations that name it. `started`: its start time in ticks, as /proc shows it
+    to the manager; None: /proc does not show it. `pidfd`: its descriptor; None: it is polled in turns."""
 
     pid: int
     started: int | None
@@ -40,14 +40,14 @@ class ProcessTable:
     """Processes by pid, and by the allocations that name them."""
 
     def __init__(self, ended: Callable[[Process], None]) -> None:
-        """`ended` is called when one has ended; it detaches the keys of that process."""
+        """`ended` is called with a process that has ended. It must detach the keys of that process."""
         self._ended = ended
         self._processes: dict[int, Process] = {}
         self._pids: dict[AllocationKey, int] = {}
         self._turns: OrderedDict[int, Process] = OrderedDict()
 
     def __contains__(self, key: AllocationKey) -> bool:
-        """Whether this allocation names one of them."""
+        """Whether this allocation names a process of the table."""
         return key in self._pids
 
     def __len__(self) -> int:
@@ -55,20 +55,20 @@ class ProcessTable:
 
     @property
     def polled(self) -> int:
-        """How many of them are looked at in turns."""
+        """How many processes are polled in turns."""
         return len(self._turns)
 
     def keys(self) -> Set[AllocationKey]:
-        """The allocations that name one of them."""
+        """The allocations that name a process of the table."""
         return self._pids.keys()
 
     def find(self, pid: int) -> Process:
-        """The process that has this pid now. It is watched from now on, if it was not.
+        """The process that has this pid now. From now on it is watched.
 
         Raises:
-            ProcessLookupError: there is none, or it has ended.
-            OverflowError: no process has such a pid.
-            OSError: it cannot be looked at.
+            ProcessLookupError: the process does not exist, or it has ended.
+            OverflowError: no process can have this pid.
+            OSError: the kernel gives no descriptor of it.
         """
         process = self._processes.get(pid)
         return process if process is not None and self._lives(process) else self._open(pid)
@@ -79,7 +79,7 @@ class ProcessTable:
         self._pids[key] = process.pid
 
     def detach(self, key: AllocationKey) -> None:
-        """This allocation names no process any more. A process that nobody names is not watched."""
+        """This allocation names no process any more. A process that no allocation names is not watched."""
         pid = self._pids.pop(key, None)
         if pid is not None:
             process = self._processes[pid]
@@ -87,12 +87,12 @@ class ProcessTable:
             self.drop_unnamed(process)
 
     def drop_unnamed(self, process: Process) -> None:
-        """Watch this process no more, unless an allocation names it."""
+        """Stop watching this process, unless an allocation names it."""
         if not process.keys:
             self._unwatch(process)
 
     def poll(self) -> None:
-        """Look again at those that no descriptor tells of, so many at a time."""
+        """Check the next processes without a descriptor, `POLLED_AT_ONCE` of them."""
         for _ in range(min(POLLED_AT_ONCE, len(self._turns))):
             if self._turns:
                 pid, process = next(iter(self._turns.items()))
@@ -100,7 +100,7 @@ class ProcessTable:
                 self._lives(process)
 
     def _lives(self, process: Process) -> bool:
-        """Whether it has not ended, as far as can be seen now. One that has is reported."""
+        """Whether the process has not ended, as far as the kernel shows. Reports an end."""
         if process.pidfd is not None:
             ended = _has_ended(process.pidfd)
         else:
@@ -109,7 +109,7 @@ class ProcessTable:
             except ProcessLookupError:
                 ended = True
             except OSError as error:
-                ended = error.errno in (errno.EINVAL, errno.ENOENT)  # the number is a thread's now
+                ended = error.errno in (errno.EINVAL, errno.ENOENT)  # the pid is a thread's now
             else:
                 ended = None not in (started, process.started) and started != process.started
                 if ended:
@@ -127,7 +127,7 @@ class ProcessTable:
         return process
 
     def _hold(self, process: Process, pidfd: int) -> None:
-        """Keep the descriptor of a process that is looked at in turns, if there may be one more."""
+        """Keep the descriptor of a process that is polled in turns, if the limit allows one more."""
         if len(self._processes) - len(self._turns) >= descriptors.for_owners():
             os.close(pidfd)
             return
@@ -145,16 +145,16 @@ class ProcessTable:
 
 
 def _open_pidfd(pid: int) -> tuple[int, int | None]:
-    """A descriptor of the process that has this pid, and its start time, None where /proc does not show it.
+    """A descriptor of the process that has this pid, and its start time; None: /proc does not show it.
 
     Raises:
-        ProcessLookupError: there is none, or it has ended.
-        OSError: it cannot be looked at.
+        ProcessLookupError: the process does not exist, or it has ended.
+        OSError: the kernel gives no descriptor of it.
     """
     pidfd = os.pidfd_open(pid)
     try:
         started = start_seen(pid)
-        # only now: a process that has not ended by now has had its pid all the while
+        # only now: a process that has not ended by now has had its pid since the descriptor was opened
         if _has_ended(pidfd):
             raise ProcessLookupError(errno.ESRCH, "the process has ended")
     except BaseException:
@@ -164,10 +164,10 @@ def _open_pidfd(pid: int) -> tuple[int, int | None]:
 
 
 def start_seen(pid: int) -> int | None:
-    """When it started, None where /proc does not show that.
+    """The start time of the process with this pid, in ticks; None: /proc does not show it.
 
     Raises:
-        OSError: there is no descriptor to look with.
+        OSError: no descriptor is left to read /proc with.
     """
     try:
         return read_start_ticks(pid)
@@ -180,7 +180,7 @@ def start_seen(pid: int) -> int | None:
 
 
 def _has_ended(pidfd: int) -> bool:
-    """A process's descriptor is readable once it has ended."""
+    """Whether the process has ended: then its descriptor is readable."""
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     return bool(poll.poll(0))

@@ -1,9 +1,9 @@
 """Watches owner processes: a file descriptor of the kernel reports their death at once (pidfd_open(2)).
 
-An owner is identified by pid, start time, PID namespace and boot. process_table.py has the processes.
+Pid, start time, PID namespace and boot identify an owner. process_table.py has the processes.
 
-The watch never guesses. If one of these cannot be compared (another namespace, another machine, a process that /proc
-hides), the owner is *unwatched*, and only its lease ends the allocation. If there is a process with that pid, its end
+The watch never guesses. If it cannot compare one of these (another namespace, another machine, a process that /proc
+hides), the owner is *unwatched*, and only its lease ends the allocation. If a process with that pid exists, its end
 still counts as the owner's end: the owner has either ended before, or is that process.
 """
 
@@ -73,14 +73,15 @@ class ProcessWatch:
 
     @property
     def unsettled(self) -> bool:
-        """Whether there is something to `look` at."""
+        """Whether `poll` has something to check."""
         return bool(self._processes.polled or self._waiting)
 
     def keys(self) -> set[AllocationKey]:
+        """All allocations with an owner, watched or not."""
         return self._processes.keys() | self._unwatched.keys()
 
     def reason(self, key: AllocationKey) -> Unwatched | None:
-        """Why the allocation's owner is not watched; None if it is watched, or there is none."""
+        """Why the allocation's owner is not watched; None: it is watched, or the allocation has no owner."""
         return self._unwatched.get(key)
 
     def unwatched(self) -> Counter[Unwatched]:
@@ -88,7 +89,7 @@ class ProcessWatch:
         return Counter(self._unwatched.values())
 
     def watch(self, key: AllocationKey, owner: Owner) -> bool:
-        """Start to watch. Returns whether exactly this owner is watched. A dead one is reported at once and dropped."""
+        """Watch an owner. Returns whether exactly this process is watched. A dead owner is reported at once."""
         if key in self._processes or key in self._unwatched:
             return key not in self._unwatched
         try:
@@ -120,12 +121,18 @@ class ProcessWatch:
         self._processes.detach(key)
 
     def close(self) -> None:
+        """Stop watching."""
         for key in self.keys():
             self.forget(key)
 
     # --- identification ---
 
     def _out_of_reach(self, owner: Owner) -> Unwatched | None:
+        """Why this manager cannot see the owner's processes at all, or None.
+
+        Raises:
+            _GoneError: the owner died with an earlier boot.
+        """
         if self._earlier_boot_id is not None and owner.boot_id == self._earlier_boot_id:
             raise _GoneError(f"process {owner.pid} ended with the machine's restart")
         if self._boot_id is None:
@@ -138,11 +145,11 @@ class ProcessWatch:
         """Watch the process with the owner's pid. Returns why it may be another process.
 
         Raises:
-            _GoneError: it is another process, or there is none.
+            _GoneError: it is another process, or the process does not exist.
         """
         try:
             process = self._processes.find(owner.pid)
-        except (ProcessLookupError, OverflowError):  # OverflowError: no process has such a number
+        except (ProcessLookupError, OverflowError):  # OverflowError: no process can have this pid
             raise _GoneError(f"process {owner.pid} is gone") from None
         except OSError as error:
             return self._cannot_open(key, owner, error)
@@ -155,12 +162,17 @@ class ProcessWatch:
         return reason
 
     def _cannot_open(self, key: AllocationKey, owner: Owner, error: OSError) -> Unwatched:
+        """Why the owner is not watched after this error.
+
+        Raises:
+            _GoneError: the pid is another process's thread now.
+        """
         if error.errno in SCARCE:
             self._waiting[key] = owner
             return Unwatched.DESCRIPTORS
         if error.errno not in (errno.EINVAL, errno.ENOENT):
             return Unwatched.REFUSED
-        # the pid belongs to a thread: of another process that got the number, unless the owner is a thread itself
+        # the pid belongs to a thread: of another process that got this pid, unless the owner is a thread itself
         self._compare(owner, start_seen(owner.pid))
         return Unwatched.NO_PROCESS
 
@@ -178,7 +190,7 @@ class ProcessWatch:
         if started == owner.start_ticks:
             return None
         if not has_time_ns and self._time_ns is not None:
-            return Unwatched.TIME_NAMESPACE  # its start time is of an unknown clock
+            return Unwatched.TIME_NAMESPACE  # the clock of its start time is unknown
         raise _GoneError(f"process {owner.pid} is gone (its pid belongs to another process now)")
 
     def _ended(self, process: Process) -> None:

@@ -1,4 +1,4 @@
-"""Judges silence: a lease has expired once everything that was sent before its deadline is decided."""
+"""Judges silence: a lease has expired once all messages that were sent before its deadline are decided."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from outfitter_service.runtime.liveness.leases import Leases
 log = structlog.get_logger("outfitter.liveness")
 
 SUSPECTS_AT_ONCE = 500
-"""Leases with a passed deadline that are checked in one turn of the event loop."""
+"""Leases with a passed deadline that the judge checks in one turn of the event loop."""
 MOST_SAMPLES = 1000
-"""Most samples of the input's end that are not reached yet. Beyond that every second one is dropped: leases with a
-deadline in between wait for the next one."""
+"""Most samples of the input's end that the decisions have not reached yet. Beyond that every second one is dropped:
+leases with a deadline in between wait for the next sample."""
 
 
 class _Sample(Struct, frozen=True):
-    """The offset at which the input ended (`end`) when that was asked, `at` monotonic seconds."""
+    """A sample of the input's end. `at`: when the bus was asked, in monotonic seconds. `end`: the offset."""
 
     at: float
     end: int
@@ -36,7 +36,7 @@ _AT = attrgetter("at")
 
 
 class SilenceJudge:
-    """Judges leases by samples of the input's end. If many are due at once, it checks some in each turn."""
+    """Judges leases by samples of the input's end. If many leases are due at once, it checks some in each turn."""
 
     def __init__(self, leases: Leases, clock: Clock, *, suspect: Callable[[], None]) -> None:
         """`suspect` is called when a lease needs a later sample."""
@@ -54,14 +54,14 @@ class SilenceJudge:
         return self._round_at is not None
 
     def sampled(self, at: float, end: int) -> None:
-        """The input ended at this offset when it was sampled `at`."""
+        """The input ended at this offset when it was sampled `at` these monotonic seconds."""
         self._samples.append(_Sample(at, end))
         if len(self._samples) > MOST_SAMPLES:
             del self._samples[1::2]
 
     def expired(self, decided_before: Callable[[str], int]) -> list[m.LeaseExpired]:
-        """The expired leases. `decided_before`: the offset before which all messages of a host are decided. If many are
-        due, some of them; then `more_suspects` is true."""
+        """The expired leases. `decided_before`: the offset before which all messages of a host are decided. If many
+        leases are due, one call judges some of them, and `more_suspects` is true."""
         now = self._now() if self._round_at is None else self._round_at
         if self._suspend.slept():
             log.warning("the machine was suspended: every lease starts anew")
@@ -72,7 +72,7 @@ class SilenceJudge:
             self._earliest = min(self._earliest, deadline(due[0]))
         judged: list[AllocationKey] = []
         for key in due:
-            # each lease has its own sample: if the input is never read to its end, the newest one is never reached
+            # each lease has its own sample: if the input is never read to its end, no decision reaches the newest one
             first = bisect_left(samples, deadline(key), key=_AT)
             if first == len(samples):
                 self._suspect()

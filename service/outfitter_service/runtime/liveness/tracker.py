@@ -1,9 +1,9 @@
 """The failure detector: leases and watched owners of all live allocations, and the judgement of silence and deaths.
 
 A passed deadline is first a suspicion. Then the tracker samples the input's end. The lease has expired only once all
-earlier messages of its host are decided and none of them renewed it. A death is judged in the same way, because the
-kernel reports it before the bus delivers the worker's last messages. It writes nothing; its results go to the core as
-events.
+earlier messages of its host are decided and none of them has renewed it. The tracker judges a death in the same way,
+because the kernel reports it before the bus delivers the worker's last messages. The tracker writes nothing; its
+results go to the core as events.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ from outfitter_service.runtime.liveness.silence import SilenceJudge
 log = structlog.get_logger("outfitter.liveness")
 
 SAMPLE_RETRY_S = 1.0
+"""Seconds until the input's end is sampled again after an error."""
 AT_A_STRETCH = 200
-"""Records of a restored ledger that are handled in one turn of the event loop."""
+"""Records of a restored ledger that the tracker handles in one turn of the event loop."""
 
 
 class LivenessTracker:
@@ -50,8 +51,8 @@ class LivenessTracker:
         make_process_watch: Callable[..., ProcessWatch] = ProcessWatch,
     ) -> None:
         """`grace_s`: seconds between a lease's end and its judgement. `default_lease_s`: the lease, in seconds, of
-        older incarnations without any. `wake` is called when there may be a death to judge; `make_process_watch`
-        makes the watch of owner processes."""
+        superseded incarnations and unwatched owners without any. `wake` is called when there may be a death to judge.
+        `make_process_watch` makes the watch of owner processes."""
         self._now = clock.monotonic
         self._default_lease_s = default_lease_s
         self._wake = wake
@@ -63,7 +64,7 @@ class LivenessTracker:
 
     @property
     def unjudged(self) -> int:
-        """How many deaths were seen and are not handed out yet."""
+        """How many deaths the tracker has seen and not handed out yet."""
         return len(self._deaths)
 
     async def restart(
@@ -77,12 +78,12 @@ class LivenessTracker:
         self.owners.restart(earlier_boot_id)
         now = self._now()
         live = [record for record in ledger.allocations.values() if record.state not in FINAL_STATES]
-        known = self.owners.keys() | self._deaths.keys() | self.leases.keys()
-        for key in known - {record.key for record in live}:
+        tracked = self.owners.keys() | self._deaths.keys() | self.leases.keys()
+        for key in tracked - {record.key for record in live}:
             self.forget(key)
         for count, record in enumerate(live):
             if count % AT_A_STRETCH == AT_A_STRETCH - 1:
-                await anyio.lowlevel.checkpoint()  # to look at a process takes a while
+                await anyio.lowlevel.checkpoint()  # it takes a while to find a process
             self._watch_or_lease(record.key, record, now)
             newest = ledger.host_state(record.host).newest(record.worker)
             if newest != record.key or record.reason_code == ReasonCode.SUPERSEDED:
@@ -91,7 +92,7 @@ class LivenessTracker:
         self.renew_all()
 
     def apply_committed(self, changed: Mapping[AllocationKey, Allocation | None]) -> None:
-        """Start or end the watch of the allocations that were just committed, by key (None: deleted)."""
+        """Start or end the watch of allocations that were just committed. `changed`: by key; None: deleted."""
         now = self._now()
         for key, record in changed.items():
             if record is not None and record.state not in FINAL_STATES:
@@ -106,27 +107,29 @@ class LivenessTracker:
         self.owners.forget(key)
 
     def renew(self, keys: Iterable[AllocationKey]) -> None:
-        """These workers have given a sign of life."""
+        """The workers of these allocations have given a sign of life."""
         now = self._now()
         for key in keys:
             self.leases.renew(key, now)
 
     def renew_all(self) -> None:
-        """After a time in which the input could not be read: each worker gets one whole lease, deaths a new sample."""
+        """After a time in which the input could not be read, give each worker one whole lease, and each death a new
+        sample of the input's end."""
         self.leases.renew_all(self._now())
         self._deaths.sample_again()
 
     def start_final_leases(self, keys: Iterable[AllocationKey], ledger: Ledger) -> None:
-        """Start the last leases of superseded incarnations. Nothing renews them, so a lease must end them if no owner
-        does."""
+        """Start the last leases of superseded incarnations. Nothing renews these leases: if no owner process is
+        watched, only the lease can end such an incarnation."""
         now = self._now()
         for key in keys:
             record = ledger.allocations.get(key)
-            live = record is not None and record.state not in FINAL_STATES
-            if record is not None and live and key not in self.owners and key not in self.leases:
+            is_live = record is not None and record.state not in FINAL_STATES
+            if record is not None and is_live and key not in self.owners and key not in self.leases:
                 self.leases.start(key, record.request.lease_s or self._default_lease_s, now)
 
     def _watch_or_lease(self, key: AllocationKey, record: Allocation, now: float) -> None:
+        """Watch a live allocation's owner process, or else start its lease if it has one."""
         if self.owners.watch(key, record):
             self.leases.drop(key)
             return
@@ -164,8 +167,8 @@ class LivenessTracker:
         """Sample the input's end whenever a lease may have expired or an owner has died, until cancelled."""
         while True:
             await self.input_end.wait_for_request()
-            asked_at = self._now()
-            dead = self._deaths.unsampled()
+            requested_at = self._now()
+            unsampled = self._deaths.unsampled()
             try:
                 end = await self.input_end.sample()
             except BusError as error:
@@ -175,12 +178,13 @@ class LivenessTracker:
                 if self._deaths:
                     self.input_end.request_sample()
                 continue
-            self._silence.sampled(asked_at, end)
-            self._deaths.sampled(dead, end)
-            if dead:
+            self._silence.sampled(requested_at, end)
+            self._deaths.sampled(unsampled, end)
+            if unsampled:
                 self._wake()
 
     def close(self) -> None:
-        """Stop watching."""
+        """Stop watching, and drop everything."""
         self.owners.close()
         self._deaths.clear()
+        self.leases.clear()
