@@ -11,7 +11,7 @@ from outfitter_proto.bus import BusUnavailableError
 from outfitter_proto.keys import AllocationKey
 from outfitter_service.core import model as m
 from outfitter_service.runtime.processor.commit import batch
-from outfitter_service.runtime.processor.event_queue import NotCommittedError
+from outfitter_service.runtime.processor.commit.submissions import NotCommittedError
 from runtime.conftest import Serve
 from support.bus.faulty_bus import FaultyBus, no_faults
 from support.managers.in_process import HOST, WITHIN_S, register, static
@@ -98,7 +98,24 @@ async def test_whoever_waits_hears_that_the_manager_has_stopped(serve: Serve, bu
         await manager.reported()
         await manager.stop()
         await submit()
-    assert raised == ["the manager has stopped"]
+    assert raised == ["this manager no longer serves the partition"]
+
+
+async def test_an_event_that_is_submitted_after_the_end_is_not_queued(serve: Serve, bus: FaultyBus) -> None:
+    async with serve(static()) as manager:
+        await manager.reported()
+        await manager.stop()
+        queued = [*manager.processor.event_queue.queue]
+        with pytest.raises(NotCommittedError):
+            await manager.processor.event_queue.submit(death("w"))
+        assert [*manager.processor.event_queue.queue] == queued
+
+
+async def test_whoever_submits_a_report_of_a_host_that_is_not_served_hears_it(serve: Serve, bus: FaultyBus) -> None:
+    async with serve(static()) as manager:
+        await manager.reported()
+        with pytest.raises(NotCommittedError, match="'elsewhere' is not served"), anyio.fail_after(WITHIN_S):
+            await manager.processor.event_queue.submit(m.DriverReport(host="elsewhere", resource="gpu"))
 
 
 async def test_an_event_that_meets_a_defect_is_given_up_for_its_submitter(

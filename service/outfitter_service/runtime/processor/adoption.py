@@ -1,4 +1,4 @@
-"""Adopts a restored ledger as a processor's state, and continues what was under way when the last tenure ended."""
+"""Adopts a restored ledger as a processor's state, and continues the commands of the last tenure."""
 
 from __future__ import annotations
 
@@ -39,10 +39,9 @@ class Adoption(Struct, frozen=True):
         self.reporter.replayed(restored)
         self.snapshots.adopt(restored.checkpoint)
         self.assignment.scope.note_growth(UNSET)
-        event_queue.boot_ended(self._ended_boot(restored.checkpoint))
         own = self.assignment.identity.host
         hosts = [own] if own is not None else list(ledger.hosts)
-        event_queue.restart(hosts)
+        event_queue.restart(hosts, ended_boot_id=self._ended_boot(restored.checkpoint))
         await self.liveness.restart(ledger, event_queue.ended_boot_id, handed_out=event_queue.deaths())
         self.drivers.leave_all_but(hosts)
         for host in hosts:
@@ -54,7 +53,7 @@ class Adoption(Struct, frozen=True):
                 self.drivers.perform(command, record)
 
     async def cursor(self, restored: Restored) -> Cursor:
-        """Where the input continues.
+        """The position at which the input continues.
 
         Raises:
             BusError: the bus did not answer.
@@ -76,14 +75,14 @@ class Adoption(Struct, frozen=True):
         swept = restored.swept if is_new else None
         ledger_id = (await bus.topic(assignment.topics.allocations)).id if swept is not None else ""
         if swept is not None and swept.input.topic_id == topic_id and swept.ledger_id in (UNSET, ledger_id):
-            # earlier messages had no manager, and the sweeper answers them
+            # no manager served earlier messages, and the sweeper answers them
             earliest = max(earliest, swept.input.claimed or swept.input.to)
             return Cursor(topic_id=topic_id, position=earliest, base=base, begin=earliest)
         return Cursor(topic_id=topic_id, position=earliest, base=base)
 
     def _ended_boot(self, last: Checkpoint | None) -> str | None:
-        """The boot in which the last manager worked, if that boot has ended for certain: an earlier one of this
-        machine, or of a machine that is gone for good."""
+        """The boot in which the last manager worked, if it has certainly ended. It was an earlier boot of this machine,
+        or a boot of a machine that is gone for good. Else None."""
         identity = self.assignment.identity
         if last is None or last.boot_id == identity.boot_id or identity.boot_id is None:
             return None

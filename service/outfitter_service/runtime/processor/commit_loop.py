@@ -176,7 +176,9 @@ class CommitLoop:
         while event_queue.queue and batch.events < until and now() < end and commit.has_room(limits):
             event = event_queue.pop()
             if type(event) is m.DriverReport and event.host not in self._tenure.ledger.hosts:
-                event_queue.forget(event.host)  # the host was deleted while its driver was being asked
+                # the host was deleted while the manager asked its driver
+                event_queue.set_aside(event, f"host {event.host!r} is not served any more")
+                event_queue.forget(event.host)
                 continue
             commit.decide_event(event)
         scope = self._tenure.assignment.scope

@@ -1,4 +1,4 @@
-"""Checks deadlines of leases, deaths, hosts and quotas, and queues an event for each that has passed.
+"""Checks the deadlines of leases, deaths, hosts and quotas, and queues an event for each that has passed.
 
 With many hosts or leases it checks some in each turn of the commit loop.
 """
@@ -34,7 +34,7 @@ class Deadlines:
         quotas: Quotas,
         clock: Clock,
     ) -> None:
-        """`inputs`: silence and deaths are judged by their settled messages. `quotas`: reset each minute."""
+        """`inputs`: by their settled messages silence and deaths are judged. `quotas`: reset each minute."""
         self._ledger = tenure.ledger
         self._cursor = tenure.cursor
         self._rules = rules
@@ -54,11 +54,11 @@ class Deadlines:
 
     @property
     def unjudged_deaths(self) -> int:
-        """How many deaths were seen and are not queued yet."""
+        """How many deaths the tracker has seen and not queued yet."""
         return self._liveness.unjudged
 
     def check(self, batch: Batch) -> None:
-        """Queue what is due by the time of `batch`. Summaries of ended quotas are written to it."""
+        """Queue the events that are due by the time of `batch`, and write the summaries of ended quotas into it."""
         liveness, event_queue = self._liveness, self._event_queue
         if self.unfinished:
             if liveness.more_suspects:
@@ -72,7 +72,7 @@ class Deadlines:
         self._quotas.naming.due()  # starts its next minute
         self._judge_silence()
         event_queue.extend(liveness.take_unreported())
-        event_queue.extend(event_queue.retries.due())
+        event_queue.queue_due_retries()
         self._hosts = list(self._ledger.hosts)
         self._ticking = {event.host for event in event_queue.queue if type(event) is m.Tick}
         self._check_hosts(batch)
@@ -83,7 +83,7 @@ class Deadlines:
 
     def _judge_silence(self) -> None:
         if self._inputs.reader.is_readable:
-            # by the settled input, because renewals of the commit under way do not count yet
+            # by the settled input: renewals of the commit under way do not count yet
             self._event_queue.extend(self._liveness.expired(self._inputs.lookahead.decided_before))
 
     def _check_hosts(self, batch: Batch) -> None:

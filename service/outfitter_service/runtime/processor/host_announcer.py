@@ -1,6 +1,6 @@
 """Writes into host records who manages a processor's hosts: at the start, for a new host, and at the end.
 
-Many hosts need several commits. The announcer only writes into batches.
+Many hosts need several commits. The announcer only writes into batches, and commits nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class HostAnnouncer:
     """The announcements of one tenure."""
 
     def __init__(self, assignment: Assignment, ledger: Ledger, *, most: int) -> None:
-        """`most`: the most hosts that one manager serves here."""
+        """`most`: the most hosts that one manager serves in this partition."""
         self._assignment = assignment
         self._ledger = ledger
         self._most = most
@@ -50,8 +50,8 @@ class HostAnnouncer:
         return None
 
     def announce_waiting(self, batch: Batch, full: float, most: int) -> None:
-        """Announce waiting hosts as far as there is room. Each counts as an event, of which a batch may have `most`: so
-        each gets a commit of its own where commits are too large."""
+        """Announce waiting hosts until the ledger's batch has `full` bytes or the batch has `most` events. Each host
+        counts as an event. So each gets a commit of its own after commits were too large."""
         while self._waiting and batch.output.ledger_bytes < full and batch.events < most:
             self.announce(batch, self._waiting.popleft())
 
@@ -64,8 +64,8 @@ class HostAnnouncer:
         batch.announce(host_record(record, batch.rules, host_state.inventories, batch.now) or record)
 
     def say_stopped(self, batch: Batch, full: float, *, hosts: bool) -> bool:
-        """Write since when nobody manages the hosts (with `hosts`), as far as there is room. Returns whether all hosts
-        are done."""
+        """Write since when nobody manages the hosts, until the ledger's batch has `full` bytes. `hosts`: whether host
+        records are written at all. Returns whether all hosts are done."""
         if self._unstopped is None:
             self._unstopped = deque(self._ledger.hosts if hosts else ())
         while self._unstopped:

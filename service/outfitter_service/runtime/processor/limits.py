@@ -11,14 +11,14 @@ from outfitter_service.runtime.input.lookahead import QUIET_LIMIT
 
 
 class Limits(Struct, frozen=True, kw_only=True):
-    """How much and how long; each has a default of its own, and callers name the few that they change.
+    """The limits of one processor. Each has a default, and callers name the few that they change.
 
-    A commit has at most `batch_records` events. `lease_grace_s`: seconds between a lease's end and its judgement.
-    A position is written after `checkpoint_interval_s` seconds or `checkpoint_records` messages, although nothing else
-    is. `hosts`: how many one partition may have. `take_over`: accept a ledger that another machine wrote, `adopt`: one
-    that was written to another topic, or is gone. `look_s`: how often the shape of its topics is checked. `history`:
-    how often that topic gets snapshots; None: nothing is written to it. `read_ahead` and `quiet_limit` are as in
-    input_reader.py and lookahead.py."""
+    `batch_records`: the most events in a commit. `lease_grace_s`: seconds between a lease's end and its judgement.
+    `checkpoint_interval_s`, `checkpoint_records`: after so many seconds or messages a checkpoint is written, even if
+    nothing else is. `hosts`: the most hosts of one partition. `take_over`: accept a ledger that another machine wrote.
+    `adopt`: accept a ledger that was written to another topic, or is gone. `look_s`: seconds between two checks of the
+    topics' shape. `history`: how often the history topic gets snapshots; None: nothing is written to it. `read_ahead`
+    and `quiet_limit` are as in input_reader.py and lookahead.py."""
 
     batch_records: int = 1000
     lease_grace_s: float = 2.0

@@ -1,8 +1,8 @@
 """The partition processor: takes a partition (takeover.py), adopts its ledger (adoption.py), and runs the commit loop
 (commit_loop.py).
 
-When the loop fails, the processor takes the partition again, unless another manager has taken it meanwhile. It decides
-nothing about allocations, and knows no driver.
+When the loop fails, the processor takes the partition again, unless another manager has taken it meanwhile. The
+processor decides nothing about allocations, and knows no driver.
 """
 
 from __future__ import annotations
@@ -66,10 +66,10 @@ class Processor:
         owns_partition: Callable[[], Awaitable[bool]] | None = None,
         make_process_watch: Callable[..., ProcessWatch] = ProcessWatch,
     ) -> None:
-        """`owns_partition`: asked before the partition is taken again; by default the ledger says who wrote to it.
-        `make_process_watch`: makes what watches owner processes."""
+        """`owns_partition`: the processor asks it before it takes the partition again; by default it reads in the
+        ledger who wrote last. `make_process_watch`: makes the watch of owner processes."""
         identity, partition, clock = assignment.identity, assignment.partition, instruments.clock
-        place: dict[str, str | int] = {"host": identity.host} if identity.host else {"partition": partition}
+        log_fields: dict[str, str | int] = {"host": identity.host} if identity.host else {"partition": partition}
         self._assignment = assignment
         self._rules = rules
         self._limits = limits
@@ -82,7 +82,7 @@ class Processor:
         self._topic_check = TopicCheck(assignment, history=limits.history is not None, adopt=limits.adopt)
         self._loop: CommitLoop | None = None
         self._tenure: Tenure | None = None
-        self._doing = "taking the partition"
+        self._condition = "taking the partition"
         self.ledger = Ledger()
         self.ready = False
         self.served = anyio.Event()
@@ -110,7 +110,7 @@ class Processor:
         self._batch_limits = BatchLimits(records=limits.batch_records, max_bytes=rules.max_bytes)
         self._quotas = Quotas(DeadLetterQuota(clock.monotonic), DeadLetterQuota(clock.monotonic))
         self._snapshots = Snapshots(identity.writer, identity.instance, limits.history)
-        self._reporter = CommitReporter(instruments.metrics, **place)
+        self._reporter = CommitReporter(instruments.metrics, **log_fields)
         self._input_loss = InputLoss(
             identity.writer, clock, self._reporter, self._batch_limits, self.inputs, self.liveness, self.event_queue
         )
@@ -143,7 +143,7 @@ class Processor:
             return "serving"
         if self._loop is not None and self.inputs.reader.obstacle is not None:
             return f"cannot read registrations: {self.inputs.reader.obstacle}"
-        return self._doing
+        return self._condition
 
     def state_counts(self) -> StateCounts:
         """The values of the state gauges now."""
@@ -161,17 +161,16 @@ class Processor:
         )
 
     def stop(self, *, mark_stopped: bool = True) -> None:
-        """Finish the commit under way and return from `run`. With `mark_stopped` the last commit says that nobody
-        manages the hosts; without it a successor is expected."""
+        """Finish the commit under way and return from `run`. `mark_stopped`: the last commit writes that nobody manages
+        the hosts; without it a successor is expected."""
         self._stop.request(mark_stopped=mark_stopped)
         self.event_queue.wakeup.set()
 
     async def release_memory(self) -> None:
-        """Drop all large objects once `run` has ended. Tracebacks of cancelled tasks keep them alive, and the garbage
-        collector would reach those only after days."""
+        """Drop all large objects once `run` has ended, which has dropped the leases. Tracebacks of cancelled tasks keep
+        them alive, and the garbage collector would reach these tracebacks only after days."""
         self._takeover.clear()
         self.inputs.clear()
-        self.liveness.leases.clear()
         self._reporter.state_gauges.replay({})
         await discard(self.ledger)
 
@@ -192,14 +191,14 @@ class Processor:
                 trouble = await self._run_tenure()
                 recycled = isinstance(trouble, RecycledError)
                 # the file of a local bus was removed or replaced: the new file would be another ledger
-                final = self._assignment.bus.local and isinstance(trouble, BusConfigurationError)
-                if trouble is not None and not recycled and not final:
+                is_final = self._assignment.bus.local and isinstance(trouble, BusConfigurationError)
+                if trouble is not None and not recycled and not is_final:
                     self._instruments.outage.met(self._activity, trouble)
                 self._set_ready(False)
                 if trouble is None:
                     return
-                self._doing = f"taking the partition again, because {trouble}"
-                if final:
+                self._condition = f"taking the partition again, because {trouble}"
+                if is_final:
                     raise trouble
                 if recycled:
                     backoff.reset()
@@ -210,7 +209,7 @@ class Processor:
         finally:
             self._set_ready(False)
             self._instruments.outage.drop(self._activity)
-            self.event_queue.submissions.close("the manager has stopped")
+            self.event_queue.close("this manager no longer serves the partition")
             self.liveness.close()
 
     async def _pause(self, delay: float) -> None:
@@ -218,7 +217,7 @@ class Processor:
             await self._stop.wait()
 
     async def _wait_for_ownership(self) -> None:
-        """Before fencing back: make sure that no other manager works here now."""
+        """Before fencing back, make sure that no other manager works here now."""
         if self._owns_partition is None:
             await self._takeover.refuse_if_replaced()
             return
@@ -229,12 +228,12 @@ class Processor:
     # --- a tenure ---
 
     async def _run_tenure(self) -> BusError | None:
-        """Take the partition and work until something fails (returned) or the processor is stopped (None)."""
+        """Take the partition and work until something fails or the processor is stopped. Returns the error, or None."""
         try:
             if not self._takeover.may_fence:
                 await self._takeover.check_before_fencing()
                 if self._owns_partition is not None:
-                    # reading a long ledger takes time, and the partition may have been assigned elsewhere meanwhile
+                    # reading a long ledger takes time: by now the partition may be assigned to another manager
                     await self._wait_for_ownership()
                     if self._stop.requested:
                         return None
@@ -256,7 +255,7 @@ class Processor:
 
     async def _adopt(self, writer: Writer, restored: Restored) -> Tenure:
         """Make a restored ledger the state."""
-        # emptied, because the traceback of the last tenure's error may keep it alive
+        # the traceback of the last tenure's error may keep the old ledger alive
         await discard(self.ledger)
         self.neighbours.clear()
         self.ledger, self.neighbours = restored.ledger, restored.neighbours

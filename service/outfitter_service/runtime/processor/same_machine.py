@@ -1,7 +1,7 @@
 """Warns when this machine has live allocations under another host name: its devices may be lent twice.
 
-A machine that was renamed starts as a new host. It refuses nothing, because containers of one machine may be hosts of
-their own on purpose.
+A machine that was renamed starts as a new host. The manager only warns, because containers of one machine may be hosts
+of their own on purpose.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ log = structlog.get_logger("outfitter.processor")
 
 
 class SameMachine:
-    """Looks once, when a manager of host scope has restored its ledger."""
+    """Checks once, when a manager of host scope has restored its ledger."""
 
     def __init__(self, assignment: Assignment) -> None:
         self._assignment = assignment
@@ -37,7 +37,7 @@ class SameMachine:
         try:
             held = await self._held(others, restored.end) if others else {}
         except BusError:
-            return  # the tenure fails as well, and the next one looks again
+            return  # the tenure fails as well, and the next one checks again
         self._is_done = True
         for other, allocations in sorted(held.items()):
             log.warning(
@@ -49,7 +49,7 @@ class SameMachine:
             )
 
     def _others(self, restored: Restored) -> Iterator[str]:
-        """The other hosts whose last manager ran on this machine. After a reboot the processes of before are gone."""
+        """The other hosts whose last manager ran on this machine in this boot. A reboot ends all earlier processes."""
         identity = self._assignment.identity
         machine_id = (identity.machine_id or "").encode()
         for key, value in restored.neighbours.items():

@@ -1,6 +1,7 @@
-"""Settles commits: the manager acts on a written commit; it takes a failed one back and makes the next one smaller.
+"""Settles commits: acts on written ones, and takes back failed ones. After a commit was too large, the next one is
+smaller.
 
-It acts on nothing and reports nothing before the commit has returned.
+The manager acts on nothing and reports nothing before the commit has returned.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from outfitter_service.runtime.processor.tenure import Tenure
 
 
 class InputLoss(Struct, frozen=True):
-    """What a processor does when registrations were lost unread. `writer`: the writer of the note in history."""
+    """Handles the loss of registrations that no manager has read. `writer`: the writer of the note in history."""
 
     writer: str
     clock: Clock
@@ -35,7 +36,7 @@ class InputLoss(Struct, frozen=True):
     event_queue: EventQueue
 
     def accept(self, explanation: str) -> None:
-        """Continue at the earliest registrations, with a whole new lease for every worker."""
+        """Note the loss, and give every worker a whole new lease. The input continues at the earliest registrations."""
         self.reporter.input_lost(explanation)
         self.batch_limits.forget()
         self.inputs.lookahead.pause(until=0)
@@ -46,7 +47,7 @@ class InputLoss(Struct, frozen=True):
 
 
 class Settlement:
-    """Settles the commits of one tenure. `first_commit` is set once one is written."""
+    """Settles the commits of one tenure. `first_commit` is set once a commit is written."""
 
     def __init__(
         self,
@@ -79,8 +80,8 @@ class Settlement:
         self._reporter.catch_up(self._tenure.ledger)
 
     def settle(self, commit: PendingCommit, *, idle: bool) -> None:
-        """The decisions are final: drop their input, and act. `idle`: no internal event waits, or is decided for the
-        next commit."""
+        """The decisions of `commit` are final: drop their input, and act. `idle`: no internal event waits, and none is
+        decided for the next commit."""
         ledger, event_queue, liveness, effects = (
             self._tenure.ledger, self._event_queue, self._liveness, commit.batch.effects,
         )  # fmt: skip
@@ -90,9 +91,6 @@ class Settlement:
         if commit.done:
             self.first_commit.set()
             self._reporter.answered(None, commit.seconds)
-            event_queue.notes_written(commit.sealed.notes)
-            if not commit.sealed.deaths_left:
-                event_queue.boot_judged()
         else:
             # nothing was written: follow-ups are decided for the next commit
             ledger.discard_undo()
@@ -102,7 +100,11 @@ class Settlement:
         liveness.start_final_leases(effects.final_leases, ledger)
         for event in effects.failed_events:
             self._set_aside(event, "deciding it met a defect, which the manager's log describes")
-        event_queue.submissions.end(commit.internal)
+        event_queue.settled(
+            commit.internal,
+            notes=commit.sealed.notes,
+            boot_judged=commit.done and not commit.sealed.deaths_left,
+        )
         for host in effects.announced:
             self._update_drivers(host)
         for command in effects.commands:
@@ -133,8 +135,8 @@ class Settlement:
         self._builder.taken_back(*commits)
 
     def narrow(self, commit: PendingCommit, trouble: TooLargeError) -> bool:
-        """A commit was too large: try fewer events, then smaller pieces of one event's effects. An event whose own
-        record is too large even then is given up alone. Returns False if nothing can be given up."""
+        """A commit was too large: try fewer events, then smaller pieces of one event's effects. If an event's own
+        record is too large even then, give up that event. Returns False if there is no such event."""
         self._reporter.log.warning(
             "a commit is too large, splitting it", error=str(trouble), events=commit.batch.events
         )
@@ -151,7 +153,8 @@ class Settlement:
         return narrowed
 
     def _give_up(self, event: m.Event, trouble: TooLargeError) -> None:
-        """The one record that an event changes is larger than the allocations topic takes now. It took more before."""
+        """Give up an event. The one record that it changes exceeds the allocations topic's limit, which was higher
+        before."""
         self._reporter.log.error(
             "an event's effects are too large to commit",
             event_kind=type(event).__name__,
@@ -161,16 +164,15 @@ class Settlement:
         self._set_aside(event, f"its record is too large: {trouble}")
 
     def _set_aside(self, event: m.Event, problem: str) -> None:
-        """Keep an event that could not be committed for later, so that its record is not stuck."""
-        self._event_queue.submissions.end([event], problem=problem)
+        """An event could not be committed: have its allocation judged again later, so that its record is not stuck."""
+        self._event_queue.set_aside(event, problem)
         if isinstance(event, m.LeaseExpired):
-            # the allocation gets one more lease, and is judged again
+            # the allocation gets one more lease, and is judged again after it
             self._liveness.start_final_leases([event.allocation], self._tenure.ledger)
-        else:
-            self._event_queue.retries.add_if_edge(event)
 
     async def begin_again(self, lost: OffsetOutOfRangeError) -> BusError | None:
-        """Continue where the input begins now. Messages of a recreated topic count as later than all earlier ones."""
+        """Continue where the input begins now. Messages of a recreated topic count as later than all earlier ones.
+        Returns the error if the bus did not answer."""
         cursor, assignment = self._tenure.cursor, self._tenure.assignment
         try:
             topic_id = (await assignment.bus.topic(assignment.topics.registrations)).id

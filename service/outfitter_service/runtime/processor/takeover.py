@@ -1,4 +1,4 @@
-"""Takes a partition: reads the ledger, fences, restores the ledger, and refuses to work beside another manager."""
+"""Takes a partition: reads the ledger, fences, and restores the ledger. It refuses to work beside another manager."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ RESTORE_REUSE_S = 60.0
 
 
 class ForeignManagerError(RuntimeError):
-    """Another manager works for this writer or for its hosts. This one gives up instead of fencing back."""
+    """Another manager works for this writer or for its hosts. This manager gives up and does not fence back."""
 
 
 class Takeover:
-    """Takes one partition, also repeatedly. It keeps the ledger that it restored before fencing, and the number of the
-    newest known commit: another manager that has committed since has taken over. `may_fence`: it has been checked that
-    this manager and this ledger belong together."""
+    """Takes one partition, also repeatedly. It keeps the ledger that it restored before fencing. It also keeps the
+    number of the newest known commit: if another manager has committed since, that one has taken over. `may_fence`:
+    the check before fencing has passed, so this manager and this ledger belong together."""
 
     def __init__(
         self,
@@ -46,7 +46,8 @@ class Takeover:
         *,
         judges_successors: bool,
     ) -> None:
-        """`judges_successors`: only the ledger says whether another manager works here now."""
+        """`judges_successors`: whether the ledger is the only source for who works here now. In cluster scope the
+        group's coordinator knows."""
         self._assignment = assignment
         self._topic_check = topic_check
         self._limits = limits
@@ -67,11 +68,11 @@ class Takeover:
         """Drop all large objects."""
         self._early_restore = None
 
-    # --- looking ---
+    # --- before fencing ---
 
     async def check_before_fencing(self) -> None:
-        """Read the ledger before fencing, so that a wrong machine does not disturb the one that serves these hosts, and
-        a ledger that is refused leaves what the bus knows of its last writer to the next start.
+        """Read the ledger before fencing. So a manager on a wrong machine does not disturb the manager that serves
+        these hosts. If the ledger is refused, the bus still knows its last writer at the next start.
 
         Raises:
             ForeignManagerError: another manager works for this writer or for its hosts.
@@ -90,7 +91,7 @@ class Takeover:
 
     async def _read_ledger(self, *, taking: str | None = None) -> Restored | None:
         """The ledger before fencing, or None if a transaction keeps its end open for longer than `END_WAIT_S`.
-        `taking`: a writer whose open transaction is no reason to wait, because fencing ends it."""
+        `taking`: a writer whose open transaction is not waited for, because fencing ends it."""
         assignment = self._assignment
         ledger = assignment.topics.allocations
         end = 0
@@ -186,8 +187,8 @@ class Takeover:
     # --- other managers ---
 
     async def check_for_rivals(self, opened: anyio.Event, end: int) -> None:
-        """Look for managers of the other scope again after the first commit, from the restore's `end` on: two managers
-        that start at the same moment see each other only then."""
+        """Check for managers of the other scope again after the first commit (`opened`), from the restore's `end` on.
+        Two managers that start at the same moment see each other only then."""
         assignment = self._assignment
         await opened.wait()
         try:
@@ -195,14 +196,16 @@ class Takeover:
                 assignment.bus, assignment.topics.allocations, assignment.partition, assignment.scope, end
             )
         except BusError as error:
-            self._log.debug("cannot look for managers of the other scope", error=str(error))
+            self._log.debug("cannot check for managers of the other scope", error=str(error))
             return
         _refuse_rivals(assignment, rivals)
 
     async def refuse_if_replaced(self) -> None:
-        """Read the ledger before fencing back, and give up if another manager has taken over. Skipped while the bus
-        says that this manager holds the writer: the ledger may be long, and a failed transaction stays open until its
-        time-out. If the ledger cannot be read now, the check comes after fencing."""
+        """Read the ledger before fencing back, and give up if another manager has taken over.
+
+        The manager skips this while the bus says that it holds the writer: the ledger may be long, and a failed
+        transaction stays open until its time-out. If it cannot read the ledger now, it checks after fencing.
+        """
         if self._newest_commit is None or await self._is_held():
             return
         with suppress(BusError):
@@ -211,7 +214,7 @@ class Takeover:
                 self._refuse_successor(restored)
 
     async def _is_held(self) -> bool:
-        """Whether the bus says that nobody has taken the writer identity since this manager did."""
+        """Whether the bus says that this manager was the last to take the writer identity."""
         try:
             return (
                 self._writer_tenure is not None
@@ -221,7 +224,7 @@ class Takeover:
             return False
 
     def _refuse_successor(self, restored: Restored) -> None:
-        """Give up if another manager wrote since this one did: fencing it back would only start a fight."""
+        """Give up if another manager has written since this one did. If each fenced the other, neither could work."""
         identity, last = self._assignment.identity, restored.checkpoint
         if self._newest_commit is None or last is None or last.instance == identity.instance:
             return
@@ -233,6 +236,8 @@ class Takeover:
 
 
 def _refuse_foreign(assignment: Assignment, restored: Restored, *, take_over: bool) -> None:
+    """Give up if managers of the other scope, or of another machine, work for this writer's hosts. `take_over`: accept
+    a ledger that another machine wrote."""
     identity = assignment.identity
     _refuse_rivals(assignment, restored.rivals)
     last = restored.checkpoint
@@ -249,6 +254,7 @@ def _refuse_foreign(assignment: Assignment, restored: Restored, *, take_over: bo
 
 
 def _refuse_rivals(assignment: Assignment, rivals: list[str]) -> None:
+    """Give up if there are `rivals`: writers of the other scope."""
     identity = assignment.identity
     if rivals:
         raise ForeignManagerError(

@@ -1,4 +1,4 @@
-"""What taking a partition came to."""
+"""A tenure: the time for which one manager holds a partition's writer."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from outfitter_service.runtime.input.input_reader import Cursor
 
 
 class RecycledError(BusError):
-    """The writer is tainted: a late request of it could still act, so it is replaced."""
+    """The writer is tainted: one of its requests may reach the bus late and still act. So the manager replaces it."""
 
 
 class Tenure(Struct, frozen=True, kw_only=True):
-    """A partition as long as one writer holds it: a tenure. `shape`: that of the topics when it was taken.
-    `batch_bytes`: what a commit's ledger batch may have, and its batch of history. `end`: the offset up to which the
-    ledger was read."""
+    """What one tenure works with. `cursor`: the settled position in the input. `shape`: the topics' shape at its start.
+    `batch_bytes`: the most bytes of a commit's ledger batch, and of its history batch. `end`: the offset up to which
+    the ledger was restored."""
 
     assignment: Assignment
     writer: Writer
