@@ -25,9 +25,11 @@ if TYPE_CHECKING:
         OutfitterError,
         ResourceDisabledError,
         UnknownResourceError,
+        UnwatchableProcessError,
         UsedAfterForkError,
         WaitedTooLongError,
     )
+    from outfitter.flink import flink_labels
     from outfitter.infos import ExternalResourceInfos
     from outfitter.operators import Changes, OperatorContext, OperatorView
     from outfitter_drivers.api import ExternalResourceInfo
@@ -67,9 +69,11 @@ __all__ = [
     "ResourceDisabledError",
     "RuntimeContext",
     "UnknownResourceError",
+    "UnwatchableProcessError",
     "UsedAfterForkError",
     "WaitedTooLongError",
     "__version__",
+    "flink_labels",
 ]
 
 _HOMES = (
@@ -80,6 +84,7 @@ _HOMES = (
     "outfitter.infos",
     "outfitter.operators",
     "outfitter.context",
+    "outfitter.flink",
 )
 """Modules that define the names, the cheapest import first."""
 

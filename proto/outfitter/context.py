@@ -12,26 +12,24 @@ from collections.abc import Callable, Mapping
 from types import EllipsisType, TracebackType
 from typing import TYPE_CHECKING, Self
 
+from msgspec import structs
+
 from outfitter.errors import ContextStateError, InvalidRequestError, LeaseLostError, UsedAfterForkError
+from outfitter.lifetimes import claims, sharing
 from outfitter.operators import OperatorContext, OperatorView
 from outfitter.session import settings, status
 from outfitter.session.status import AllocationStatus
 from outfitter.session.watch import AllocationWatch
 from outfitter_proto import names
-from outfitter_proto.bus.schemes import is_local
 from outfitter_proto.keys import allocation_key
 from outfitter_proto.records import Owner
+from outfitter_proto.support.processes import process_owner
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from outfitter.lifetimes.orphans import EndsWith
     from outfitter.session.backend import Backend
-
-_entered: set[tuple[int, str, str, str, str]] = set()
-"""Workers of this process that have entered a context: pid, bus, cluster, host, worker."""
-_entered_lock = threading.Lock()
-
-_AFTER_FORK = (
-    "hand the infos to the child, or start it with multiprocessing's 'spawn' method and make a context of its own there"
-)
 
 
 class RuntimeContext(OperatorContext):
@@ -57,6 +55,11 @@ class RuntimeContext(OperatorContext):
         owner: name this process in the registration, so that a manager on this machine sees its death at once.
         on_lease_at_risk: called in the background thread, with a `LeaseLostError`, once no heartbeat was
             acknowledged for two thirds of the lease. Then `lease_lost` is True and every getter raises.
+        shared: a name. The contexts of this process with this name are one worker, with one allocation: the first that
+            enters registers, and the last that leaves gives back. They must ask for the same.
+        ends_with: a process without which this one must not go on: its pid, its identity, or a command's name
+            (`"java"`), which means this process or its nearest ancestor of that name. When that process is gone while
+            this context is entered, this process has two seconds to end by itself, and is ended then.
 
     Raises (the constructor):
         InvalidNameError, InvalidRequestError: every manager would refuse this argument.
@@ -66,9 +69,12 @@ class RuntimeContext(OperatorContext):
         AllocationFailedError: the manager's final answer.
         AllocationEndedError: the allocation ended before the grant.
         BusUnavailableError, BusConfigurationError, UnknownTopicError: see the bus port.
+        UnwatchableProcessError: the process of `ends_with` is gone, or cannot be watched.
 
     Under `outfitter run` the context attaches to the existing allocation. It neither registers nor releases.
     """
+
+    _shares = sharing.Shares()
 
     def __init__(
         self,
@@ -87,6 +93,8 @@ class RuntimeContext(OperatorContext):
         wait_for_manager: bool | float = False,
         owner: bool | Owner = True,
         on_lease_at_risk: Callable[[LeaseLostError], object] | None = None,
+        shared: str | None = None,
+        ends_with: EndsWith | None = None,
     ) -> None:
         self._settings = settings.resolve(
             resources=resources, operators=operators, operator=operator, bus=bus, cluster=cluster, host=host,
@@ -94,7 +102,15 @@ class RuntimeContext(OperatorContext):
         )  # fmt: skip
         self._wait_for_manager = wait_for_manager
         self._on_lease_at_risk = on_lease_at_risk
+        self._shared = None if shared is None else names.check_name(shared, "shared name")
+        self._shared_request = sharing.request_of(
+            self._settings, worker=worker, wait_for_manager=wait_for_manager, ends_with=ends_with
+        )
+        # A pid may be another process's by the time of entering; its identity cannot.
+        self._ends_with = (process_owner(ends_with) or ends_with) if isinstance(ends_with, int) else ends_with
         self._backend: Backend | None = None
+        self._untie: Callable[[], None] | None = None
+        self._stopping = threading.Lock()
         self._left = False
         self._pid = os.getpid()
 
@@ -139,6 +155,36 @@ class RuntimeContext(OperatorContext):
         """The view that `operator` has of this allocation. Usable as long as this context."""
         return OperatorView(self, names.check_name(operator, "operator"))
 
+    def enter_for(self, obj: object) -> Self:
+        """Enter as `with` does, and leave when `obj` is gone: for frameworks that do not always call a `close()`.
+
+        `obj` is what uses the devices: the function, operator or plugin. It is gone when nothing refers to it any more
+        (in a cycle of references, once the garbage collector has run), or when the interpreter ends. Leaving by hand
+        before is fine. A forked child's copy of `obj` leaves nothing.
+
+        Nothing that this context has may refer to `obj`, else it is never gone. `on_lease_at_risk` may be a method
+        of `obj`.
+
+        Raises:
+            TypeError: there are no weak references to `obj`, so its end cannot be seen. Nothing was registered.
+        """
+        from outfitter.lifetimes import objects
+
+        untie = objects.tie(obj, self._stop)
+        try:
+            if self._on_lease_at_risk is not None:
+                self._on_lease_at_risk = objects.without_reference(obj, self._on_lease_at_risk)
+            self.__enter__()
+        except BaseException:
+            untie()
+            raise
+        self._untie = untie
+        return self
+
+    def leave(self) -> None:
+        """Leave, as at the end of `with`. It blocks, and may be repeated."""
+        self._end(None)
+
     # --- blocking ----------------------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
@@ -161,9 +207,9 @@ class RuntimeContext(OperatorContext):
     def _end(self, error: BaseException | None) -> None:
         from outfitter.session.backend import LEAVE_WITHIN, warn_slow
 
-        if (backend := self._leave()) is not None:
+        if (left := self._stop(_reason(error))) is not None:
             try:
-                backend.stop(_reason(error)).result(LEAVE_WITHIN)
+                left.result(LEAVE_WITHIN)
             except TimeoutError:
                 warn_slow(self)
 
@@ -193,62 +239,63 @@ class RuntimeContext(OperatorContext):
 
         from outfitter.session.backend import LEAVE_WITHIN, warn_slow
 
-        if (backend := self._leave()) is not None:
+        if (left := self._stop(_reason(error))) is not None:
             with anyio.move_on_after(LEAVE_WITHIN, shield=True) as scope:
-                await asyncio.wrap_future(backend.stop(_reason(error)))
+                await asyncio.wrap_future(left)
             if scope.cancelled_caught:
                 warn_slow(self)
 
     # --- inside ------------------------------------------------------------------------------------------
 
-    def _make_backend(self) -> Backend:
+    def _make_backend(self, on_lease_at_risk: Callable[[LeaseLostError], object] | None) -> Backend:
         from outfitter.session.backend import SessionThread  # only now is an event loop needed
         from outfitter.session.worker_session import MANAGER_PATIENCE
 
         patience: float | None = self._wait_for_manager
         if isinstance(self._wait_for_manager, bool):
             patience = None if self._wait_for_manager else MANAGER_PATIENCE
-        return SessionThread(self._settings, manager_patience=patience, on_lease_at_risk=self._on_lease_at_risk)
+        session = SessionThread(self._settings, manager_patience=patience, on_lease_at_risk=on_lease_at_risk)
+        if self._ends_with is None:
+            return session
+        from outfitter.lifetimes.orphans import OrphanGuard
 
-    @property
-    def _slot(self) -> tuple[int, str, str, str, str]:
-        return (self._pid, self._settings.bus, self._settings.cluster, self.host, self.worker)
+        return OrphanGuard(session, self._ends_with)
 
     def _begin(self) -> Backend:
         self._check_process()
         if self._backend is not None:
             raise ContextStateError(f"{self!r} was entered before: make a new context for each `with`")
-        with _entered_lock:
-            self._check_inheritance()
-            if self._slot in _entered and not self._settings.attach:
-                raise ContextStateError(
-                    f"this process is in a context for worker {self.worker!r} already, and a second one would end it: "
-                    "give each its own worker= name, or share one through for_operator()"
-                )
-            self._backend = self._make_backend()
-            _entered.add(self._slot)
+        if self._shared is None:
+            self._backend = self._claim(self._on_lease_at_risk)
+        else:
+            share = self._shares.join(
+                self._shared, self._shared_request, self._settings, self._claim, self._on_lease_at_risk
+            )
+            self._settings = structs.replace(share.settings, operator=self.operator)
+            self._backend = share
         return self._backend
 
-    def _leave(self) -> Backend | None:
-        """Mark the context as left and return what to stop; None if there is nothing (in a forked child, say)."""
-        if os.getpid() != self._pid or self._left or self._backend is None:
+    def _claim(self, on_lease_at_risk: Callable[[LeaseLostError], object] | None) -> Backend:
+        return claims.claim(self._settings, lambda: self._make_backend(on_lease_at_risk))
+
+    def _stop(self, reason: str) -> Future[None] | None:
+        """Begin to leave. None: there is nothing to leave (left before, never entered, or in a forked child)."""
+        if os.getpid() != self._pid or self._backend is None:
             return None
-        self._left = True
-        with _entered_lock:
-            _entered.discard(self._slot)
-        return self._backend
+        with self._stopping:  # the finalizer's thread and another one may come at once
+            if self._left:
+                return None
+            self._left = True
+        if self._untie is not None:
+            self._untie()
+        return self._backend.stop(reason)
 
     def _check_process(self) -> None:
         if os.getpid() != self._pid:
             raise UsedAfterForkError(
-                f"{self!r} belongs to process {self._pid} and this is {os.getpid()}, forked from it: {_AFTER_FORK}"
+                f"{self!r} belongs to process {self._pid} and this is {os.getpid()}, forked from it: "
+                f"{claims.AFTER_FORK}"
             )
-
-    def _check_inheritance(self) -> None:
-        """Refuse an embedded bus that was open when this process was forked: SQLite's locks do not survive a fork."""
-        bus = self._settings.bus
-        if is_local(bus) and any(pid != self._pid and other == bus for pid, other, *_ in _entered):
-            raise UsedAfterForkError(f"this process was forked from one that is in a context on {bus}: {_AFTER_FORK}")
 
     def _check_amounts(self) -> None:
         """Under `outfitter run`: check that the existing allocation has the amounts that this context needs."""

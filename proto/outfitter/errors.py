@@ -21,6 +21,10 @@ class UsedAfterForkError(ContextStateError):
     """A context was used in a process that was forked from the one that entered it."""
 
 
+class UnwatchableProcessError(OutfitterError):
+    """The process that `ends_with` names is gone, is not there, or cannot be watched."""
+
+
 class NoManagerError(OutfitterError):
     """No manager answered, and the worker withdrew its registration. The message names the hosts with a manager."""
 

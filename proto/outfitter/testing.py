@@ -21,6 +21,7 @@ from msgspec import UNSET, UnsetType, structs
 
 from outfitter.context import RuntimeContext
 from outfitter.errors import LeaseLostError, NoManagerError
+from outfitter.lifetimes.sharing import OnLeaseAtRisk, Shares
 from outfitter.session import status
 from outfitter.session.lease import Lease
 from outfitter.session.settings import Settings
@@ -85,6 +86,7 @@ class FakeOutfitter:
         self._watches: dict[str, tuple[AllocationWatch, Callable[[LeaseLostError], object] | None]] = {}
         self.absent = False
         """True: entering a context raises `NoManagerError`."""
+        self._shares = Shares()
         self._now = 0.0
         self._commit = NO_COMMIT
         self._lock = threading.Condition()
@@ -318,9 +320,10 @@ class _FakeContext(RuntimeContext):
     def __init__(self, fake: FakeOutfitter, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._fake = fake
+        self._shares = fake._shares
 
-    def _make_backend(self) -> _FakeBackend:
-        return _FakeBackend(self._fake, self._settings, self._on_lease_at_risk)
+    def _make_backend(self, on_lease_at_risk: OnLeaseAtRisk | None) -> _FakeBackend:
+        return _FakeBackend(self._fake, self._settings, on_lease_at_risk)
 
 
 class _FakeBackend:

@@ -1,0 +1,167 @@
+"""Ends this process when another one is gone: a process that works for it must not go on with the devices alone.
+
+Nothing in Python can be trusted at that moment. The main thread may hang in a lock, of a logging handler for example.
+So a thread of its own waits for the kernel's word (pidfd_open(2)), and then needs neither a lock nor logging.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+from concurrent.futures import Future
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from outfitter.errors import UnwatchableProcessError
+from outfitter_proto.records import Owner
+from outfitter_proto.support.processes import process_owner, start_ticks
+
+if TYPE_CHECKING:
+    from outfitter.session.backend import Backend
+
+GRACE_S = 2.0
+"""Seconds in which this process may end by itself after the other one is gone."""
+
+EXIT_CODE = 75
+"""This process's exit code then: EX_TEMPFAIL of sysexits(3)."""
+
+_NAME_LENGTH = 15
+"""Characters of a command's name that the kernel keeps, proc(5) `comm`."""
+
+EndsWith = int | str | Owner
+"""The other process: its pid, its command's name, or its identity."""
+
+
+class OrphanGuard:
+    """A `Backend` around another one: from start to stop, this process ends with the process `other`.
+
+    If `other` is this process, there is nothing to do.
+    """
+
+    def __init__(self, backend: Backend, other: EndsWith) -> None:
+        self.allocation_watch = backend.allocation_watch
+        self._backend = backend
+        self._other = other
+        self._started = False
+        self._stopped_fd: int | None = None
+
+    def start(self) -> Future[None]:
+        other = identify(self._other)
+        if other.pid != os.getpid():
+            process_fd = open_process(other)
+            self._stopped_fd = os.eventfd(0, os.EFD_CLOEXEC)
+            threading.Thread(
+                target=_guard, args=(process_fd, self._stopped_fd, _last_words(other)), name="orphan guard", daemon=True
+            ).start()
+        self._started = True
+        return self._backend.start()
+
+    def stop(self, reason: str) -> Future[None]:
+        if not self._started:
+            done: Future[None] = Future()
+            done.set_result(None)
+            return done
+        done = self._backend.stop(reason)
+        # Not before: if the session hangs, it is the guard that gets this process ended.
+        done.add_done_callback(self._end_guard)
+        return done
+
+    def _end_guard(self, _: Future[None]) -> None:
+        if self._stopped_fd is not None:
+            os.eventfd_write(self._stopped_fd, 1)
+
+
+def identify(process: EndsWith) -> Owner:
+    """The identity of a process. A name means this process or its nearest ancestor with it.
+
+    Raises:
+        UnwatchableProcessError: there is none.
+    """
+    if isinstance(process, Owner):
+        return process
+    found = _nearest(process) if isinstance(process, str) else process_owner(process)
+    if found is None:
+        which = f"process {process}" if isinstance(process, int) else f"{process!r} among the parents of this process"
+        raise UnwatchableProcessError(f"ends_with={process!r}: there is no {which}, or /proc hides it")
+    return found
+
+
+def open_process(process: Owner) -> int:
+    """A file descriptor of this very process, readable once it has ended.
+
+    Raises:
+        UnwatchableProcessError: it is gone, of another machine or namespace, or the kernel cannot watch it.
+    """
+    own = process_owner()
+    if own is None or any(getattr(own, field) != getattr(process, field) for field in ("boot_id", "pid_ns", "time_ns")):
+        raise UnwatchableProcessError(
+            f"ends_with: process {process.pid} is of another boot, machine or namespace than this one"
+        )
+    gone = f"ends_with: process {process.pid} is gone already, so this process must not begin"
+    try:
+        descriptor = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        raise UnwatchableProcessError(gone) from None
+    except (AttributeError, OSError) as error:
+        raise UnwatchableProcessError(
+            f"ends_with: the kernel does not let this process watch process {process.pid}: {error}; "
+            "pidfd_open(2) needs Linux 5.3"
+        ) from error
+    # In this order: from now on the pid is nobody else's, or the process is gone.
+    if start_ticks(process.pid) != process.start_ticks:
+        os.close(descriptor)
+        raise UnwatchableProcessError(gone)
+    return descriptor
+
+
+def _nearest(name: str) -> Owner | None:
+    pid: int | None = os.getpid()
+    while pid:
+        owner = process_owner(pid)
+        if owner is not None and _command(pid) == name[:_NAME_LENGTH] and start_ticks(pid) == owner.start_ticks:
+            return owner
+        pid = _parent(pid)
+    return None
+
+
+def _command(pid: int) -> str | None:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text(errors="replace").removesuffix("\n")
+    except OSError:
+        return None
+
+
+def _parent(pid: int) -> int | None:
+    """Field 4 of proc(5) `/proc/<pid>/stat`; 0 for the first process of a namespace."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _last_words(other: Owner) -> bytes:
+    return (
+        f"outfitter: process {other.pid}, with which process {os.getpid()} was to end, is gone: ended after "
+        f"{GRACE_S:g} s with code {EXIT_CODE}\n"
+    ).encode()
+
+
+def _guard(process_fd: int, stopped_fd: int, last_words: bytes) -> None:
+    """The thread. It makes few objects, because each may start the garbage collector, and with it user code."""
+    either, stopped, heard = select.poll(), select.poll(), select.poll()
+    either.register(process_fd, select.POLLIN)
+    for poll in (either, stopped):
+        poll.register(stopped_fd, select.POLLIN)
+    heard.register(2, select.POLLOUT)
+    either.poll()
+    # Either this context was left, or the other process is gone and this one has a little time.
+    if stopped.poll(GRACE_S * 1000):
+        os.close(process_fd)
+        os.close(stopped_fd)
+        return
+    try:
+        if heard.poll(0):  # a full pipe would block
+            os.write(2, last_words)
+    finally:
+        os._exit(EXIT_CODE)

@@ -1,0 +1,157 @@
+"""One registration for all contexts of a process that share a name.
+
+The first context that enters registers, the others wait for the same answer, and the last that leaves gives back. An
+allocation that is refused or over is not joined any more: the next context under that name registers anew.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TYPE_CHECKING
+
+from msgspec import Struct, structs
+
+from outfitter.errors import InvalidRequestError, LeaseLostError
+from outfitter.session.settings import Settings
+from outfitter.session.watch import AllocationWatch
+from outfitter_proto.records import Register
+
+if TYPE_CHECKING:
+    from outfitter.session.backend import Backend
+
+OnLeaseAtRisk = Callable[[LeaseLostError], object]
+
+log = logging.getLogger("outfitter")
+
+
+class SharedRequest(Struct, frozen=True):
+    """What contexts under one name must have in common."""
+
+    bus: str
+    cluster: str
+    registration: Register
+    """Without what differs between contexts that ask for the same: generated names, and labels."""
+    attach: bool
+    wait_for_manager: bool | float
+    ends_with: object
+
+    def differences(self, other: SharedRequest) -> list[str]:
+        """The arguments of `RuntimeContext` in which two requests differ."""
+        mine = structs.asdict(self) | structs.asdict(self.registration)
+        its = structs.asdict(other) | structs.asdict(other.registration)
+        return [name.removesuffix("_s") for name in mine if name != "registration" and mine[name] != its[name]]
+
+
+def request_of(
+    settings: Settings, *, worker: str | None, wait_for_manager: bool | float, ends_with: object
+) -> SharedRequest:
+    """The request in `settings`. `worker`: the name that the caller has given, if any."""
+    return SharedRequest(
+        settings.bus,
+        settings.cluster,
+        structs.replace(settings.registration, worker=worker or "", incarnation="", labels={}),
+        settings.attach,
+        wait_for_manager,
+        ends_with,
+    )
+
+
+class Shares:
+    """The shared registrations of a process, by name. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._by_name: dict[tuple[int, str], _Registration] = {}
+
+    def join(
+        self,
+        name: str,
+        request: SharedRequest,
+        settings: Settings,
+        make_backend: Callable[[OnLeaseAtRisk], Backend],
+        on_lease_at_risk: OnLeaseAtRisk | None,
+    ) -> Share:
+        """A context's part in the registration under `name`, which is made if there is none.
+
+        Raises:
+            InvalidRequestError: the registration under `name` is for another request.
+        """
+        key = (os.getpid(), name)  # a forked child shares nothing with its parent
+        with self._lock:
+            registration = self._by_name.get(key)
+            if registration is None or registration.over:
+                registration = _Registration(request, settings)
+                registration.backend = make_backend(registration.warn)
+                self._by_name[key] = registration
+            elif differences := request.differences(registration.request):
+                raise InvalidRequestError(
+                    f"this process shares {name!r} already, for another request ({', '.join(differences)} differ): "
+                    "give the other request another shared= name",
+                    code="invalid-request",
+                )
+            share = Share(registration, self._lock)
+            registration.members[share] = on_lease_at_risk
+        return share
+
+
+class _Registration:
+    """A registration that several contexts share. `members` has their callbacks."""
+
+    backend: Backend
+
+    def __init__(self, request: SharedRequest, settings: Settings) -> None:
+        self.request = request
+        self.settings = settings
+        self.members: dict[Share, OnLeaseAtRisk | None] = {}
+        self.ready: Future[None] | None = None
+
+    @property
+    def over(self) -> bool:
+        """Whether a context that enters now would get no devices from it."""
+        refused = self.ready is not None and self.ready.done() and self.ready.exception() is not None
+        snapshot = self.backend.allocation_watch.read()
+        return not self.members or refused or snapshot.over or snapshot.closed
+
+    def warn(self, error: LeaseLostError) -> None:
+        """Tell all members that the lease is at risk."""
+        callbacks = [callback for callback in list(self.members.values()) if callback is not None]
+        if not callbacks:
+            log.error("%s", error)
+        for callback in callbacks:
+            try:
+                callback(error)
+            except Exception:  # user code: no error of it may keep the warning from the others
+                log.exception("on_lease_at_risk raised")
+
+
+class Share:
+    """One context's part of a shared registration: a `Backend` that starts with the first and stops with the last."""
+
+    def __init__(self, registration: _Registration, lock: threading.Lock) -> None:
+        self.settings = registration.settings
+        self.allocation_watch: AllocationWatch = registration.backend.allocation_watch
+        self._registration = registration
+        self._lock = lock
+
+    def start(self) -> Future[None]:
+        registration = self._registration
+        with self._lock:
+            if registration.ready is None:
+                registration.ready = registration.backend.start()
+            return registration.ready
+
+    def stop(self, reason: str) -> Future[None]:
+        registration = self._registration
+        with self._lock:
+            del registration.members[self]
+            is_last = not registration.members
+        if is_last:
+            return registration.backend.stop(reason)
+        self.allocation_watch.touch()  # so that the iterations of this context end
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
