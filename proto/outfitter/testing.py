@@ -6,16 +6,17 @@
 
 Its contexts behave as `RuntimeContext`, without a bus, a manager or a thread. The fake has no queue and no exclusivity:
 every worker gets the devices that the test has listed. For code that builds its own context, a test can patch
-`RuntimeContext` with `fake.context`.
+`RuntimeContext` with `fake.context`, or run within `fake.installed()`. With pytest, see `outfitter.pytest_plugin`.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from msgspec import UNSET, UnsetType, structs
 
@@ -41,6 +42,9 @@ from outfitter_proto.records import (
     Token,
     Unavailable,
 )
+
+if TYPE_CHECKING:
+    from outfitter.session.backend import Backend
 
 DEFAULT_LEASE = 30.0
 
@@ -96,6 +100,32 @@ class FakeOutfitter:
     def context(self, *args: Any, **kwargs: Any) -> RuntimeContext:
         """A context on this fake. It takes and checks the arguments of `RuntimeContext`."""
         return _FakeContext(self, *args, **kwargs)
+
+    @contextmanager
+    def installed(self) -> Iterator[Self]:
+        """Within this, each `RuntimeContext` that code of this process enters is one of this fake.
+
+        At the end, those that are still entered are left.
+        """
+        from unittest import mock  # it imports asyncio
+
+        entered: list[RuntimeContext] = []
+        begin = RuntimeContext._begin
+
+        def noted(context: RuntimeContext) -> Backend:
+            entered.append(context)
+            return begin(context)
+
+        def faked(context: RuntimeContext, on_lease_at_risk: OnLeaseAtRisk | None) -> Backend:
+            return _FakeBackend(self, context._settings, on_lease_at_risk)
+
+        replaced: dict[str, Any] = {"_begin": noted, "_make_backend": faked, "_shares": self._shares}
+        with mock.patch.multiple(RuntimeContext, **replaced):
+            try:
+                yield self
+            finally:
+                for context in entered:
+                    context.leave()
 
     def wait_for(self, condition: Callable[[], object], *, timeout: float = 10.0) -> None:
         """Block until `condition` is true. The fake checks it each time a worker registers or leaves.
