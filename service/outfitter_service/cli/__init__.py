@@ -13,10 +13,12 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-try:
-    import click
-except ModuleNotFoundError:
-    raise SystemExit("outfitter: the command line is an extra: pip install 'outfitter[service]'") from None
+from outfitter_service.cli._lib import missing_extra
+
+if lacking := missing_extra.missing():
+    missing_extra.hand_over(lacking)
+
+import click
 
 from outfitter_proto import __version__
 from outfitter_service.cli._lib.errors import complain, exit_code_of
