@@ -175,7 +175,7 @@ def test_the_garbage_collector_may_come_in_the_thread_of_the_session(real: Worke
         threads.append(threading.current_thread().name)
         held.clear()
 
-    context._allocation_watch()._pokes[drop] = None  # called by the session, and that within a lock
+    context._allocation_watch()._wakers[drop] = None  # called by the session, and that within a lock
     real.fake.set("gpu", [{}])
     assert len(departures(real)) == 1
     assert threads[0] == f"outfitter-{context.worker}"
