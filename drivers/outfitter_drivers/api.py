@@ -22,11 +22,12 @@ from outfitter_proto.records import Health
 
 
 class DriverError(Exception):
-    """A driver's verdict. Raise a subclass; the manager treats any other exception as temporary."""
+    """Base of a driver's errors. Raise a subclass; the manager treats any other exception as temporary."""
 
 
 class TemporaryDriverError(DriverError):
-    """It may work later. The worker stays pending with this message as the reason, and the manager repeats the call.
+    """The call may work later. The worker stays pending with this message as the reason, and the manager repeats the
+    call.
 
     `delay` is the time until the next try, in seconds or as a `timedelta`. If it is None or no valid time (`nan`, a
     text), the manager uses its own back-off.
@@ -38,11 +39,11 @@ class TemporaryDriverError(DriverError):
 
 
 class PermanentDriverError(DriverError):
-    """It will not work until a person changes something. Allocations that need it fail with this message."""
+    """The call cannot work until a person changes something. Allocations that need it fail with this message."""
 
 
 class NotEnoughDevicesError(DriverError):
-    """The driver cannot name that many devices, but perhaps fewer."""
+    """The driver cannot name the requested number of devices, but perhaps fewer."""
 
 
 class NotOnThisMachineError(ValueError):
@@ -100,7 +101,11 @@ class ExternalResourceInfo(Mapping[str, str]):
 
 
 class Worker(Struct, frozen=True, kw_only=True):
-    """The worker that needs devices. `outfitter discover` and inventories call for no worker."""
+    """The worker that needs devices.
+
+    `resource`: the resource whose devices it needs. `worker` and `incarnation` are None for `outfitter discover`, which
+    calls for no worker. `owner_pid`: the process whose death ends the allocation, None if there is none.
+    """
 
     host: str
     resource: str
@@ -118,11 +123,13 @@ class Device(Struct, frozen=True, kw_only=True):
             `<resource>:<index>`. A name that is a number gives `<resource>:name:<name>`, which is no index's.
         name: its name among its resource's devices on its host. It must stay with the device when others come or go.
         aliases: other ids of the same device.
+        health: only healthy devices are granted.
+        reason: why it is not healthy, for people.
         properties: the infos for operators, at least `index`.
         env: variables for the worker's environment. The manager joins the values of several devices with `,`, equal
             ones once. A variable that decides which code a process runs (PATH, LD_…, PYTHON…, see
             `outfitter_proto.environment`) makes the report an error.
-        cdi: its CDI names.
+        cdi: its names in the Container Device Interface, such as `nvidia.com/gpu=0`.
     """
 
     properties: dict[str, str]
@@ -141,8 +148,9 @@ class Device(Struct, frozen=True, kw_only=True):
 class Grant(Struct, frozen=True, kw_only=True):
     """One resource's devices of one allocation, for `prepare` and `unprepare`.
 
-    `allocation` is the record's key (`host/worker/incarnation`). `token` is its fencing token, a number that only
-    grows: a call with a lower token than the highest one seen for a device must change nothing.
+    `allocation`: the record's key (`host/worker/incarnation`). `token`: its fencing token, a number that only grows. A
+    call with a lower token than the highest one seen for a device must change nothing. `device_ids`: the canonical ids.
+    `devices`: the properties of each, in the same order.
     """
 
     allocation: str
@@ -155,7 +163,7 @@ class Grant(Struct, frozen=True, kw_only=True):
 class DriverParams(Mapping[str, str]):
     """A resource's `param.*` settings without the prefix, for a factory (as in Flink).
 
-    `directory` is the folder of the configuration file, for relative paths. `warnings` are the factory's.
+    `directory`: the folder of the configuration file, for relative paths. `warnings`: those that the factory gave.
     """
 
     __slots__ = ("_values", "directory", "warnings")
@@ -209,7 +217,7 @@ class ExternalResourceDriver(ABC):
         Raises:
             ValueError: the amount is not positive.
             NotEnoughDevicesError: there are fewer devices; the manager tries again with a smaller amount.
-            TemporaryDriverError, PermanentDriverError: see there.
+            TemporaryDriverError, PermanentDriverError: see these classes.
         """
 
     def device(self, info: ExternalResourceInfo) -> Device:
@@ -262,7 +270,7 @@ class InUseCheck(ABC):
 
     @abstractmethod
     async def in_use(self, grant: Grant) -> str | None:
-        """Describe, for people, the users of any of the devices; None if they are unused."""
+        """Describe for people who uses any of the devices; None if they are unused."""
 
 
 class KubernetesRequest(ABC):

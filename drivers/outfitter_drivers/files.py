@@ -38,8 +38,8 @@ class FilesDriver(PollingDriver):
         self._folder = folder
         # By file name, so that a device keeps its id while its file cannot be read.
         self._last_ids: dict[str, str] = {}
-        self._one_look = anyio.CapacityLimiter(1)
-        self._looking = threading.Lock()
+        self._one_poll = anyio.CapacityLimiter(1)
+        self._polling = threading.Lock()
         self._hung = False
 
     def shortage(self, amount: int, *, healthy: int, known: int) -> str:
@@ -49,24 +49,24 @@ class FilesDriver(PollingDriver):
         # A thread, because the folder's file system may be slow or hang.
         try:
             with anyio.fail_after(self.call_timeout):
-                return await anyio.to_thread.run_sync(self._poll_once, abandon_on_cancel=True, limiter=self._one_look)
+                return await anyio.to_thread.run_sync(self._poll_once, abandon_on_cancel=True, limiter=self._one_poll)
         except TimeoutError as error:
             self._hung = True
             raise self._hanging(f"does not answer within {self.call_timeout:g} s") from error
 
     def _poll_once(self) -> list[Device]:
-        """Poll the folder, unless an earlier poll still hangs: it must not cost more than one thread. A poll that was
-        only cancelled ends soon, so wait for it."""
-        if not self._looking.acquire(timeout=0 if self._hung else self.call_timeout):
+        """Poll the folder, unless an earlier poll still hangs, because a hanging folder must not cost more than one
+        thread. A poll that was only cancelled ends soon, so wait for it."""
+        if not self._polling.acquire(timeout=0 if self._hung else self.call_timeout):
             raise self._hanging("still does not answer")
         try:
             return self._read_folder()
         finally:
             self._hung = False
-            self._looking.release()
+            self._polling.release()
 
     def _hanging(self, problem: str) -> TemporaryDriverError:
-        return TemporaryDriverError(f"the file system of {self._folder} {problem}; what is in it now is not known")
+        return TemporaryDriverError(f"the file system of {self._folder} {problem}; its current devices are unknown")
 
     def _read_folder(self) -> list[Device]:
         try:
@@ -79,7 +79,7 @@ class FilesDriver(PollingDriver):
             device = self._read_device(name, index)
             if device.id in files_by_id:
                 device = self._unhealthy(
-                    name, index, f"says the same id as {files_by_id[device.id]}: {device.id}", own_id=True
+                    name, index, f"has the same id as {files_by_id[device.id]}: {device.id}", own_id=True
                 )
             elif device.id is not None:
                 files_by_id[device.id] = name
@@ -118,7 +118,7 @@ class FilesDriverFactory(ExternalResourceDriverFactory):
         folder = (config.directory or Path()) / Path(path).expanduser()
         interval = settings.seconds(config, "poll-interval", default=DEFAULT_POLL_INTERVAL, maximum=3600)
         if not folder.is_dir():
-            config.warn(f"path is {path!r}, and there is no such folder now: {folder.absolute()}")
+            config.warn(f"path is {path!r}, and this folder does not exist now: {folder.absolute()}")
         return FilesDriver(folder.absolute(), poll_interval=interval)
 
 
@@ -127,7 +127,7 @@ def read_description(path: Path) -> dict[str, str]:
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: it is no regular file, too large, no UTF-8, or has an invalid line.
+        ValueError: the file is not regular, too large, not UTF-8, or has an invalid line.
     """
     if not stat.S_ISREG(path.stat().st_mode):
         # Opening a FIFO would wait for a writer.
@@ -150,7 +150,7 @@ def read_description(path: Path) -> dict[str, str]:
         if not equals or not key:
             raise ValueError(f"line {number} is {stripped[:80]!r}; valid is key=value")
         if key in description:
-            raise ValueError(f"line {number} says {key} a second time")
+            raise ValueError(f"line {number} sets {key} a second time")
         description[key] = value.strip()
     return description
 

@@ -15,8 +15,8 @@ from outfitter_drivers.gpu import coordination
 from outfitter_drivers.program import MAX_STDOUT_BYTES, Why, run_to_end
 
 PROGRAM = "outfitter-gpu-discovery"
-COORDINATION_FILE = "/var/tmp/flink-gpu-coordination"  # noqa: S108  the place that Flink's script has
-ASSIGNMENT_FILE = "/var/tmp/flink-gpu-assignment"  # noqa: S108  the place that FLIP-108 proposed
+COORDINATION_FILE = "/var/tmp/flink-gpu-coordination"  # noqa: S108  as in Flink's script
+ASSIGNMENT_FILE = "/var/tmp/flink-gpu-assignment"  # noqa: S108  as proposed in FLIP-108
 
 NVIDIA_SMI_SECONDS = 8.0
 """Time limit of nvidia-smi: below the 10 s that Flink gives a discovery script."""
@@ -58,7 +58,7 @@ class DiscoveryError(Exception):
 
 
 class Request(NamedTuple):
-    """The parsed command line. `coordination_file` None: no coordination."""
+    """The parsed command line. `verb`: `allocate` or `release`. `coordination_file` None: no coordination."""
 
     verb: str
     amount: int
@@ -102,7 +102,7 @@ def list_gpus() -> list[str]:
     """The indexes that nvidia-smi names, in its order.
 
     Raises:
-        DiscoveryError: there is no nvidia-smi, it fails, or it prints anything but indexes.
+        DiscoveryError: nvidia-smi is missing, fails, or does not print indexes.
     """
     command = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
     try:
@@ -124,8 +124,8 @@ def list_gpus() -> list[str]:
 
 
 def _names_gpu(word: str) -> bool:
-    """Whether nvidia-smi names a GPU by this, which Flink's script prints as it is: an index, a UUID, a bus id or the
-    like, and no word of a message."""
+    """Whether the word names a GPU (an index, a UUID, a bus id) and is not part of a message. Flink's script prints it
+    unchanged."""
     return (
         word.isascii()
         and word.replace("-", "").replace(":", "").replace(".", "").replace("/", "").replace("_", "").isalnum()
@@ -137,7 +137,7 @@ def discover(request: Request) -> list[str]:
     """Execute the request; returns the indexes to print.
 
     Raises:
-        DiscoveryError, coordination.CoordinationError: there are not enough GPUs, or a failure.
+        DiscoveryError, coordination.CoordinationError: there are too few GPUs, or nvidia-smi or the file fails.
     """
     if request.verb == "release":
         if request.coordination_file and request.amount:
@@ -149,7 +149,7 @@ def discover(request: Request) -> list[str]:
         return []
     if request.coordination_file is None:
         return _enough_gpus(request.amount)[: request.amount]
-    # Before the slow nvidia-smi: if the caller dies during it, this process gets another parent.
+    # Before the slow nvidia-smi runs: if the caller dies meanwhile, this process gets another parent.
     owner = coordination.caller(os.environ)
     return coordination.occupy(request.coordination_file, _enough_gpus(request.amount), request.amount, owner)
 

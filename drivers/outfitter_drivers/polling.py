@@ -30,12 +30,12 @@ class PollingDriver(ExternalResourceDriver, Inventory):
         """All current devices, in the order of preference, within `call_timeout`.
 
         Raises:
-            TemporaryDriverError, PermanentDriverError: see there.
+            TemporaryDriverError, PermanentDriverError: see these classes.
         """
 
     @abstractmethod
     def shortage(self, amount: int, *, healthy: int, known: int) -> str:
-        """The error message for `amount` devices when only `healthy` of the `known` ones can be named."""
+        """The error message for a request of `amount` devices, if only `healthy` of the `known` devices are healthy."""
 
     async def retrieve_resource_info(
         self,

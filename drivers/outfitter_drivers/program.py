@@ -29,7 +29,7 @@ INHERITED = frozenset(
 )  # fmt: skip
 """Variables that programs of drivers inherit: to find programs, libraries and devices. No credentials."""
 INHERITED_KINDS = ("LC_", "CUDA_", "NVIDIA_", "ROCM_", "ROCR_", "HIP_", "GPU_", "MIG_", "ZE_", "SLURM_")
-"""They also inherit variables with these prefixes, except names that match `_SECRET`."""
+"""Programs also inherit variables with these prefixes, except names that match `_SECRET`."""
 
 _SECRET = re.compile("SECRET|PASSW|TOKEN|CREDENTIAL|KEY|JWT", re.IGNORECASE)
 MAX_STDOUT_BYTES = 1024 * 1024
@@ -48,7 +48,8 @@ _POLL_SECONDS = 0.02
 
 
 class Why(enum.Enum):
-    """Why a program is no longer watched: it ended, it printed too much, or it had to end."""
+    """Why `run_to_end` stopped watching: the program exited, printed too much, or exceeded the time limit or was
+    stopped."""
 
     EXITED = enum.auto()
     FLOODED = enum.auto()
@@ -56,8 +57,8 @@ class Why(enum.Enum):
 
 
 class Run(NamedTuple):
-    """How a program ended. `code` is its exit code (negative: the signal that killed it). None: process `pid` was
-    killed but hangs in the kernel."""
+    """How a program ended. `code`: its exit code, negative: the signal that killed it, None: process `pid` was killed
+    but hangs in the kernel. `stdout` and `stderr` are cut to their limits."""
 
     why: Why
     pid: int
@@ -68,15 +69,13 @@ class Run(NamedTuple):
 
 def inherited(environ: Mapping[str, str], more: Collection[str] = ()) -> dict[str, str]:
     """The variables that a driver's program inherits: `INHERITED`, `INHERITED_KINDS` and `more`. An item of `more` is a
-    name, or a prefix with a `*` behind it."""
+    name, or a prefix followed by `*`."""
     names = INHERITED.union(more)
-    beginnings = tuple(name[:-1] for name in more if name.endswith("*"))
+    prefixes = tuple(name[:-1] for name in more if name.endswith("*"))
     return {
         name: value
         for name, value in environ.items()
-        if name in names
-        or name.startswith(beginnings)
-        or (name.startswith(INHERITED_KINDS) and not _SECRET.search(name))
+        if name in names or name.startswith(prefixes) or (name.startswith(INHERITED_KINDS) and not _SECRET.search(name))
     }
 
 
@@ -113,16 +112,16 @@ def _popen(command: Sequence[str], env: Mapping[str, str] | None) -> subprocess.
 def _watch(
     process: subprocess.Popen[bytes], stop: socket.socket | None, timeout: float, stdout: bytearray, stderr: bytearray
 ) -> Why:
-    """Read the program's output until it has ended or must be killed."""
+    """Read the program's output into `stdout` and `stderr` until it has ended or must be killed."""
     deadline = time.monotonic() + timeout
     has_exited = False
     with selectors.DefaultSelector() as selector:
-        for file, kept, limit in (
+        for file, output, limit in (
             (process.stdout, stdout, MAX_STDOUT_BYTES + 1),
             (process.stderr, stderr, MAX_STDERR_BYTES),
         ):
             if file is not None:
-                selector.register(file, selectors.EVENT_READ, (kept, limit))
+                selector.register(file, selectors.EVENT_READ, (output, limit))
         if stop is not None:
             selector.register(stop, selectors.EVENT_READ)
         others = 0 if stop is None else 1
@@ -131,9 +130,9 @@ def _watch(
             for key, _ in selector.select(_POLL_SECONDS if outputs_open else _POLL_SECONDS / 10):
                 if key.fileobj is stop:
                     return Why.LATE
-                kept, limit = key.data
+                output, limit = key.data
                 chunk = os.read(key.fd, 65_536)
-                kept += chunk[: limit - len(kept)]
+                output += chunk[: limit - len(output)]
                 if not chunk:
                     selector.unregister(key.fileobj)
             if len(stdout) > MAX_STDOUT_BYTES:
@@ -150,7 +149,7 @@ def _watch(
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill the program's process group. Nobody has waited for its leader, so the kernel has not reused the number."""
+    """Kill the program's process group. Its leader was not reaped yet, so the kernel has not reused the number."""
     for output in (process.stdout, process.stderr):
         if output is not None:
             output.close()

@@ -27,24 +27,24 @@ ALIASES = {FLINK_GPU_FACTORY: "gpu", "nvidia": "gpu"}
 
 
 class DriverLookupError(ValueError):
-    """No driver factory under this name. The message has the known names, or why the factory cannot be loaded."""
+    """No driver factory has this name, or it cannot be loaded. The message has the known names or the reason."""
 
 
 class DriverExitError(Exception):
-    """A driver's code raised something that is no `Exception`, such as SystemExit. The message has its name and its own
+    """A driver's code raised a `BaseException` that is no `Exception`, as SystemExit. The message has its name and
     message."""
 
 
 @contextmanager
 def contained() -> Iterator[None]:
-    """A context for a driver's synchronous code, such as its module and factory. What it raises becomes an `Exception`.
+    """A context for a driver's synchronous code, as its module and factory. It turns each error into an `Exception`.
 
     A vendor's library may call `sys.exit()`, and an extension module in Rust raises its panics as a `BaseException`.
-    Otherwise it would end the process.
+    Both would end the process.
 
     Raises:
         Exception: the code raised it.
-        DriverExitError: the code raised something else, also KeyboardInterrupt.
+        DriverExitError: the code raised another `BaseException`, also KeyboardInterrupt.
         KeyboardInterrupt: the user pressed Ctrl-C.
     """
     interrupted = False
@@ -72,7 +72,8 @@ def contained() -> Iterator[None]:
 
 
 def described(error: BaseException) -> str:
-    """A driver's exception as text: its name, and its message if it has one. Its message is foreign code, too."""
+    """A driver's exception as text: its name, and its message if it has one. Making the message runs foreign code,
+    too."""
     if isinstance(error, DriverExitError):
         return str(error)
     try:
@@ -147,7 +148,7 @@ def create_driver(name: str, config: DriverParams) -> ExternalResourceDriver:
 
     Raises:
         DriverLookupError: as `load_factory`, or its factory does not return a driver.
-        DriverExitError: the factory raised something that is no `Exception`.
+        DriverExitError: the factory raised a `BaseException` that is no `Exception`.
         Exception: any other error of the factory; a ValueError names the wrong setting.
     """
     factory = load_factory(name)

@@ -1,7 +1,7 @@
 """Runs a discovery script to its end and parses its output. The drivers interpret exit code and output.
 
-Each run waits in a thread of its own (`program`), which sees the script's exit before the kernel can reuse the number
-of its process group.
+Each run waits in a thread of its own (`program`). The thread sees the script's exit before the kernel can reuse the
+number of its process group.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ async def run_script(command: Sequence[str], *, timeout: float, env: Mapping[str
     `env` None: the part of this process's environment that `program.inherited` returns.
 
     Raises:
-        PermanentDriverError: it cannot be executed, or it printed more than 1 MiB.
-        TemporaryDriverError: it did not end in time, or the machine cannot start more processes.
+        PermanentDriverError: the program cannot be executed, or printed more than 1 MiB.
+        TemporaryDriverError: the program did not end in time, or the machine cannot start more processes.
     """
     ours, theirs = socket.socketpair()
 
@@ -104,7 +104,7 @@ def parse_indexes(stdout: bytes) -> list[str]:
     indexes = dict.fromkeys(index for word in words if not is_blank(index := word.strip(_JAVA_BLANKS)))
     if hiding := next(filter(hides_something, indexes), None):
         raise PermanentDriverError(
-            f"the discovery script named a device {hiding[:80]!a}, with a sign in it that nobody sees; valid are "
+            f"the discovery script named a device {hiding[:80]!a}, with an invisible sign in it; valid are "
             "letters, digits, signs and spaces"
         )
     return list(indexes)

@@ -19,8 +19,11 @@ _FLAGS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no"
 
 
 class SettingError(ValueError):
-    """A setting of a driver is wrong. `key` is its name without `param.`; `problem` goes on with what was found and
-    what is valid; `suggestion` is the setting that was probably meant."""
+    """A setting of a driver is wrong.
+
+    `key`: its name without `param.`. `problem`: the rest of the sentence, with the value and the valid values.
+    `suggestion`: the name that was probably meant.
+    """
 
     def __init__(self, key: str, problem: str, *, suggestion: str | None = None) -> None:
         super().__init__(f"{key} {problem}" + (f"; did you mean {suggestion!r}?" if suggestion is not None else ""))
@@ -56,7 +59,7 @@ def whole_number(params: Mapping[str, str], key: str, *, minimum: int, maximum: 
 
 
 def seconds(params: Mapping[str, str], key: str, *, default: float, maximum: float) -> float:
-    """The setting as a duration in seconds: see `outfitter_proto.support.units`.
+    """The setting as a duration in seconds (see `outfitter_proto.support.units`); `default` if it is missing.
 
     Raises:
         SettingError: any other value, or above `maximum` seconds.
@@ -80,7 +83,7 @@ def require_amount(amount: int) -> None:
 
 
 def flag(params: Mapping[str, str], key: str, *, default: bool) -> bool:
-    """The setting as a truth value.
+    """The setting as a truth value; `default` if it is missing.
 
     Raises:
         SettingError: any other value.

@@ -7,8 +7,8 @@ For hardware without discovery, for licences and other countable things, and for
     devices = "a;b"                 devices by name, with the indexes 0 and 1
     device.<name>.<key> = value     describes one device, see `description`
 
-Without `devices`, the described devices are all. The id of a named device is made of its name, since its position
-changes when another one leaves the list. Devices of `count` have no names, and their ids are made of their indexes.
+Without `devices`, there are only the described devices. The id of a named device has its name, because its index
+changes if another device leaves the list. Devices of `count` have no names, and their ids have their indexes.
 
 The common settings do not apply to a host with settings of its own. A host without any settings has no devices.
 """
@@ -36,13 +36,13 @@ from outfitter_drivers.settings import SettingError
 from outfitter_drivers.support.description import described_device, natural_order
 from outfitter_proto.records import Health
 
-# Host names have dots themselves: a host ends where the first of these words follows.
+# Host names have dots, too. A host's name ends before the first of these words.
 _HOST_SETTING = re.compile(r"hosts\.(?P<host>.+?)\.(?P<key>count|devices|device\..+)")
 _DEVICE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,252}", re.ASCII)
 
 
 class StaticDriver(ExternalResourceDriver, Inventory):
-    """Names the configured devices, which never change."""
+    """Names the configured devices, which never change. `elsewhere`: the devices of hosts that are not in `hosts`."""
 
     looks_from_afar = True
 
@@ -98,7 +98,7 @@ def _devices(written: Mapping[str, str], *, prefix: str) -> list[Device]:
             continue
         name, _, about = key.removeprefix("device.").partition(".")
         if not _DEVICE_NAME.fullmatch(name) or not about:
-            raise SettingError(f"{prefix}{key}", f"is none; valid is {prefix}device.<name>.<key>, no dots in <name>")
+            raise SettingError(f"{prefix}{key}", f"is invalid; valid is {prefix}device.<name>.<key>, no dots in <name>")
         descriptions.setdefault(name, {})[about] = value
     names = _names(written, descriptions, prefix=prefix)
     devices: list[Device] = []
@@ -117,7 +117,7 @@ def _names(written: Mapping[str, str], described: Mapping[str, Collection[str]],
     if "count" in written:
         key = f"{prefix}count"
         if "devices" in written:
-            raise SettingError(key, f"is there, and so is {prefix}devices; valid is one of them")
+            raise SettingError(key, f"is set, and so is {prefix}devices; valid is one of them")
         count = settings.whole_number({key: written["count"]}, key, minimum=0, maximum=settings.MAX_DEVICES) or 0
         names = [str(number) for number in range(count)]
     elif "devices" in written:
@@ -142,7 +142,7 @@ def _names(written: Mapping[str, str], described: Mapping[str, Collection[str]],
 def _reject_duplicates(
     names: Sequence[str], devices: Sequence[Device], described: Mapping[str, Collection[str]], *, prefix: str
 ) -> None:
-    """Refuse two devices with one index or one id: the manager would treat them as one."""
+    """Refuse two devices with one index or one id, because the manager would treat them as one."""
     seen: dict[tuple[str, str], str] = {}
     for name, device in zip(names, devices, strict=True):
         ids = [("id", device.id)] if device.id else []
@@ -150,6 +150,6 @@ def _reject_duplicates(
             other = seen.setdefault((what, value), name)
             if other == name:
                 continue
-            # blame the one that is written down
+            # blame the device whose description has the value
             wrong, first = (name, other) if what in described.get(name, ()) else (other, name)
-            raise SettingError(f"{prefix}device.{wrong}.{what}", f"is {value!r}, which is {first}'s already")
+            raise SettingError(f"{prefix}device.{wrong}.{what}", f"is {value!r}, which {first} has already")

@@ -96,8 +96,8 @@ class DriverContract:
     async def test_wanting_too_many_is_a_verdict_that_says_why(self, driver: ExternalResourceDriver) -> None:
         try:
             infos = await driver.retrieve_resource_info(self.too_many, self.worker())
-        except DriverError as verdict:
-            assert str(verdict), "a verdict needs a message"
+        except DriverError as error:
+            assert str(error), "a driver's error needs a message"
         else:
             raise AssertionError(f"{len(infos)} devices where {self.too_many} were wanted")
 

@@ -75,7 +75,7 @@ async def test_a_look_that_was_cancelled_is_waited_for_by_the_next_one(
         tasks.start_soon(driver.look)
         await anyio.to_thread.run_sync(begun.wait, 60)
         tasks.cancel_scope.cancel()
-    driver._looking = Turn(driver._looking)  # type: ignore[assignment]
+    driver._polling = Turn(driver._polling)  # type: ignore[assignment]
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(come_back)
         assert [device.properties["name"] for device in await driver.look()] == ["gpu0"]
@@ -111,7 +111,7 @@ async def test_a_file_system_that_hangs_is_a_failure_and_one_thread_and_is_read_
     put(folder, "gpu1", "")
     back.set()
     with anyio.fail_after(20):
-        while driver._looking.locked():  # noqa: ASYNC110 - a thread that tells nobody
+        while driver._polling.locked():  # noqa: ASYNC110 - a thread that tells nobody
             await anyio.sleep(0.001)
     assert len(await next_set(driver.inventory("h"))) == 2
 
@@ -135,7 +135,7 @@ async def test_each_file_is_a_device_described_by_its_lines(folder: Path) -> Non
     [
         (b"what?", r"line 1 is 'what\?'; valid is key=value"),
         (b"a=1\n=2\n", "line 2"),
-        (b"a=1\na=2\n", "line 2 says a a second time"),
+        (b"a=1\na=2\n", "line 2 sets a a second time"),
         (b"a=\xff\n", "is not UTF-8 at byte 2"),
         (b"a=\0\n", r"a is '\\x00'; valid is one line of text"),
         (b"x" * 70_000, "has more than 65536 bytes"),
@@ -172,7 +172,7 @@ async def test_two_files_of_one_id_are_one_device_and_an_unhealthy_one(folder: P
     found = await look(folder)
     assert found["a"].id == "X"
     assert found["b"].id == f"file:{folder}/b"
-    assert "says the same id as a: X" in (found["b"].reason or "")
+    assert "has the same id as a: X" in (found["b"].reason or "")
 
 
 async def test_a_name_that_is_not_utf8_can_still_go_over_the_wire(folder: Path) -> None:

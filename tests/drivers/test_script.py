@@ -277,7 +277,7 @@ def test_no_device_is_named_by_what_nobody_sees(sign: str) -> None:
             continue  # a line's end
         assert parse_indexes(stdout.encode()) == ["0", "1"]
     if not sign.isspace() and sign != "\u2800":  # it has no width, and would make another device of the same one
-        with pytest.raises(PermanentDriverError, match="nobody sees"):
+        with pytest.raises(PermanentDriverError, match="with an invisible sign"):
             parse_indexes(f"0,0{sign}0,1".encode())
 
 

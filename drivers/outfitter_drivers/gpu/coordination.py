@@ -1,9 +1,9 @@
-"""The file in which the processes of one machine record who uses which GPU: `<index> <pid>` a line.
+"""The file in which the processes of one machine record their GPUs: `<index> <pid>` a line.
 
 Flink's own discovery script can share the file. Both take an exclusive flock(2) on it and read the first two words of
-a line. After the pid we write a tab and what distinguishes a process from a later one with the same number
+a line. After the pid we write a tab and the facts that distinguish a process from a later one with the same number
 (`start=…,pidns=…,boot=…`). It is a tab because Flink's script deletes lines by patterns that end in a blank. We write
-the file in place: after a replacement, others would lock a file without a name.
+the file in place. If we replaced it, a waiting process would lock the old file.
 
 The manager does not use it, because its ledger coordinates. Standard library only, and quick to import.
 """
@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 MAX_FILE_BYTES = 1024 * 1024
-"""A line per device has about a hundred bytes. A file of this size is something else."""
+"""A line per device has about a hundred bytes. A larger file is no coordination file."""
 
 LOCK_SECONDS = 8.0
 """Time limit for the lock: below the 10 s that Flink gives a discovery script."""
@@ -59,7 +59,7 @@ class ScriptOwner(NamedTuple):
 
 
 def caller(environ: Mapping[str, str]) -> ScriptOwner:
-    """The owner for whom this process asks: `OUTFITTER_OWNER_PID`, else its parent; with `OUTFITTER_WORKER`, if set.
+    """The owner for which this process runs: `OUTFITTER_OWNER_PID`, else its parent; with `OUTFITTER_WORKER`, if set.
 
     Raises:
         CoordinationError: the parent is in another PID namespace, or a variable is malformed.
@@ -90,7 +90,7 @@ def lives(owner: ScriptOwner) -> bool:
 
 
 def occupy(path: str, indexes: Sequence[str], amount: int, owner: ScriptOwner) -> list[str]:
-    """Record `amount` devices for the owner: first its own, then free ones, then those of dead owners.
+    """Record `amount` of the devices `indexes` for the owner: first its own, then free ones, then those of dead owners.
 
     Raises:
         CoordinationError: too few devices, or the file cannot be used. The file is unchanged.
@@ -156,7 +156,7 @@ def choose(
     chosen = (own + free + abandoned)[:amount]
     if len(chosen) < amount:
         raise CoordinationError(
-            f"{amount} devices wanted, but {len(chosen)} of {len(indexes)} can be had; held are {', '.join(held)}"
+            f"{amount} devices wanted, but {len(chosen)} of {len(indexes)} are free; held are {', '.join(held)}"
         )
     newly_taken = [index for index in chosen if index not in own]
     if not newly_taken:
@@ -191,7 +191,7 @@ def _line(index: str, owner: ScriptOwner) -> bytes:
 
 @contextmanager
 def _locked(path: str, *, create: bool) -> Iterator[int]:
-    """Open the file and lock it exclusively; the path still leads to this file."""
+    """Open the file at the path and lock it exclusively. Yields its descriptor."""
     deadline = time.monotonic() + LOCK_SECONDS
     try:
         while True:
@@ -219,7 +219,7 @@ def _open(path: str, *, create: bool) -> int:
     except FileNotFoundError:
         if not create:
             raise
-        # O_EXCL: check a file that appears at this moment as one that was there before.
+        # O_EXCL: if another process creates the file at this moment, check it like an older one.
         with suppress(FileExistsError):
             return os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_CREAT | os.O_EXCL, 0o666)
         return _open(path, create=False)

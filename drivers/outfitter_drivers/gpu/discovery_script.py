@@ -43,7 +43,7 @@ _VARIABLES = (
 
 
 class ScriptDriver(ExternalResourceDriver):
-    """Names the devices that a script prints. It does not know which are held, so the amount must include those."""
+    """Names the devices that a script prints. It does not know the held devices, so the amount must include them."""
 
     not_granted_hint: str | None = (
         "the script named only devices that others hold: if it always prints its first ones, set "
@@ -59,7 +59,8 @@ class ScriptDriver(ExternalResourceDriver):
         inventory_amount: int | None = None,
         environment: Collection[str] = (),
     ) -> None:
-        """`environment`: more variables for the script; see `program.inherited`."""
+        """`timeout`: seconds. `inventory_amount`: always call the script with this number; None: with the requested
+        one. `environment`: more variables for the script; see `program.inherited`."""
         self._script = script
         self._environment = tuple(environment)
         self._arguments = tuple(arguments)
@@ -101,7 +102,7 @@ class AllocateReleaseDriver(ScriptDriver, Preparation):
     knows_holders = True
     not_granted_hint = None
     offer_stands: float = 10.0
-    """Seconds from an offer to its grant at most. Until then no other worker gets the offered devices."""
+    """Seconds for which the devices of an offer wait for its grant. Until then no other worker gets them."""
 
     def __init__(
         self,
@@ -167,7 +168,7 @@ class AllocateReleaseDriver(ScriptDriver, Preparation):
             indexes = await self._allocate(amount, worker)
         except NotEnoughDevicesError as error:
             if not await self._release_ungranted(time.monotonic() - self.offer_stands):
-                if offered := [one.worker for one in self._allocated if one not in self._granted]:
+                if offered := [each.worker for each in self._allocated if each not in self._granted]:
                     raise TemporaryDriverError(f"{error}; worker {offered[0]} is about to get some") from error
                 raise
             indexes = await self._allocate(amount, worker)

@@ -74,7 +74,7 @@ class GPUDriverFactory(ExternalResourceDriverFactory):
         if contract:
             if inventory_amount is not None:
                 raise SettingError(INVENTORY_AMOUNT, f"and {CONTRACT} = {contract} exclude each other")
-            # In this form the script coordinates, so it gets the options for that.
+            # In this form the script coordinates, so it gets the options for coordination.
             script = gpu_program() if means_ours else _checked(config, resolved(path, config.directory))
             return AllocateReleaseDriver(script, arguments, timeout=timeout, environment=environment)
         return ScriptDriver(
@@ -91,7 +91,7 @@ def resolved(path: str, directory: Path | None) -> Path:
     that has this file.
 
     Raises:
-        ValueError: there is no such file, or it is not executable.
+        ValueError: the file does not exist or is not executable.
     """
     flink_home = os.environ.get("FLINK_HOME")
     bases = [Path(flink_home)] if flink_home else []
@@ -108,13 +108,13 @@ def resolved(path: str, directory: Path | None) -> Path:
             raise SettingError(PATH, f"is {path!r}, but {script} is not executable; chmod +x makes it so")
         return script
     tried = ", ".join(str(script) for script in candidates)
-    raise NotOnThisMachineError(f"{PATH} is {path!r}, but there is no such file; looked for {tried}")
+    raise NotOnThisMachineError(f"{PATH} is {path!r}, but this file does not exist; looked for {tried}")
 
 
 def _checked(config: DriverParams, script: Path) -> str:
     """The script as text, with a warning if other users can change it."""
     if doubt := file_ownership.doubt(script):
-        config.warn(f"{PATH}: {doubt}, and so what runs as this user")
+        config.warn(f"{PATH}: {doubt}, and so the code that runs as this user")
     return str(script)
 
 
@@ -131,7 +131,7 @@ def gpu_program() -> str:
 
 
 def without_coordination(arguments: Sequence[str], config: DriverParams) -> list[str]:
-    """The arguments without those for coordination, because the ledger coordinates. Warns about dropped ones."""
+    """The arguments without the options for coordination, because the ledger coordinates. Warns about dropped ones."""
     kept: list[str] = []
     dropped: list[str] = []
     rest = list(arguments)
@@ -164,8 +164,7 @@ def _variables(text: str) -> list[str]:
         if not _VARIABLE.fullmatch(name):
             raise SettingError(
                 ENVIRONMENT,
-                f"has {name[:80]!r}; valid are names of variables, split on ;, with a * at the end for all "
-                "that begin so",
+                f"has {name[:80]!r}; valid are names of variables, split on ;, or prefixes with a * at the end",
             )
     return names
 

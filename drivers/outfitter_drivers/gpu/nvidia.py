@@ -1,7 +1,7 @@
 """NVIDIA GPUs from nvidia-smi: the inventory of the `gpu` driver without a script.
 
 The driver polls nvidia-smi, because GPUs fall off the bus. A GPU with an error is unhealthy. If nvidia-smi then reports
-nothing else, the other GPUs stay as last seen.
+only the error, the other GPUs stay as last seen.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _UNSAID = re.compile(r"\[.*\]|N/A", re.IGNORECASE)
 
 
 class NvidiaDriver(PollingDriver):
-    """Lists all GPUs of its machine."""
+    """Lists all GPUs of its machine. `poll_interval` and `timeout`, of one call of nvidia-smi, are in seconds."""
 
     def __init__(
         self, *, poll_interval: float = DEFAULT_POLL_INTERVAL, timeout: float = 10.0, sysfs: Path = SYSFS_PCI

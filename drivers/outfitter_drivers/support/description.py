@@ -23,7 +23,7 @@ _DIGITS = re.compile(r"([0-9]+)", re.ASCII)
 
 
 def described_device(description: Mapping[str, str], *, name: str, index: int, default_id: str | None = None) -> Device:
-    """The described device. `name` and `index` apply if the description lacks them.
+    """The described device. `name`, `index` and `default_id` apply if the description lacks them.
 
     Raises:
         SettingError: an invalid key or value; the message names it.
@@ -32,7 +32,7 @@ def described_device(description: Mapping[str, str], *, name: str, index: int, d
     env: dict[str, str] = {}
     for key, value in description.items():
         if not _KEY.fullmatch(key):
-            raise SettingError(printable(key), "is no key; valid are letters, digits and ._:/- (at most 128)")
+            raise SettingError(printable(key), "is no valid key; valid are letters, digits and ._:/- (at most 128)")
         if "\0" in value or "\n" in value:
             raise SettingError(key, f"is {value!r}; valid is one line of text")
         if key.startswith("env."):
@@ -52,7 +52,7 @@ def described_device(description: Mapping[str, str], *, name: str, index: int, d
     device_id_text = description.get("id")
     if device_id_text is not None and (is_blank(device_id_text) or hides_something(device_id_text)):
         raise SettingError(
-            "id", f"is {device_id_text!a}, of which something cannot be seen; valid are letters, digits and signs"
+            "id", f"is {device_id_text!a}, which has an invisible sign; valid are letters, digits and signs"
         )
     health = _health(description.get("health"))
     reason = description.get("reason") or (None if health is Health.HEALTHY else f"described as {health.value}")

@@ -1,4 +1,4 @@
-"""Valid device names: people must be able to see them and tell them apart. Otherwise a name is opaque, as in Flink."""
+"""Valid device names: people must be able to see and distinguish them. Otherwise a name is opaque, as in Flink."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ async def test_a_relative_path_is_sought_in_flink_home_then_here_then_beside_the
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"path": "no/such"}, "there is no such file; looked for /"),
+        ({"path": "no/such"}, "this file does not exist; looked for /"),
         ({"path": "folder"}, "is no file"),
         ({"path": "plain"}, "is not executable"),
         ({"path": "/no/such"}, "looked for /no/such$"),

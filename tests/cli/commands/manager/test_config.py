@@ -192,7 +192,7 @@ def test_a_misspelt_parameter_is_blamed_itself_with_its_own_value(tmp_path: Path
     assert unknown["suggestion"] == "did you mean external-resource.gpu.param.path?"
     assert unknown["problem"] == "its driver says: pth is an unknown setting"
     assert (missing["key"], missing["severity"]) == ("external-resource.gpu.param.path", "warning")
-    assert "no such folder" in missing["problem"]
+    assert "does not exist now" in missing["problem"]
 
 
 def test_what_is_wrong_with_the_manager_and_with_each_driver_is_said_in_one_round(tmp_path: Path) -> None:
