@@ -37,7 +37,7 @@ class LeaseLostError(OutfitterError):
 
 
 class AllocationError(OutfitterError):
-    """There are no infos. `record` (None without a record) has the reason.
+    """The allocation has no infos. `record` (None if there is no record) has the reason.
 
     `code` is a `ReasonCode`, a code of a later version, or None.
     """
@@ -49,7 +49,7 @@ class AllocationError(OutfitterError):
 
 
 class AllocationFailedError(AllocationError):
-    """The manager's final answer is no."""
+    """The manager has refused the request for good."""
 
 
 class UnknownResourceError(AllocationFailedError):
@@ -90,6 +90,6 @@ _BY_CODE: dict[str, type[AllocationFailedError]] = {
 
 
 def failure(code: str | None, message: str, record: Allocation | None = None) -> AllocationFailedError:
-    """The error for a reason code."""
+    """The error for a reason `code`, with the record that has it."""
     kind = _BY_CODE.get(code or "", AllocationFailedError)
     return kind(message, code=code, record=record)

@@ -1,6 +1,6 @@
 """The infos of one resource for an operator: Flink's `Set<ExternalResourceInfo>`, but ordered by `local_index`.
 
-`local_index` is a device's ordinal once the allocation's environment variables are set.
+`local_index` is a device's number for programs that run with the allocation's environment variables.
 """
 
 from __future__ import annotations

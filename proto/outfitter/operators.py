@@ -1,4 +1,4 @@
-"""What one operator sees: its infos, its environment, and their changes.
+"""One operator's side of an allocation: its infos, its environment, and their changes.
 
 A whole context, one operator's view of it and the fake in `outfitter.testing` have the same methods.
 """
@@ -96,6 +96,7 @@ class Changes(Iterator[ExternalResourceInfos], AsyncIterator[ExternalResourceInf
     """See `OperatorContext.changes`. For one consumer, which may iterate again after an error."""
 
     def __init__(self, context: OperatorContext, name: str) -> None:
+        """`name`: the resource."""
         self._context = context
         self._name = name
         self._allocation_watch = context._allocation_watch()
@@ -142,6 +143,8 @@ class Changes(Iterator[ExternalResourceInfos], AsyncIterator[ExternalResourceInf
 
 
 class _Poll(NamedTuple):
+    """One look at the watch. `version`: wait for another one. `changed_infos` None: they are the same as before."""
+
     version: int
     changed_infos: ExternalResourceInfos | None = None
     over: bool = False

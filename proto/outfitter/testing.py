@@ -305,7 +305,7 @@ class FakeOutfitter:
                 why = f"the fake has no resource {name!r}; it has: {resources}"
                 return AllocationState.FAILED, ReasonCode.UNKNOWN_RESOURCE, why
             if amount > (have := len(self._devices[name])):
-                why = f"{amount} of {name!r} asked for, and the fake was given {have}"
+                why = f"{amount} of {name!r} asked for, and the fake has {have}"
                 return AllocationState.FAILED, ReasonCode.INFEASIBLE, why
         return AllocationState.ALLOCATED, None, None
 

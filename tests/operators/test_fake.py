@@ -48,7 +48,7 @@ def test_a_test_can_take_the_manager_away() -> None:
 
 
 def test_asking_for_more_than_the_test_has_listed_fails_at_once() -> None:
-    with pytest.raises(outfitter.AllocationFailedError, match="2 of 'gpu' asked for, and the fake was given 1"):
+    with pytest.raises(outfitter.AllocationFailedError, match="2 of 'gpu' asked for, and the fake has 1"):
         FakeOutfitter({"gpu": [{}]}).context({"gpu": 2}).__enter__()
 
 

@@ -162,5 +162,5 @@ def test_an_outage_is_a_line_when_it_begins_one_a_minute_and_one_when_it_is_over
         "h/w/1: a heartbeat fails and is tried again: nobody there",
         "h/w/1: a heartbeat still fails after 60 s: nobody there",
         "h/w/1: a heartbeat still fails after 120 s: nobody there",
-        "h/w/1: all is well again after 130 s",
+        "h/w/1: the bus works again after 130 s",
     ]

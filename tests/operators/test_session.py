@@ -211,7 +211,7 @@ def test_nobody_answering_is_found_out_within_five_seconds(url: str) -> None:
 
     anyio.run(make)
     assert MANAGER_PATIENCE < 5.0
-    with pytest.raises(outfitter.NoManagerError, match="it never had one here; other hosts served: none;"):
+    with pytest.raises(outfitter.NoManagerError, match="it never had a manager here; other hosts served: none;"):
         RuntimeContext({"gpu": 1}, bus=url, host=HOST).__enter__()
 
 

@@ -1,7 +1,7 @@
 """A context's background thread, which runs its session on an event loop of its own.
 
 So heartbeats continue while user code computes or blocks its own event loop. The thread ends with the context. It is
-a daemon: an allocation must not keep a worker alive that wants to exit.
+a daemon, because an allocation must not keep a worker from exiting.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ log = logging.getLogger("outfitter")
 
 
 WAIT_SLICE_S = 0.5
-"""Seconds of one wait of a thread."""
+"""Seconds of one piece of a wait; see `wait_for`."""
 
 
 def wait_for(ready: Future[None]) -> None:
@@ -63,7 +63,7 @@ class Backend(Protocol):
 
 
 class SessionThread:
-    """A `Backend` that runs a `WorkerSession` in a thread of its own."""
+    """A `Backend` that runs a `WorkerSession` in a thread of its own. See there for the arguments."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class SessionThread:
 
     def start(self) -> Future[None]:
         for future in (self._ready, self._done):
-            future.set_running_or_notify_cancel()  # so that cancelling a waiter does not cancel the future
+            future.set_running_or_notify_cancel()  # then cancelling a waiter does not cancel the future
         name = f"outfitter-{self._settings.registration.worker}"
         threading.Thread(target=self._main, name=name, daemon=True).start()
         return self._ready
@@ -103,8 +103,8 @@ class SessionThread:
         error: BaseException | None = None
         try:
             anyio.run(self._run)
-        except (OutfitterError, BusError) as verdict:
-            error = verdict.with_traceback(None)  # this thread's frames do not help the caller
+        except (OutfitterError, BusError) as answer:
+            error = answer.with_traceback(None)  # this thread's frames do not help the caller
         except BaseException as raised:  # noqa: BLE001  # handed to the thread that waits
             error = raised
         if not self._ready.done():

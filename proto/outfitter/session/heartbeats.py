@@ -34,20 +34,21 @@ log = logging.getLogger("outfitter")
 
 
 async def sleep(seconds: float, clock: Clock) -> None:
-    """Sleep for `seconds`. `clock` may also count the time for which the machine is suspended."""
+    """Sleep for `seconds`, by the event loop's clock or by `clock`, whichever is ahead. `clock` may count
+    suspensions."""
     woken, until = anyio.current_time() + seconds, clock() + seconds
     while (left := min(woken - anyio.current_time(), until - clock())) > 0:  # noqa: ASYNC110  (no event to wait for)
         await anyio.sleep(min(left, LONGEST_SLEEP))
 
 
 class LeaseKeeper(Struct, frozen=True):
-    """Keeps the lease of `allocation_watch` alive. `beat` publishes one heartbeat.
+    """Keeps the lease of `allocation_watch` alive. `beat` publishes one heartbeat. Failures go to `outage_log`.
 
     Once the lease is over, another worker may have the devices, and an acknowledged heartbeat proves nothing. Then the
     keeper calls `register_again` after each heartbeat, and the manager's answer renews the lease.
 
-    When the lease of a granted allocation gets at risk, the keeper calls `on_lease_at_risk` once, which must not
-    block. Without it, the keeper logs an error. A worker that still waits is not warned: it has no devices.
+    When the lease of a granted allocation comes to be at risk, the keeper calls `on_lease_at_risk` once. It must not
+    block. Without it, the keeper logs an error. The keeper does not warn a waiting worker, which has no devices.
     """
 
     allocation_watch: AllocationWatch
@@ -119,5 +120,5 @@ class LeaseKeeper(Struct, frozen=True):
             return
         try:
             self.on_lease_at_risk(error)
-        except Exception:  # user code: no error of it may stop the heartbeats
+        except Exception:  # an error of user code must not stop the heartbeats
             log.exception("on_lease_at_risk raised")

@@ -12,8 +12,8 @@ from outfitter_proto.names import Topics
 from outfitter_proto.partitioning import partition_of
 
 PARTITION_CHECK_S = 30.0
-"""Seconds between two checks of a silent session whether its host's partition has changed. The session also checks
-before each message, because no manager reads a message in the wrong partition."""
+"""Seconds between two checks whether the host's partition has changed, in a session that publishes nothing. It also
+checks before each message, because no manager reads a message in the wrong partition."""
 
 _FETCH_TIMEOUT = 5.0
 
@@ -42,7 +42,7 @@ class HostPartition:
 
     @property
     def position(self) -> int | None:
-        """The reader's; None: there is no reader."""
+        """The reader's position; None: there is no reader."""
         return self._reader.position if self._reader is not None else None
 
     @property
@@ -51,7 +51,7 @@ class HostPartition:
         return self._read_number != self.number
 
     def assign(self, partitions: int) -> None:
-        """Compute the partition for this number of partitions."""
+        """Compute the host's partition among this number of `partitions`."""
         self.count = partitions
         self.number = partition_of(self._host, partitions)
         writers = keys.host_writer(self._host), keys.partition_writer(self.number)
@@ -68,7 +68,7 @@ class HostPartition:
         return await self._bus.stable_end(self._topic, self.number)
 
     async def has_changed(self) -> bool:
-        """Compute the partition again. True: the number of partitions has changed."""
+        """Read the number of partitions and compute the partition again. Returns whether the number has changed."""
         shape = (await self._bus.shapes([self._topic])).get(self._topic)
         if shape is None or shape.partitions == self.count:
             self._checked_at = anyio.current_time()

@@ -19,20 +19,20 @@ from collections.abc import Callable
 from msgspec import Struct
 
 AT_RISK_AFTER = 2 / 3
-"""The share of a lease after which it is at risk: two heartbeats are missing, one can still come."""
+"""The share of a lease after which it is at risk: two heartbeats are missing, and one can still come."""
 
 HEARTBEATS_PER_LEASE = 3
 
 MOST_CLAIMS = 16
-"""How many registrations can be open, that is, without an answer. The oldest one drops out."""
+"""Most open registrations, that is, without an answer. The oldest one is dropped."""
 
 Clock = Callable[[], float]
 
 
 class _Claim(Struct):
-    """An open registration at `offset` of the input, sent from `sent_at` on.
+    """An open registration. `offset`: its place in the input. `sent_at`: when the worker began to send it.
 
-    If the allocation still stands when the manager reads it, the worker was alive until `alive_at`.
+    `alive_at`: the worker was alive until then, if the allocation still stands when the manager reads the registration.
     """
 
     sent_at: float
@@ -74,7 +74,8 @@ class Lease:
         self._seconds = seconds
 
     def acknowledge(self, sent_at: float) -> bool:
-        """Note an acknowledged heartbeat, sent from `sent_at` on. Returns whether it renews the lease."""
+        """Note an acknowledged heartbeat, which the worker began to send at `sent_at`. Returns whether it renews the
+        lease."""
         now, seconds = self.clock(), self._seconds
         for claim in self._claims:
             if seconds is not None and now < claim.alive_at + seconds:
@@ -91,7 +92,7 @@ class Lease:
         return changed
 
     def claim(self, sent_at: float, offset: int) -> None:
-        """Note an acknowledged registration, sent from `sent_at` on, at `offset` of the input."""
+        """Note an acknowledged registration at `offset` of the input, which the worker began to send at `sent_at`."""
         self._claims.append(_Claim(sent_at, offset, alive_at=sent_at))
 
     def withdraw_claims(self) -> None:
@@ -105,7 +106,7 @@ class Lease:
 
     @property
     def claimed_lately(self) -> bool:
-        """Whether a registration is open that is younger than a lease, so that its answer would renew the lease."""
+        """Whether an open registration is younger than a lease, so that its answer would renew the lease."""
         if not self._claims or self._seconds is None:
             return bool(self._claims)
         return self.clock() < self._claims[-1].sent_at + self._seconds

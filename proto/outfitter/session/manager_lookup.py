@@ -20,7 +20,10 @@ _SHOWN = 10
 
 
 class ManagerLookup:
-    """The hosts of a cluster and their managers, as recorded in the ledger."""
+    """The hosts of a cluster and their managers, as recorded in the ledger.
+
+    `host`: the worker's. `hosts`: the records read so far, by name. `complete`: all partitions were read.
+    """
 
     def __init__(self, bus: Bus, cluster: str, host: str) -> None:
         self.host = host
@@ -94,14 +97,14 @@ class ManagerLookup:
         if own_host is not None and own_host.manager.stopped_at is not None:
             yield f"its manager {own_host.manager.instance} was stopped {_ago(own_host.manager.stopped_at)}"
         elif self._last_seen is not None:
-            yield f"its manager last wrote {_ago(self._last_seen)} and has not said that it stopped"
+            yield f"its manager last wrote {_ago(self._last_seen)} and has not reported that it stopped"
         else:
-            yield "it never had one here"
+            yield "it never had a manager here"
         served = sorted(name for name, host in self.hosts.items() if host.manager.stopped_at is None)
         others = [name for name in served if name != self.host]
         more = f" and {len(others) - _SHOWN} more" if len(others) > _SHOWN else ""
         listed = ", ".join(others[:_SHOWN]) + more if others else "none"
-        yield f"other hosts served: {listed}" + ("" if self.complete else " (not all were looked at)")
+        yield f"other hosts served: {listed}" + ("" if self.complete else " (not all partitions were read)")
         yield (
             f"start one with `outfitter serve --host {self.host}`, or check host, bus {self._bus.url} "
             f"and cluster {self._cluster!r}"

@@ -16,7 +16,8 @@ log = logging.getLogger("outfitter")
 
 
 class WorkerOutageLog:
-    """An outage of the bus as worker `who` sees it: from the first failed activity until all activities work."""
+    """An outage of the bus, from the first failed activity of a worker until all its activities work. `who`: the
+    worker, for the log lines."""
 
     def __init__(self, who: str, clock: Clock) -> None:
         self._who = who
@@ -26,7 +27,7 @@ class WorkerOutageLog:
         self._logged_at = 0.0
 
     def met(self, activity: str, problem: object) -> None:
-        """`activity` has failed, perhaps again, because of `problem`."""
+        """Note that `activity` has failed, perhaps again, because of `problem`."""
         now = self._clock()
         if not self._failing:
             self._begun = self._logged_at = now
@@ -37,8 +38,8 @@ class WorkerOutageLog:
         self._failing.add(activity)
 
     def passed(self, activity: str) -> None:
-        """`activity` works."""
+        """Note that `activity` works."""
         if activity in self._failing:
             self._failing.remove(activity)
             if not self._failing:
-                log.warning("%s: all is well again after %.0f s", self._who, self._clock() - self._begun)
+                log.warning("%s: the bus works again after %.0f s", self._who, self._clock() - self._begun)

@@ -1,7 +1,7 @@
 """Reads a host's ledger records for a session, and applies those that concern its worker to the watch.
 
-Three kinds of records matter: the worker's own, its host's (who is the manager?) and, for a while, the manager's
-checkpoints (how far has it read?). The session decides what to publish; this class publishes nothing.
+Three kinds of records matter: the worker's own, its host's, which names the manager, and for a while the manager's
+checkpoints, which show how far it has read. The reader publishes nothing: the session does.
 """
 
 from __future__ import annotations
@@ -63,8 +63,9 @@ class RecordReader:
         self._catch_up_to: int | None = None  # the end of the ledger when the lease was found to be over
         self._registering = False
         self._reached = 0  # the input offset before which the manager has read everything
-        self._fetching_since = self._fetched_before = 0.0  # when the last fetch began, and the one before
-        self._watcher: ManagerIdentity | Checkpoint | None = None  # the newest record that says who watches the owner
+        self._fetching_since = self._fetched_before = 0.0  # the beginnings of the last fetch and of the one before it
+        # The newest record that shows whether the manager watches the owner.
+        self._watcher: ManagerIdentity | Checkpoint | None = None
         self._logged_left_out: set[str] = set()
 
     @property
@@ -73,7 +74,7 @@ class RecordReader:
         return self._watch.read().record
 
     def answer_new_manager(self) -> None:
-        """Note that the session has registered with the new manager, or need not."""
+        """Note that the session has registered again because of the new manager, or need not."""
         self.new_manager = False
 
     # --- reading ---------------------------------------------------------------------------------------

@@ -56,7 +56,7 @@ def resolve(
     """Combine arguments and environment.
 
     Raises:
-        InvalidNameError: not a valid name of a host, worker, operator or cluster.
+        InvalidNameError: the name of a host, worker, operator or cluster is not valid.
         InvalidRequestError: every manager would refuse the request; the message names the field.
     """
     environment = os.environ
@@ -80,7 +80,7 @@ def resolve(
         labels=dict(labels or {}),
     )
     for name, seconds in (("lease", lease), ("wait", wait)):
-        if isinstance(seconds, float) and not math.isfinite(seconds):  # in JSON it would be null, hence for ever
+        if isinstance(seconds, float) and not math.isfinite(seconds):  # in JSON it would be null, that is, for ever
             raise InvalidRequestError(f"{name} is {seconds}; write seconds, or None", code="invalid-request")
     try:
         codec.decode_registration(codec.encode(registration))

@@ -1,4 +1,4 @@
-"""What an allocation record means: its status in one of four words, and the infos of each operator.
+"""The meaning of an allocation record: its status in one of four words, and the infos of each operator.
 
 Pure functions of one record.
 """
@@ -22,7 +22,7 @@ from outfitter_proto.records import Allocation, AllocationState, ReasonCode
 
 
 class AllocationStatus(enum.Enum):
-    """Waiting, yours, over, failed."""
+    """The meaning of a record for its worker: it waits, may use the devices, may no longer use them, or gets none."""
 
     WAITING = "waiting"
     YOURS = "yours"
@@ -31,7 +31,7 @@ class AllocationStatus(enum.Enum):
 
 
 def status_of(record: Allocation) -> AllocationStatus:
-    """What a record means for its worker. A state of a later version counts as waiting: neither usable nor final.
+    """The meaning of a record for its worker. A state of a later version counts as waiting: neither usable nor final.
 
     A grant superseded by a newer incarnation is over for its worker. No heartbeat renews it, and the manager holds its
     devices only until this worker is known to be dead.
@@ -80,10 +80,11 @@ def infos(record: Allocation, name: str, operator: str | None) -> ExternalResour
     """The infos of resource `name` for `operator`.
 
     If the registration names operators, each of them sees its own devices, and all others (None too) see the rest.
-    Otherwise every operator sees all devices. Shared resources are not divided: each operator of one sees all of it.
+    Otherwise every operator sees all devices. Shared resources are not divided: each of their operators sees all
+    devices.
 
     Raises:
-        UnknownResourceError: the operator has no such resource; the message lists those that it has.
+        UnknownResourceError: the operator does not have this resource; the message lists its resources.
         NoDriverError, ResourceDisabledError, AllocationFailedError: granted without infos, with the reason.
     """
     names = resource_names(record, operator)
@@ -133,7 +134,7 @@ def _recorded_environment(record: Allocation, operator: str | None) -> dict[str,
 
 
 def left_out(record: Allocation) -> dict[str, str]:
-    """The variables, of the worker and all operators, that no record may set, each with the reason."""
+    """The record's variables, of the worker and all operators, that no record may set, each with the reason."""
     shares = (*record.operators.values(), *(record.common or {}).values())
     reasons: dict[str, str] = {}
     for env in (record.env, *(share.env for share in shares)):

@@ -1,6 +1,6 @@
 """The newest state of one allocation: the background thread writes it, user code reads it in any thread or event loop.
 
-It is a level, not a queue: a reader may miss intermediate states, but never the last one.
+A reader may miss intermediate states, but never the last one.
 """
 
 from __future__ import annotations

@@ -40,13 +40,14 @@ from outfitter_proto.records import Allocation, Deregister, Heartbeat, Register,
 from outfitter_proto.support.backoff import Backoff
 
 MANAGER_PATIENCE = 4.0
-"""Seconds without an answer to the acknowledged registration after which there is no manager."""
+"""Seconds without an answer to the acknowledged registration after which the session concludes that no manager is
+there."""
 
 LOOKUP_WITHIN = 1.5
 """The last seconds of `MANAGER_PATIENCE`, in which the session looks up the managers of other hosts."""
 
 DEREGISTER_WITHIN = 3.0
-"""Seconds that deregistering may take. If it fails, the lease or the owner's death ends the allocation."""
+"""Time limit of deregistering in seconds. If it fails, the lease or the owner's death ends the allocation."""
 
 VERDICT_GRACE = 10.0
 """Seconds after `wait_s` for which the session still waits for the manager's own verdict."""
@@ -63,6 +64,8 @@ class WorkerSession:
     Args:
         bus: started; the session does not close it.
         registration: the request; its host, worker and incarnation identify the session.
+        cluster: the manager's cluster.
+        allocation_watch: gets the records; by default a new one.
         attach: follow an allocation that another process registered and keeps alive. Publish nothing.
         manager_patience: seconds without an answer after which `wait` raises `NoManagerError`; None: never.
         on_lease_at_risk: called once each time the lease of granted devices gets at risk, instead of a log line. It
