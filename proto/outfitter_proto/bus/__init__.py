@@ -39,9 +39,9 @@ DEFAULT_BUS = "sqlite:////var/lib/outfitter/bus.db"
 def connect(url: str | None = None, login: Mapping[str, str] | None = None, *, create: bool = True) -> Bus:
     """The bus at `url`, else at `OUTFITTER_BUS`, else `DEFAULT_BUS`. Connects to nothing yet.
 
-    `kafka://host:9092,host2:9092` or `sqlite:///absolute/path/bus.db` (three slashes, then the path). `login` has the
-    settings for logging in to Kafka's brokers, by the names of `kafka.login.SETTINGS`; the environment has the rest.
-    `create` False: do not create a missing embedded bus; starting then raises an error.
+    `kafka://host:9092[,host2:9092]` or `sqlite:///path/to/bus.db` (three slashes, then the absolute path). `login` has
+    the settings for logging in to Kafka's brokers, by the names of `kafka.login.SETTINGS`; the environment has the
+    rest. `create` False: do not create a missing embedded bus; starting then raises an error.
 
     Raises:
         BusConfigurationError: no known bus has this URL, or the settings for logging in are invalid.

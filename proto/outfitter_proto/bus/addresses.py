@@ -31,8 +31,8 @@ def brokers(url: str) -> tuple[Node, ...]:
     """Parse `kafka://host[:port][,host[:port]…]`, with IPv6 addresses in brackets.
 
     Raises:
-        ValueError: no broker, or an invalid one. The message has the wrong part and the valid form. It repeats nothing
-            of a URL with a user name, a password or parameters.
+        ValueError: the URL has no broker, or an invalid one. The message has the wrong part and the valid form, but no
+            part of a URL with a user name, a password or parameters.
     """
     if "@" in url or "?" in url:
         raise ValueError(
@@ -53,7 +53,7 @@ def listener(text: str) -> Node:
     """Parse `host:port` to listen on, with IPv6 addresses in brackets. Port 0 is any free one.
 
     Raises:
-        ValueError: it is no such address. The message has the wrong part and the valid form.
+        ValueError: any other text. The message has the wrong part and the valid form.
     """
     try:
         return _node(text.strip(), default_port=None, least_port=0)
@@ -88,7 +88,7 @@ def _names_a_host(host: str) -> bool:
 
             IPv4Address(host)
         elif not host.isascii():
-            host.encode("idna")  # as the resolver does, which would raise the same
+            host.encode("idna")  # the resolver does the same, and would raise the same error
     except ValueError:
         return False
     return True

@@ -1,4 +1,4 @@
-"""The bus port: what managers and workers need of a message bus.
+"""The bus port: the operations of a message bus that managers and workers need.
 
 Two adapters implement it, `kafka` and `embedded`; one contract suite (tests/bus) runs against both. The words are
 Kafka's: topics have partitions, and partitions have records at growing offsets, with holes. A compacted topic keeps at
@@ -33,7 +33,7 @@ class CommitUnknownError(BusError):
 
 
 class OffsetOutOfRangeError(BusError):
-    """The requested offset does not exist any more, or not yet. The partition has `start` to `end`."""
+    """The requested offset does not exist any more, or not yet. The partition has `start` to `end` (exclusive)."""
 
     def __init__(self, message: str, *, start: int, end: int) -> None:
         super().__init__(message)
@@ -62,7 +62,7 @@ class BusAccessError(BusConfigurationError):
 
 
 class BusAuthenticationError(BusAccessError):
-    """The bus or we failed to authenticate: certificates, passwords, tokens."""
+    """The bus or this process failed to authenticate: certificates, passwords, tokens."""
 
 
 class BusAuthorizationError(BusAccessError):
@@ -78,7 +78,10 @@ class MemberReplacedError(BusError):
 
 
 class Entry(Struct, frozen=True, gc=False):
-    """A record to write. A struct, because there are many: it is six times as fast to create as a named tuple."""
+    """A record to write. A struct, because it is six times as fast to create as a named tuple, and there are many.
+
+    `key` None: no key. `value` None: a tombstone.
+    """
 
     key: bytes | None
     value: bytes | None
@@ -87,8 +90,8 @@ class Entry(Struct, frozen=True, gc=False):
 class Message(Struct, frozen=True, gc=False):
     """A record that was read. `timestamp_ms`: milliseconds since the epoch, set by the bus or the sender.
 
-    If `unreadable` has a reason, the message stands for a batch from offset `first` on that cannot be decoded. Its
-    value is the batch's bytes, and it has no key.
+    If `unreadable` has a reason, the message stands for a batch that cannot be decoded. The batch begins at offset
+    `first`. The message's value is the batch's bytes, and it has no key.
     """
 
     topic: str
@@ -102,7 +105,11 @@ class Message(Struct, frozen=True, gc=False):
 
 
 class TopicInfo(NamedTuple):
-    """The bus's description of a topic. `config` has the settings that differ or matter, by Kafka's names."""
+    """The bus's description of a topic.
+
+    `id`: distinguishes it from a topic of the same name that was deleted. `partitions`: their number. `replication`:
+    the number of copies of each partition. `config`: the settings that differ or matter, by Kafka's names.
+    """
 
     name: str
     id: str
@@ -119,7 +126,8 @@ class TopicShape(NamedTuple):
 
 
 class TopicSpec(NamedTuple):
-    """A topic to create. `replication` None: the bus's default."""
+    """A topic to create. `partitions`: their number. `config`: settings by Kafka's names. `replication` None: the bus's
+    default."""
 
     name: str
     partitions: int
@@ -130,7 +138,7 @@ class TopicSpec(NamedTuple):
 class Right(NamedTuple):
     """An access right, by Kafka's names: `Right("Read", "topic", "outfitter.allocations")`.
 
-    `kind` is topic, transactional-id, group or cluster.
+    `kind`: topic, transactional-id, group or cluster. `name`: the object's, empty for the cluster.
     """
 
     operation: str
@@ -139,7 +147,7 @@ class Right(NamedTuple):
 
 
 class Closable(ABC):
-    """What `async with` closes at its end."""
+    """An object that `async with` closes at its end."""
 
     @abstractmethod
     async def aclose(self) -> None:
@@ -181,9 +189,10 @@ class Reader(Closable):
 
 
 class Writer(Closable):
-    """The holder of a writer identity, until another writer opens it. Commits go to one partition number."""
+    """The holder of a writer identity, until another writer opens it."""
 
     partition: int
+    """The number of the partition, of every topic, to which commits go."""
 
     @abstractmethod
     async def commit(self, batches: Sequence[tuple[str, Sequence[Entry]]]) -> None:
@@ -292,7 +301,11 @@ class Bus(Closable):
 
     @abstractmethod
     async def topic(self, name: str) -> TopicInfo:
-        """Describe a topic. Raises `UnknownTopicError`."""
+        """Describe a topic.
+
+        Raises:
+            UnknownTopicError: the topic does not exist.
+        """
 
     async def shapes(self, names: Collection[str]) -> dict[str, TopicShape]:
         """The current shapes of these topics, without those that do not exist or that we have no right to describe.
@@ -322,7 +335,7 @@ class Bus(Closable):
         """Add empty partitions to a topic until it has `partitions`. Its users learn of it from `shapes`.
 
         Raises:
-            UnknownTopicError.
+            UnknownTopicError: the topic does not exist.
             BusConfigurationError: it has more already, and partitions cannot be removed.
         """
         raise BusConfigurationError(f"{self.url}: topic {topic!r} cannot be given {partitions} partitions")
@@ -332,7 +345,8 @@ class Bus(Closable):
         """Write one record outside any transaction; return its offset once it is acknowledged.
 
         Raises:
-            TooLargeError, UnknownTopicError.
+            TooLargeError: the record is larger than the topic allows.
+            UnknownTopicError: the topic or the partition does not exist.
             BusUnavailableError: it is unknown whether the record was written.
         """
 
@@ -351,24 +365,24 @@ class Bus(Closable):
     async def open_writer(self, identity: str, partition: int, *, topics: Collection[str] = ()) -> Writer:
         """Take a writer identity (Kafka: a transactional id) and fence its holder.
 
-        On return every transaction of an earlier holder is decided: committed or aborted for good. `topics` are those
-        to which holders of this identity write. A decision may not have reached all partitions of a transaction yet.
-        The adapter completes it in this partition of `topics`, and nowhere else (see `kafka.producer`).
+        On return every transaction of an earlier holder is decided: committed or aborted for good. `topics`: those to
+        which holders of this identity write. A decision may not have reached all partitions of a transaction yet. The
+        adapter completes it in this partition of `topics`, and nowhere else (see `kafka.producer`).
         """
 
     @abstractmethod
     async def tenure(self, identity: str) -> str | None:
-        """`Writer.tenure` of a writer identity's current holder; None if the bus does not know it. If it equals one's
-        own, nobody has taken the identity since. Changes nothing.
+        """`Writer.tenure` of a writer identity's current holder; None if the bus does not know it. If it equals the
+        caller's own, nobody has taken the identity since. Changes nothing.
 
         Raises:
             BusUnavailableError: the bus did not answer.
         """
 
     async def has_committed(self, identity: str) -> bool:  # noqa: ARG002
-        """Whether the last transaction of a writer identity is known as committed. If it is, every partition shows it:
-        the call waits until the commit is complete. False proves nothing, because the bus forgets in time, or never
-        knew. Changes nothing.
+        """Whether the bus knows that the last transaction of a writer identity was committed. If so, the call waits
+        until every partition shows it. False proves nothing, because the bus forgets in time, or never knew. Changes
+        nothing.
 
         Raises:
             BusUnavailableError: the bus did not answer, or the commit is not complete in time.
@@ -391,7 +405,8 @@ class Bus(Closable):
                 within this time.
 
         Raises:
-            UnknownTopicError, BusUnavailableError.
+            UnknownTopicError: the topic does not exist.
+            BusUnavailableError: the bus did not answer.
         """
 
     @abstractmethod
@@ -401,11 +416,13 @@ class Bus(Closable):
         A committed reader whose `position` has reached that offset has seen all that was committed before this call.
 
         `taking`: the writer identity that the caller is about to take, which ends the open transaction of its holder.
-        If only that one is open, the call does not wait and returns the offset before it. After taking the identity,
-        the caller must read what others committed behind that offset.
+        If no other transaction is open, the call does not wait and returns the offset before that transaction. After
+        taking the identity, the caller must read the records that others committed behind that offset.
 
         Raises:
-            BusUnavailableError: a transaction stays open for longer than any of ours can; the message names its writer.
+            BusUnavailableError: a transaction stays open for longer than a transaction of ours can; the message names
+            its
+                writer.
         """
 
     async def missing_rights(self, rights: Sequence[Right]) -> list[str]:  # noqa: ARG002

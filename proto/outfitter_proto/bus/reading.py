@@ -1,4 +1,4 @@
-"""Reads a partition, even if the start of its log moves past the reader meanwhile."""
+"""Reads a partition, even if retention or compaction moves its start past the reader meanwhile."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ async def fetch_what_is_left(reader: Reader, *, max_records: int = AT_ONCE, time
 
 
 async def read_to(reader: Reader, end: int, *, max_records: int = AT_ONCE) -> AsyncIterator[list[Message]]:
-    """Yield the messages from the reader's position to `end`, one list a fetch; see `fetch_what_is_left`. The last list
-    may have some from behind the end.
+    """Yield the messages from the reader's position to the offset `end`, one list a fetch (see `fetch_what_is_left`).
+    The last list may have messages from behind `end`.
 
     Raises:
         BusError: the partition cannot be read.

@@ -23,7 +23,7 @@ from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitio
 
 from outfitter_proto.bus import Entry, TopicSpec, connect
 from outfitter_proto.bus.kafka.connecting import connection as connection_module
-from outfitter_proto.bus.kafka.connecting.log_throttle import EVERY, LOGGERS, OncePerInterval
+from outfitter_proto.bus.kafka.connecting.log_throttle import INTERVAL_S, LOGGERS, OncePerInterval
 from outfitter_proto.bus.kafka.coordination import Coordination
 from outfitter_proto.bus.kafka.writing import producer as producer_module
 from support.kafka.broker import KafkaBroker
@@ -231,5 +231,5 @@ def test_repeated_log_lines_of_one_kind_pass_once_an_interval(monkeypatch: pytes
     assert passes("no connection to %s", 1)
     assert not passes("no connection to %s", 2)
     assert passes("another %s", 2)
-    now[0] += EVERY
+    now[0] += INTERVAL_S
     assert passes("no connection to %s", 3)

@@ -1,13 +1,13 @@
 """The embedded bus: Kafka's semantics for the processes of one machine, in one SQLite file and without a broker.
 
-It is for one machine and for tests. It is no broker for a network: it trusts every user that may write the file, and
-there are no rights per topic. Its modules, from the outside in:
+It is for one machine and for tests, not for a network: it trusts every user that may write the file, and has no rights
+per topic. Its modules, from the outside in:
 
 - `adapter`: `EmbeddedBus`, the port; `reader` and `writer`: the port's cursor and fenced writer
 - `membership`, `groups`: groups that divide a topic's partitions among processes, and their tables
 - `log`: the tables and every statement on them, as plain functions over a connection
 - `housekeeping`: retention and compaction, which a manager calls regularly
-- `database`: one connection in one thread, transactions, the port's errors for SQLite's
+- `database`: one connection in one thread, transactions, and the bus error for each error of SQLite
 - `thread`, `lock`, `notify`: the thread itself, the queue of writers, the wake-up of readers after a commit
 - `location`: where the file is and whether it may be there
 """

@@ -1,5 +1,5 @@
-"""`EmbeddedBus`: the port on the embedded bus. All readers share a second connection, so that they never wait in the
-queue of writers."""
+"""`EmbeddedBus`: the port on the embedded bus. All readers share a second connection, so that they never wait for
+writers."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class EmbeddedBus(Bus):
         return await self._open.reading.read(partial(log.bounds, topic=stored, partition=partition))
 
     async def open_reader(self, topic: str, partition: int, *, start: int | None, committed: bool) -> Reader:
-        # `committed` makes no difference: all records in the file are committed.
+        # All records in the file are committed, so `committed` makes no difference.
         del committed
         parts = self._open
         stored = await self._find(topic, partition)
@@ -126,7 +126,7 @@ class EmbeddedBus(Bus):
         return reader
 
     async def open_writer(self, identity: str, partition: int, *, topics: Collection[str] = ()) -> Writer:
-        del topics  # a decision reaches all topics at once
+        del topics  # a commit reaches all topics at once
         parts = self._open
         epoch = await parts.writing.commit(partial(log.take_identity, identity=identity))
         return EmbeddedWriter(
@@ -150,7 +150,7 @@ class EmbeddedBus(Bus):
         return membership
 
     async def stable_end(self, topic: str, partition: int, *, taking: str | None = None) -> int:  # noqa: ARG002
-        """Every record in the file is committed, so there is nothing to wait for."""
+        """See `Bus.stable_end`. Every record in the file is committed, so the call does not wait."""
         _, end = await self.offsets(topic, partition)
         return end
 

@@ -1,12 +1,12 @@
-"""Retention and compaction of an embedded bus, and the cutting of its write-ahead log.
+"""Retention and compaction of an embedded bus, and the truncation of its write-ahead log.
 
-A manager calls it regularly, as brokers do their own. Concurrent calls are harmless but repeat work. Searching takes
-snapshots and no lock. Removing takes the lock for a thousand records at a time, so that commits continue in between.
-After a crash at any point the log is valid for readers, and the next call continues.
+A manager calls it regularly, as Kafka's brokers run their own. Concurrent calls are harmless but repeat work. Searching
+takes snapshots and no lock. Removing takes the lock for a thousand records at a time, so that commits continue in
+between. After a crash at any point the log is valid for readers, and the next call continues.
 
 The rules are Kafka's ("Log Compaction" in its design documentation). The last record of every key stays, and offsets
-never change. A tombstone stays for `delete.retention.ms` *after the older records of its key are gone*, so that a
-reader of one of those also sees the tombstone. Free pages are used again; the file does not shrink.
+never change. A tombstone stays for `delete.retention.ms` *after the older records of its key are gone*. So a reader
+that has seen one of these also sees the tombstone. SQLite uses free pages again; the file does not shrink.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class _RecordHeader(NamedTuple):
 
 
 class Housekeeping:
-    """One round over every partition. `now_ms` is the wall time that retention is judged by."""
+    """One round over every partition. `now_ms`: the current wall time, for retention."""
 
     def __init__(self, reading: Database, writing: Database, *, now_ms: int) -> None:
         self._reading = reading
@@ -92,7 +92,7 @@ class Housekeeping:
             return
         start = await self._first_kept(part, self._now_ms - retention)
         if start > part.start:
-            # Move the start first: readers must get an offset out of range, not a silent hole.
+            # Move the start first. Readers must get an offset out of range, not a silent hole.
             await self._writing.commit(partial(_move_start, part=part, start=start))
         while await self._writing.commit(partial(_remove_before, part=part, start=start)):
             pass

@@ -6,7 +6,7 @@ records assigns their offsets. So offsets have no gaps at first, and every recor
 
 A program that may write the file can put any type into any column, even by mistake, such as a string for a key. The
 tables of older files do not refuse it. So each statement that reads casts to its type. A wrong value in a record
-damages only that record; a wrong row of a topic or partition is an error.
+damages only that record. A wrong row of a topic or partition is an error.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class StoredTopic(NamedTuple):
     def check_partition(self, partition: int) -> None:
         if not 0 <= partition < self.partitions:
             raise UnknownTopicError(
-                f"topic {self.name!r} has no partition {partition}, but {self.partitions}, counted from 0"
+                f"topic {self.name!r} has the partitions 0 to {self.partitions - 1}, not {partition}"
             )
 
 
@@ -154,7 +154,7 @@ def set_up(connection: sqlite3.Connection) -> None:
 
 
 def check_spec(spec: TopicSpec) -> None:
-    """Refuse a topic with invalid settings. Settings without effect here are kept unchanged.
+    """Refuse a topic with invalid settings. Settings without effect on an embedded bus are kept unchanged.
 
     Raises:
         BusConfigurationError: the message has the topic, the setting and the valid values.
@@ -225,7 +225,7 @@ def add_partitions(connection: sqlite3.Connection, name: str, partitions: int) -
     """
     topic = find_topic(connection, name)
     if topic is None:
-        raise UnknownTopicError(f"there is no topic {name!r}")
+        raise UnknownTopicError(f"the topic {name!r} does not exist")
     if topic.partitions > partitions:
         raise BusConfigurationError(
             f"topic {name!r} has {topic.partitions} partitions and cannot shrink to {partitions}"
@@ -295,7 +295,7 @@ def fetch(connection: sqlite3.Connection, topic: StoredTopic, partition: int, po
     start, end = bounds(connection, topic, partition)
     if not start <= position <= end:
         raise OffsetOutOfRangeError(
-            f"offset {position} of {topic.name!r} partition {partition} is not there: {start} to {end} are",
+            f"{topic.name!r} partition {partition} has the offsets {start} to {end}, not {position}",
             start=start,
             end=end,
         )
@@ -334,7 +334,7 @@ def take_identity(connection: sqlite3.Connection, identity: str) -> int:
 
 
 def check_epoch(connection: sqlite3.Connection, identity: str, ours: int) -> None:
-    """Raises FencedError if another writer has taken the identity since."""
+    """Raises FencedError if another writer has taken the identity since we got the epoch `ours`."""
     current = epoch(connection, identity)
     if current != ours:
         raise FencedError(

@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 
 class EmbeddedMembership(OwnedMembership):
-    """See `Membership`."""
+    """See `Membership`. `replica`: the member's name, if it has one. `heartbeat_interval` is in seconds."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""`KafkaBus`: the port on Kafka, composed of the other modules."""
+"""`KafkaBus`: the port on Kafka, made of the other modules."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ _STABLE_POLL_S = 0.005, 0.1
 
 
 class KafkaBus(Bus):
-    """See `Bus`. `url` is `kafka://host:9092[,host2:9092…]`. Log-in settings come from `login` and the environment, as
-    in the module `login`."""
+    """See `Bus`. `url` is `kafka://host:9092[,host2:9092…]`. Log-in settings come from `login` and the environment (see
+    the module `login`). `transaction_timeout` is in seconds."""
 
     def __init__(
         self, url: str, *, login: Mapping[str, str] | None = None, transaction_timeout: float = TRANSACTION_TIMEOUT
@@ -120,14 +120,14 @@ class KafkaBus(Bus):
         return {topic.name: TopicShape(topic.id, len(topic.leaders)) for topic in await self._cluster.topics(names)}
 
     async def brokers(self) -> int:
-        """The number of brokers in the metadata, which are those alive."""
+        """The number of brokers in the metadata, which lists living brokers only."""
         return len((await self._cluster.send(None, MetadataRequest([]))).brokers)
 
     async def create_topics(self, specs: Sequence[TopicSpec]) -> list[str]:
         """Create the missing topics, and wait until each has leaders.
 
-        It may take seconds. Without an answer the request is sent again for a while, which does no harm. A topic that
-        exists after an attempt without an answer counts as created.
+        It may take seconds. Without an answer the bus sends the request again for a while, which does no harm. A topic
+        that exists after an attempt without an answer counts as created.
         """
         missing = [spec for spec in specs if not await self._exists(spec.name)]
         if not missing:
@@ -148,7 +148,8 @@ class KafkaBus(Bus):
         return created
 
     async def add_partitions(self, topic: str, partitions: int) -> None:
-        """See `Bus.add_partitions`. Without an answer the request is sent again for a while, as for new topics."""
+        """See `Bus.add_partitions`. Without an answer the bus sends the request again for a while, as for new
+        topics."""
         request = CreatePartitionsRequest([(topic, (partitions, None))], int(REQUEST_TIMEOUT * 1000), False)
         while (current := len((await self._cluster.topic(topic, fresh=True)).leaders)) != partitions:
             if current > partitions:
@@ -184,11 +185,11 @@ class KafkaBus(Bus):
         return KafkaReader(Cluster(self._connector), topic, partition, start, committed=committed, allowance=allowance)
 
     async def open_writer(self, identity: str, partition: int, *, topics: Collection[str] = ()) -> Writer:
-        """Start a transactional producer. The broker fences the last one and decides its transaction, and
-        `TransactionalProducer.finish` completes that decision.
+        """Start a transactional producer. The broker fences the last one and decides its transaction.
+        `TransactionalProducer.finish` then completes that decision.
 
         Raises:
-            BusUnavailableError: not taken within `TAKE_WITHIN`; try again after a pause.
+            BusUnavailableError: the identity was not taken within `TAKE_WITHIN`; try again after a pause.
             BusConfigurationError: a right is missing, or Python runs without assertions.
         """
         if not __debug__:
@@ -250,7 +251,7 @@ class KafkaBus(Bus):
         raise BusUnavailableError(f"{self.url}: the commit of {identity!r} is not complete after {DECIDED_WITHIN:g} s")
 
     def _remember(self, identity: str, last: Last | None) -> None:
-        """Remember the result of a last transaction that is not finished, because its coordinator forgets it."""
+        """Remember a last transaction that is not finished, because its coordinator forgets the result."""
         if last is None:
             self._last.pop(identity, None)
         else:

@@ -3,8 +3,8 @@
 `GroupCoordinator` joins, follows rebalances and sends heartbeats. It needs no fetcher, so nobody must poll a consumer.
 Our subclass differs from aiokafka's:
 
-- It never gives up. It handles the errors that aiokafka leaves to the next poll.
-- It reports an expulsion and drops its partitions, so that it does not claim them back from the new owners.
+- It never gives up. It handles the errors that aiokafka reports only to the next poll.
+- It reports an expulsion and drops its partitions, so that it does not claim them back from their new owners.
 - A static member that the broker does not know any more asks once more under its old id, before it joins as a new one.
   If another member has the same name by then, the broker answers FENCED_INSTANCE_ID (KIP-345). aiokafka itself would
   join under a new id and replace the other member, which would do the same, for ever.
@@ -168,12 +168,12 @@ class Coordination(GroupCoordinator):  # type: ignore[misc]  # aiokafka has no t
         self.request_rejoin()  # also the only way to restart failed heartbeats
 
     async def _coordination_routine(self) -> None:
-        """As aiokafka's, but restarted if it ends unexpectedly, which would go unnoticed."""
+        """As aiokafka's, but restarted if it ends unexpectedly, which nobody would notice."""
         while not self._closing.done():
             try:
                 await super()._coordination_routine()
             except (kafka_errors.KafkaError, asyncio.CancelledError) as error:
-                # It mistakes the end of a heartbeat task that it has cancelled for its own (as consumer.stop() does).
+                # It takes the end of a heartbeat task that it has cancelled for its own end (as consumer.stop() does).
                 task = asyncio.current_task()
                 if self._closing.done() or (task is not None and task.cancelling()):
                     raise

@@ -1,7 +1,7 @@
-"""One SQLite connection in its own thread: snapshots, transactions, and the port's errors for SQLite's.
+"""One SQLite connection in its own thread: snapshots, transactions, and the bus error for each error of SQLite.
 
-A whole commit is one job of the thread. So a cancelled task cannot stop in the middle of a transaction, and there is
-one thread switch instead of one a statement. Topics are in `log`.
+A whole commit is one job of the thread. So a cancelled task cannot stop in the middle of a transaction, and a commit
+costs one thread switch instead of one for each statement. Topics are in `log`.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ JOURNAL_SIZE_LIMIT: Final = 16 * 1024 * 1024
 """Size to which a checkpoint cuts the write-ahead log, in bytes, after an old snapshot has made it grow."""
 
 _REMEDIES: Final = {
-    "SQLITE_FULL": "the disk is full: make room, nothing else is needed",
+    "SQLITE_FULL": "the disk is full: make room, and nothing else is needed",
     "SQLITE_READONLY": "it is read-only: it must be writable for this user, and so must its directory",
     "SQLITE_BUSY": "another program holds it locked without going through the bus (a `sqlite3` shell?)",
     "SQLITE_LOCKED": "another program holds it locked without going through the bus (a `sqlite3` shell?)",
-    "SQLITE_CANTOPEN": "it cannot be opened: it and its directory must be there and writable for this user",
+    "SQLITE_CANTOPEN": "it cannot be opened: it and its directory must exist and be writable for this user",
     "SQLITE_IOERR": "the disk answers with errors: see the machine's own log",
     "SQLITE_CORRUPT": "it is damaged: stop every process on it, put it aside, start anew or from a copy",
     "SQLITE_NOTADB": "it is no SQLite database: name the bus's own file",
 }
 _OPENS_FILES: Final = frozenset({"SQLITE_CANTOPEN", "SQLITE_IOERR"})
-"""What SQLite says if it may open no more files. It does not say why."""
+"""SQLite's errors if it may open no more files. They do not have the reason."""
 _FILES: Final = 4
 """Files that SQLite may open for one statement: the database, its write-ahead log and index, the directory."""
 _PERMANENT: Final = frozenset({"SQLITE_CORRUPT", "SQLITE_NOTADB"})
@@ -115,7 +115,7 @@ class Database:
             with anyio.CancelScope(shield=True):
                 await self._thread.run(self._disconnect, turn=self._lock, after=lambda _: None)
         except (TurnTimeoutError, EndTimeoutError, BusError):
-            pass  # the thread closes it at its turn; commits are safe
+            pass  # the thread closes it when it gets the lock; commits are safe
         finally:
             self._thread.stop()
 
@@ -151,7 +151,8 @@ class Database:
     # --- the thread's side -----------------------------------------------------------------------------
 
     def _check_existing(self, check: Job[object]) -> None:
-        """Check without the lock, which is a file itself. Keep a bus's connection open: closing it may checkpoint."""
+        """Check an existing file without the lock, which is itself a file. Keep the connection open if it is a bus,
+        because closing it may checkpoint."""
         self._identity = self._location.identity()
         if self._identity is None:
             if not self._create:
@@ -208,7 +209,8 @@ class Database:
             connection.close()
 
     def _end(self) -> None:
-        """Close the connection of an abandoned open, at its turn, because closing may checkpoint. No caller waits."""
+        """Close the connection of an abandoned `open` under the lock, because closing may checkpoint. No caller
+        waits."""
         with suppress(BusError):
             if self._connection is not None:
                 with self._lock:
@@ -216,7 +218,7 @@ class Database:
         self._lock.close()
 
     def _checked(self) -> sqlite3.Connection:
-        """The connection; raises if its file is no longer at the path, because nobody would see the commits."""
+        """The connection. Raises if its file is no longer at the path, because then nobody would see the commits."""
         if self._connection is None:
             raise BusUnavailableError(f"{self._location.path} is not open")
         if self._location.identity() != self._identity:

@@ -1,12 +1,12 @@
-"""Where an embedded bus lives: its URL, the files beside it, and the places it refuses.
+"""The location of an embedded bus: its URL, the files beside it, and the directories that it refuses.
 
-Beside `bus.db` are SQLite's own `bus.db-wal` and `bus.db-shm`, `bus.lock` (the queue of writers) and `bus.wake/` (a
-socket for each waiting reader). The bus trusts every user that can write the file, so this module restricts those. It
+Beside `bus.db` are SQLite's own `bus.db-wal` and `bus.db-shm`, `bus.lock` (the writers' lock) and `bus.wake/` (a socket
+for each waiting reader). The bus trusts every user that can write the file, so this module restricts these users. It
 creates the files for their owner and group (mode 0660, 2770 for directories). It refuses directories in which *others*
 could place a file:
 
-- every directory that all users may write, also sticky ones as /tmp: SQLite uses any write-ahead log or journal beside
-  its file, and creates and removes them at any time, so a check beforehand would not help
+- every directory that all users may write, also a sticky one as /tmp. SQLite uses any write-ahead log or journal beside
+  its file. It creates and removes them at any time, so a check beforehand would not help.
 - another user's directory that is not shared with its group
 
 This module never opens an existing file: closing a second descriptor of a database drops all SQLite locks of the
@@ -74,7 +74,7 @@ class FileIdentity(NamedTuple):
 
 
 class Location(NamedTuple):
-    """A bus's path and options, from its URL."""
+    """A bus's path and options, from its URL. `synchronous`: one of `SYNCHRONOUS`."""
 
     path: Path
     synchronous: str
@@ -130,7 +130,7 @@ class Location(NamedTuple):
         except FileExistsError:
             return
         except OSError as error:
-            raise_for(error, f"{self.path} cannot be made", self.path)
+            raise_for(error, f"{self.path} cannot be created", self.path)
         os.fchmod(descriptor, FILE_MODE)  # independent of the umask; SQLite gives -wal and -shm this mode too
         os.close(descriptor)
 
@@ -144,7 +144,7 @@ class Location(NamedTuple):
             except FileNotFoundError:
                 continue
             except OSError as error:
-                raise_for(error, f"{path} cannot be looked at", path)
+                raise_for(error, f"{path} cannot be examined", path)
 
     def check_file(self, path: Path, status: os.stat_result) -> None:
         """Refuse anything but a regular file without other names."""
@@ -162,7 +162,7 @@ class Location(NamedTuple):
         directory = self.path.parent.stat()
         if status.st_uid not in (0, os.geteuid(), directory.st_uid) and not directory.st_mode & stat.S_IWGRP:
             raise BusConfigurationError(
-                f"{path} belongs to user {status.st_uid}, with whom {self.path.parent} is not shared: `chown` it, "
+                f"{path} belongs to user {status.st_uid}, who does not share {self.path.parent}: `chown` it, "
                 f"or {_ELSEWHERE}"
             )
 
@@ -191,7 +191,7 @@ def parse(url: str) -> Location:
         raise BusConfigurationError(f"{url!r} names no absolute path: {valid}")
     path = Path(os.path.normpath("/" + unquote(rest).lstrip("/")))
     if path.name == "" or path.suffix in (".lock", ".wake"):
-        raise BusConfigurationError(f"{url!r} names no file that a bus could be: {valid}")
+        raise BusConfigurationError(f"{url!r} names no file for a bus: {valid}")
     synchronous = SYNCHRONOUS[0]
     for name, value in parse_qsl(query, keep_blank_values=True):
         if name != "synchronous" or value.upper() not in SYNCHRONOUS:
@@ -208,11 +208,11 @@ def make_directory(path: Path) -> None:
         OSError: it cannot be created, or exists.
     """
     path.mkdir(mode=DIRECTORY_MODE)
-    path.chmod(DIRECTORY_MODE)  # the bits that the umask and mkdir(2) have dropped
+    path.chmod(DIRECTORY_MODE)  # set the bits that the umask and mkdir(2) have dropped
 
 
 def raise_for(error: OSError, what: str, path: Path) -> NoReturn:
-    """Raise the bus error for an operating system's error about `path`."""
+    """Raise the bus error for an operating system's error about `path`. `what`: the failed action, for the message."""
     raise bus_error(error, what, path) from error
 
 
@@ -241,7 +241,7 @@ def check_directory(directory: Path, status: os.stat_result) -> None:
     if status.st_mode & stat.S_IWOTH:
         raise BusConfigurationError(
             f"everybody may write {directory} and so replace the bus or parts of it: give the bus a directory of its "
-            f"own, as `mkdir -m 2770 {directory / 'outfitter'}` makes one, or `chmod o-w {directory}`, or {_ELSEWHERE}"
+            f"own, such as `mkdir -m 2770 {directory / 'outfitter'}`, or `chmod o-w {directory}`, or {_ELSEWHERE}"
         )
     if status.st_uid not in (0, os.geteuid()) and not _is_shared(status):
         raise BusConfigurationError(

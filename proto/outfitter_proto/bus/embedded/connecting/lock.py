@@ -1,9 +1,9 @@
-"""The queue of a bus's writers: a `flock` on `bus.lock`.
+"""The lock of a bus's writers: a `flock` on `bus.lock`.
 
 The kernel queues waiting processes, whereas SQLite polls with sleeps and starves some. The lock ends with its process.
-Commits, checkpoints and closing run under it, so no commit runs beside a checkpoint (the WAL-reset fault of SQLite
-3.7.0 to 3.51.2, see SQLite's change log for 3.51.3). It does not stop programs that do not take it; against these
-SQLite's own locks still hold.
+Commits, checkpoints and closing run under it. So no commit runs beside a checkpoint, which SQLite 3.7.0 to 3.51.2 does
+not survive (the WAL-reset fault, see the change log for 3.51.3). The lock does not stop programs that do not take it.
+Against these, SQLite's own locks still hold.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from outfitter_proto.bus.embedded.connecting.location import FILE_MODE, Location
 
 
 class Lock:
-    """An exclusive turn among all processes and threads; a context manager for one thread at a time."""
+    """An exclusive lock among all processes and threads; a context manager for one thread at a time."""
 
     def __init__(self, location: Location) -> None:
         self._location = location
@@ -25,7 +25,7 @@ class Lock:
         _locks.add(self)
 
     def __enter__(self) -> None:
-        """Wait for the turn without a time limit, because the caller has one.
+        """Wait for the lock. The caller has a time limit.
 
         Raises:
             BusError: the lock file cannot be used; the message says why.

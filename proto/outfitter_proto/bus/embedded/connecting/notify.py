@@ -43,15 +43,15 @@ class Notifier:
         """A new listener for the wake-ups of one partition.
 
         Raises:
-            BusUnavailableError: there is no file descriptor left.
-            BusConfigurationError: its socket cannot be made there.
+            BusUnavailableError: no file descriptor is left.
+            BusConfigurationError: its socket cannot be created in the directory.
         """
         return Listener(self._location, self._descriptor, f"{topic}-{partition}-{os.getpid()}-{os.urandom(4).hex()}")
 
     def notify(self, partitions: Iterable[tuple[int, int]]) -> None:
         """Wake the readers of `partitions` (topic, partition). Never blocks, never raises."""
         prefixes = tuple(f"{topic}-{partition}-" for topic, partition in partitions)
-        with suppress(OSError):  # no directory, no sockets: readers poll
+        with suppress(OSError):  # without the directory readers poll
             for name in os.listdir(self._descriptor):  # noqa: PTH208 - pathlib cannot list a descriptor
                 if name.startswith(prefixes):
                     self._wake_up(name)
@@ -67,7 +67,7 @@ class Notifier:
             with suppress(OSError):
                 os.unlink(name, dir_fd=self._descriptor)  # its reader was killed
         except OSError:
-            pass  # full: wake-ups are queued already; gone or no right: the reader polls
+            pass  # full: it has wake-ups already; gone, or not permitted: the reader polls
 
 
 class Listener:
@@ -91,7 +91,7 @@ class Listener:
         except OSError as error:
             self.close()
             raise BusConfigurationError(
-                f"a reader's socket cannot be made in the bus's .wake directory: {error}"
+                f"a reader's socket cannot be created in the bus's .wake directory: {error}"
             ) from error
 
     def drain(self) -> None:

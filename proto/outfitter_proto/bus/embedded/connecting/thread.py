@@ -1,6 +1,6 @@
 """A thread that runs jobs one after another, always with a known outcome.
 
-A job waits for its turn and then runs to its end. Its caller can abandon it before it runs. After that, even a
+A job waits for its turn (a lock) and then runs to its end. Its caller can abandon it before it runs. After that, even a
 cancelled caller waits for it. The thread is a daemon, so that a process can exit while another one holds the lock.
 """
 
@@ -37,7 +37,7 @@ class _Stage(enum.Enum):
 
 
 class _Call(Generic[T]):
-    """A job on its way through the thread."""
+    """A queued job. `turn`: the lock under which it runs. `after`: called with its result outside of the lock."""
 
     def __init__(self, job: Callable[[], T], turn: AbstractContextManager[object], after: Callable[[T], None]) -> None:
         self.finished = asyncio.Event()
@@ -51,7 +51,7 @@ class _Call(Generic[T]):
         self._guard = threading.Lock()
 
     def abandon(self) -> bool:
-        """Abandon the job. False: too late, it runs or has run."""
+        """Abandon the job. False: it is too late, because the job runs or has run."""
         return self._leave_waiting(_Stage.ABANDONED)
 
     def perform(self) -> None:
@@ -78,6 +78,7 @@ class JobThread:
     """Runs jobs one at a time, in the order of the calls."""
 
     def __init__(self, name: str, *, at_end: Callable[[], None]) -> None:
+        """`at_end`: called in the thread after the last job."""
         self._at_end = at_end
         self._queue: queue.SimpleQueue[_Call[object] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)

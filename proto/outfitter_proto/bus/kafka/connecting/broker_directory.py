@@ -1,8 +1,8 @@
 """The brokers of one bus, shared by its clients: their addresses, which hung recently, and the newest leaders.
 
 A broker that was frozen or cut off continues as leader when it wakes, until it learns of its successor. Its log ends
-where it froze, so a ledger restored from it would lack commits. Therefore a leader counts only while no later one (a
-higher leader epoch, KIP-101) is known.
+where it froze, so a ledger restored from it would lack commits. Therefore clients use a leader only while they know no
+later one (a higher leader epoch, KIP-101).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from outfitter_proto.bus.addresses import Node
 
 DOUBT_S = 2.0
-"""Seconds for which clients avoid a broker that hung, if there are others. Otherwise each client would lose a request's
-time-out on it."""
+"""Seconds for which clients avoid a broker that hung, if there are others. Otherwise each client would wait for it
+until a request's time-out."""
 
 
 class BrokerDirectory:

@@ -9,8 +9,8 @@ import logging
 import time
 from collections.abc import Callable
 
-EVERY = 5.0
-"""Seconds in which each kind of line is logged once."""
+INTERVAL_S = 5.0
+"""Each kind of line is logged once in this number of seconds."""
 LOGGERS = (
     "aiokafka",
     "aiokafka.conn",
@@ -23,7 +23,7 @@ _holders = 0
 
 
 class OncePerInterval(logging.Filter):
-    """Passes the first line of each kind (its format string) in `EVERY` seconds."""
+    """Passes the first line of each kind (its format string) in `INTERVAL_S` seconds."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class OncePerInterval(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         now = time.monotonic()
         kind = str(record.msg)
-        if now - self._last.get(kind, -EVERY) < EVERY:
+        if now - self._last.get(kind, -INTERVAL_S) < INTERVAL_S:
             return False
         self._last[kind] = now
         return True

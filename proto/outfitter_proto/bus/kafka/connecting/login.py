@@ -1,7 +1,7 @@
-"""The brokers' addresses and the log-in: from the bus URL, the settings and the environment to aiokafka's arguments.
+"""The brokers' addresses and the log-in: makes aiokafka's arguments from the bus URL, the settings and the environment.
 
 The URL and the configuration have no secrets, because messages and status pages print them. Secrets come from one
-variable or from files. We read the files for each connection, so that they can be replaced at run time.
+variable or from files. We read the files for each connection, so that people can replace them at run time.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Login:
         return "the client certificate's principal" if self.certificate else "User:ANONYMOUS"
 
     def options(self) -> dict[str, Any]:
-        """aiokafka's arguments for a new connection (plaintext: none).
+        """aiokafka's arguments for a new connection; none for plaintext.
 
         Raises:
             BusConfigurationError: a file cannot be used; the message names the setting and the file.
@@ -94,13 +94,13 @@ class Login:
             raise _wrong("ca-file", f"{ca}: {_reason(error)}") from error
         if certificate is None:
             return context
-        # Without a password OpenSSL would ask for the one of an encrypted key on the terminal, and wait.
+        # Without this password OpenSSL would ask for it on the terminal, and wait, if the key is encrypted.
         password = self._secret("key-password-file") if "key-password-file" in self._settings else ""
         try:
             context.load_cert_chain(certificate, key, lambda: password)
         except OSError as error:
-            of = f"{certificate} and {key}" if key else certificate
-            raise _wrong("cert-file", f"{of}: {_reason(error)}; a PEM certificate and its key are needed") from error
+            files = f"{certificate} and {key}" if key else certificate
+            raise _wrong("cert-file", f"{files}: {_reason(error)}; a PEM certificate and its key are needed") from error
         return context
 
     def _secret(self, name: str) -> str:

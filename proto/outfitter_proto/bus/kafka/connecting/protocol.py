@@ -43,7 +43,7 @@ TOPIC_EXISTS = 36
 INVALID_PARTITIONS = 37
 TOPIC_AUTHORIZATION_FAILED = 29
 
-# The leader has moved or is not ready yet: ask for it again. Nothing was written.
+# The leader has moved or is not ready yet, and nothing was written: look it up again.
 MOVED = frozenset({3, 5, 6, 9, 13, 14, 15, 16, 19, 41, 56, 72, 74, 75, 78})
 _TOO_LARGE = frozenset({10, 18})
 _CLUSTER_AUTHORIZATION_FAILED = 31
@@ -51,10 +51,10 @@ _COORDINATORS = {"group": 0, "transactional-id": 1}
 _DENIED_KINDS = {29: "topic", 30: "group", _CLUSTER_AUTHORIZATION_FAILED: "cluster", 53: "transactional-id"}
 _CONFIGURATION = {
     17: "the name of topic {topic!r} is not valid",
-    32: "the broker does not take this machine's time for topic {topic!r}, which is ahead of its own by more than "
-    "message.timestamp.after.max.ms: set the clock of this machine, or the broker's, right",
+    32: "the broker refuses this machine's time for topic {topic!r}: it is ahead of the broker's by more than "
+    "message.timestamp.after.max.ms; set the clock of this machine, or the broker's, right",
     37: "the number of partitions of topic {topic!r} is not valid",
-    38: "the replication factor of topic {topic!r} is not possible with the brokers there are",
+    38: "the replication factor of topic {topic!r} is not possible with the current brokers",
     40: "a setting of topic {topic!r} is not valid",
     44: "a policy of the cluster forbids topic {topic!r}",
     50: "the transaction time-out is longer than the broker's transaction.max.timeout.ms",
@@ -216,8 +216,8 @@ class MetadataRequest(Request[MetadataRequestV10]):  # type: ignore[misc]
 
 
 def pieces(request: RequestStruct) -> Iterator[bytes]:
-    """The parts of `request.encode()` without copies. aiokafka copies at each level of the schema, six for records, and
-    a commit has megabytes of records."""
+    """The parts of `request.encode()` without copies. aiokafka copies records six times, once at each level of the
+    schema, and a commit has megabytes of records."""
     yield from _pieces(request.SCHEMA, [request.get_item(name) for name in request.SCHEMA.names])
 
 

@@ -1,7 +1,7 @@
-"""How many bytes of answers are written uncompressed: a multiple of the input's compressed bytes.
+"""The allowance of bytes of answers that are written uncompressed: a multiple of the input's compressed bytes.
 
 Brokers' quotas count compressed bytes. A registration among similar ones takes 4 bytes in a batch with zstd, but 600
-in the ledger. So answers that outgrow their input are compressed. Compressing the others costs time and saves little.
+in the ledger. So we compress answers that outgrow their input. Compressing the others costs time and saves little.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Allowance:
             self._left = min(MOST_BYTES, self._left + TIMES * size)
 
     def take(self, size: int) -> bool:
-        """Whether `size` bytes may be written uncompressed. If not, the allowance becomes 0. Otherwise one of thirty
-        commits in a flood would be uncompressed."""
+        """Take `size` bytes of the allowance. Returns whether they may be written uncompressed. If not, the allowance
+        becomes 0. Otherwise one of thirty commits in a flood would be uncompressed."""
         fits = size <= self._left
         self._left = self._left - size if fits else 0
         return fits

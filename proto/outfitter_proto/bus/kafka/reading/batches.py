@@ -1,4 +1,4 @@
-"""The record batches in a fetch answer: which to skip, and the records of the others. Pure, with bounded memory.
+"""The record batches in a fetch answer: finds the visible ones and decodes their records. Pure, with bounded memory.
 
 This module parses the headers; aiokafka's C code decodes the records. Formats: Kafka's protocol guide, "Record Batch".
 Aborted transactions: KIP-98.

@@ -1,7 +1,7 @@
 """A cursor over one partition, with a fetch loop of our own that prefetches one answer.
 
-The next fetch runs while the caller handles the last one's records. It belongs to the reader, so a cancelled `fetch`
-loses nothing: the next call gets the answer.
+The next fetch runs while the caller handles the records of the last one. It belongs to the reader, so a cancelled
+`fetch` loses nothing: the next call gets the answer.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The log cleaner keeps an emptied control batch while it is its producer's last batch, for instance the abort marker of
 an expired transaction. aiokafka's consumer with `isolation_level="read_committed"` fails there for ever: every poll of
 the partition raises `KafkaError: Control batch did not contain any records`. With Kafka's default settings this takes
-a day to appear (delete.retention.ms). Kafka's own client ignores such a batch.
+a day to appear (delete.retention.ms). Kafka's own client ignores emptied control batches.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The open transactions of a partition, their producers, and how people can end one.
+"""The open transactions of a partition, their producers, and the command that ends one.
 
 A transaction without a living producer that its coordinator does not know stays open for good. It hides all later
 records (KIP-664, "hanging"). Only a principal with Alter on the cluster can abort it.
@@ -74,7 +74,7 @@ async def sentence(cluster: Cluster, topic: str, partition: int) -> str:
     )
     remedy = f"abort --topic {topic} --partition {partition} --start-offset {open_transactions[0][0]}"
     return (
-        f"open transactions: {whose}; who wrote there ends it when started again; if that host is gone for good: "
+        f"open transactions: {whose}; their writer ends them when it starts again; if its host is gone for good: "
         f"kafka-transactions --bootstrap-server {cluster.login.nodes[0]} {remedy}"
     )
 

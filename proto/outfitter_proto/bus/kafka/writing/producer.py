@@ -1,6 +1,6 @@
 """aiokafka's transactional producer, adapted for a ledger. All private names used for writing are here.
 
-- It marks a transactional request that failed inside the client. aiokafka repeats such requests silently. A lost copy
+- It marks a transactional request that failed inside the client. aiokafka repeats the request silently. A lost copy
   may arrive late and end a later transaction of the same epoch.
 - It waits 2 ms, not 20, for the end of the last transaction before it begins the next one.
 - It can complete the last transaction of its transactional id in a partition. In Kafka 4.3 a partition may have no
@@ -63,7 +63,8 @@ def gzip(batch: Any, level: int) -> None:
 
 
 class Last(NamedTuple):
-    """The state of a transactional id's last transaction, by Kafka's names, and its holder."""
+    """A transactional id's last transaction. `state`: by Kafka's names. `producer_id` and `epoch`: the id's holder's;
+    -1: unknown."""
 
     state: str
     producer_id: int = -1
@@ -81,7 +82,7 @@ class Last(NamedTuple):
 
     @property
     def is_committing(self) -> bool:
-        """Whether some partitions do not show yet what was committed."""
+        """Whether some partitions do not show the commit yet."""
         return self.state == "PrepareCommit"
 
     def then(self, seen: Last) -> Last:
@@ -168,7 +169,10 @@ class _Sender(Sender):  # type: ignore[misc]  # aiokafka has no types
 
 
 class TransactionalProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has no types
-    """A holder of a transactional id. `start` fences the previous one and decides its open transaction."""
+    """A holder of a transactional id. `start` fences the previous holder and decides its open transaction.
+
+    `tainted`: a transactional request has failed inside the client, so a late copy of it may still take effect.
+    """
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """Publishes records without transactions. The records that arrive while a batch is under way form the next batch.
 
-aiokafka's producer is unsuitable: without a broker it asks and logs a hundred times a second, keeps unsent records, and
-sends them later. Here a record is either acknowledged or its publisher gets an error. It needs only Write on the topic.
+aiokafka's producer is unsuitable. Without a broker it asks and logs a hundred times a second, and sends unsent records
+later. Here a record is acknowledged or its publisher gets an error. The publisher needs only Write on the topic.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from outfitter_proto.bus.port import BusUnavailableError, CommitUnknownError, En
 
 MAX_BATCH_BYTES = 900 * 1024
 """Limit of keys and values in a commit's last batch. The records' headers (about 15 bytes each) are added, and the
-topic's limit is 1 MiB. A large batch pays, because a transaction of any size costs milliseconds."""
+topic's limit is 1 MiB. Large batches are better, because a transaction of any size costs milliseconds."""
 
 _FENCED = (kafka_errors.ProducerFenced, kafka_errors.InvalidProducerEpoch, kafka_errors.InvalidProducerIdMapping)
 _Batch = tuple[str, Any]
@@ -29,7 +29,11 @@ _Batch = tuple[str, Any]
 
 class KafkaWriter(Writer):
     """See `Writer`. A commit becomes visible a few milliseconds after it returns, when the broker has written the
-    markers. `Bus.stable_end` waits for that."""
+    markers. `Bus.stable_end` waits for that.
+
+    `allowance`: see `answer_allowance`. `watchdog`: time limit of one step in seconds. `release`: called after an
+    orderly end. `clean_up`: disposes of the producer in the background.
+    """
 
     def __init__(
         self,
@@ -89,7 +93,7 @@ class KafkaWriter(Writer):
             finished = True
         finally:
             self._busy = False
-            # Also after a TooLargeError from the broker: the producer has counted a batch that the broker refused.
+            # After a TooLargeError from the broker, too: the producer has counted a batch that the broker refused.
             self._spent = not finished
 
     async def aclose(self) -> None:
@@ -157,7 +161,7 @@ class KafkaWriter(Writer):
                 f"{self._name}: records were not acknowledged in time; nothing is committed{self._why}"
             ) from error
         except (kafka_errors.KafkaError, kafka_errors.IllegalOperation, AssertionError, OSError) as error:
-            # The failure in the background is the cause; this one may be its consequence.
+            # The producer's own failure, in the background, is the cause. This error may be its consequence.
             reason = self._producer.failure or error
             if isinstance(reason, _FENCED):
                 raise self._fenced() from error
