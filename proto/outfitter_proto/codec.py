@@ -1,6 +1,6 @@
 """Encodes and decodes records, as JSON in UTF-8 with msgspec. Errors name the wrong field of the message.
 
-A body and its key must name the same host, because the broker checks neither.
+A body and its key must name the same host. The broker checks neither.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ MAX_MESSAGE_BYTES = 64 * 1024
 class WireError(ValueError):
     """The bytes are no valid message.
 
-    `field` is the JSON path of the wrong field (`$.resources.gpu.amount`), None if the whole message is wrong.
+    `what`: the kind of message. `problem`: the fault and the valid values. `field`: the JSON path of the wrong field
+    (`$.resources.gpu.amount`), None if the whole message is wrong.
     """
 
     def __init__(self, what: str, problem: str, field: str | None = None) -> None:
@@ -78,12 +79,13 @@ def decode_registration(
 ) -> Registration:
     """Decode one message of the registrations topic.
 
-    `key` is the message's key, if any; its host must be the body's. Unknown fields are ignored, and `warnings` has a
-    sentence for each. These options save milliseconds for a large message: `named` False gives one warning for all
+    `key`: the message's key, if it has one; its host must be the body's. Unknown fields are ignored, and `warnings`
+    gets a sentence for each. Two options save milliseconds for a large message: `named` False gives one warning for all
     unknown fields, `exact` False allows an error without the field's path.
 
     Raises:
-        WireError: empty, too long, no JSON, an unknown type, a wrong field, or a body that contradicts its key.
+        WireError: the message is empty, too long or no JSON, has an unknown type or a wrong field, or contradicts its
+        key.
     """
     what = "registration"
     if value is None:
@@ -115,7 +117,7 @@ def _without_unknown_fields(
 ) -> Registration:
     """A refused registration without its unknown fields.
 
-    Searching for their names takes a hundred times as long, so it happens only within all bounds.
+    Searching for their names takes a hundred times as long, so we do it only if all other fields are within bounds.
 
     Raises:
         WireError: more than unknown fields is wrong.
@@ -130,7 +132,7 @@ def _without_unknown_fields(
         if exact:
             _known_part(what, value, Registration, error, _registration())
         raise _inexact(what, value, other) from other
-    if (problem := _not_text(value)) is not None:  # nobody has looked at the values of unknown fields
+    if (problem := _not_text(value)) is not None:  # nobody has checked the values of unknown fields
         raise WireError(what, problem)
     if type(message) is Register:
         _refuse_excess(what, message)
@@ -170,7 +172,8 @@ def _is_well_named(message: Registration) -> bool:
 
 
 def _are_valid(names: Iterable[str]) -> bool:
-    """Whether these names are valid. They are cached, because they are few, unlike workers and incarnations."""
+    """Whether these names are valid. Valid ones are cached, because they are few, unlike those of workers and
+    incarnations."""
     for name in names:
         if name in _valid_names:
             continue

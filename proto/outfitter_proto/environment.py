@@ -1,11 +1,13 @@
-"""The environment variables that a driver, and so a record, may set: those that select devices, none that select code.
+"""The environment variables that a driver, and so a record, may set: those that select devices, but none that select
+code.
 
 Otherwise a user who may write to the ledger's topic or the embedded bus's file could run code as every worker's user:
-by a preloaded library, a search path or options of an interpreter. The manager checks drivers' reports, and every
-program that applies a record's variables checks the record.
+by a preloaded library, a search path or options of an interpreter. The manager checks drivers' reports. Every program
+that applies a record's variables checks the record.
 
-Sources of the lists: variables that glibc ignores in set-user-ID programs (ld.so(8), "secure-execution mode"), that
-sudo(8) removes by default, and from which interpreters and common programs take code, modules, options or commands.
+The lists have the variables that glibc ignores in set-user-ID programs (ld.so(8), "secure-execution mode") and those
+that sudo(8) removes by default. They also have those from which interpreters and common programs take code, modules,
+options or commands.
 """
 
 from __future__ import annotations
@@ -55,7 +57,7 @@ def refusal(name: str, value: str = "") -> str | None:
     """Why no driver or record may set variable `name` to `value`; None if it may. Case is ignored, as in
     `http_proxy`."""
     if not _NAME.fullmatch(name):
-        return "a name has letters, digits and _, and begins with no digit"
+        return "a name has letters, digits and _, and does not begin with a digit"
     if "\0" in value:
         return "its value has a NUL character"
     upper = name.upper()

@@ -25,13 +25,13 @@ StateKey = HostKey | DeviceKey
 Writer = NewType("Writer", str)
 
 HOST, DEVICE, CHECKPOINT = b"@host/", b"@device/", b"@checkpoint/"
-"""The prefixes of each kind of key. An allocation's key begins with its host."""
+"""The prefix of each kind of key. An allocation's key has none and begins with its host."""
 _OF_HOSTS = (HOST, DEVICE)
 """Prefixes that are followed by a host's name."""
 
 
 def allocation_key(host: str, worker: str, incarnation: str) -> AllocationKey:
-    # made with each record that is read: calling a NewType would take longer than making the string
+    # Called for each record that is read. Calling a NewType would take longer than making the string.
     return f"{host}/{worker}/{incarnation}"  # type: ignore[return-value]
 
 

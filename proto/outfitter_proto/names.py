@@ -1,4 +1,4 @@
-"""Names, topics and keys: everything that two programs must spell alike to meet on the bus."""
+"""Names of topics, groups and transactional ids. Two programs must spell them alike to meet on the bus."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MOST_OF = {
     ),
     "replica": (249, "; Kafka's group.instance.id has at most 249 characters"),
 }
-"""Kafka's limits for what is made of a name."""
+"""Kafka's limits for the names that contain these names, with the reason for messages."""
 _NAME = re.compile(NAME_PATTERN.replace("$", r"\Z"))
 
 
@@ -32,8 +32,8 @@ def check_name(value: str, what: str) -> str:
     """Return `value` if it may name a `what` (host, worker, operator, resource, cluster, replica).
 
     Raises:
-        InvalidNameError: it does not match `NAME_PATTERN`, or is too long for what Kafka makes of it; the message has
-            the kind of name, the valid characters, the limit, and the length of a name that is too long.
+        InvalidNameError: it does not match `NAME_PATTERN`, or is too long for Kafka. The message has the kind of name,
+            the valid characters, the limit, and the length of a name that is too long.
     """
     most, why = _MOST_OF.get(what, (_MOST, ""))
     if not _NAME.match(value) or len(value) > most:
@@ -86,7 +86,7 @@ def sweepers_group(cluster: str) -> str:
 def transactional_id(cluster: str, writer: str) -> str:
     """The transactional id of a writer: `<cluster>-host-<host>`, `…-partition-<n>` or `…-sweeper-<n>`, always unique.
 
-    If the cluster's own name looks like such an id (`a-host-b`), we put colons in it, which no name has. Otherwise
+    If the cluster's own name looks like one of these ids (`a-host-b`), the id has colons, which no name has. Otherwise
     cluster `a` on host `b-host-c` and cluster `a-host-b` on host `c` would fence each other.
     """
     kind, which = writer_names(writer)

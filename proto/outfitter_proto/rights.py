@@ -1,7 +1,7 @@
 """The rights that a manager needs on the bus. It checks them when it starts.
 
-Operations and kinds of resources have Kafka's names. deploy/security.md has them as commands, also for other users. A
-bus of one machine has file modes instead. Read and Write include Describe.
+Operations and kinds of resources have Kafka's names. deploy/security.md has the commands that grant these rights and
+those of other users. A bus of one machine has file modes instead. Read and Write include Describe.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from outfitter_proto.bus.port import Right
 def of_manager(
     cluster: str, writers: Iterable[str], groups: Iterable[str] = (), *, history: bool = True
 ) -> list[Right]:
-    """The rights of a manager that writes as `writers` (`host/<host>`, `partition/<n>`) and is a member of `groups`."""
+    """The rights of a manager that writes as `writers` (`host/<host>`, `partition/<n>`) and is a member of `groups`.
+    `history` False: it writes none."""
     topics = names.topics(cluster)
     return [
         Right("Read", "topic", topics.registrations),

@@ -14,7 +14,7 @@ from outfitter_proto import __version__, records, topics
 from outfitter_proto.names import DEFAULT_CLUSTER
 
 VERSION = ".".join(__version__.split(".")[:2])
-"""The contract's version. Golden files of each version keep old bytes readable."""
+"""The contract's version. Tests read golden files of each version, so that old bytes stay readable."""
 
 UNIONS: dict[str, tuple[type[msgspec.Struct], ...]] = {
     "Registration": get_args(records.Registration),
@@ -28,7 +28,7 @@ _CHANNELS = {
     "registrations": (
         "Registration",
         "receive",
-        "What workers say. A key and a body must name the same host.",
+        "Messages of workers. A key and a body must name the same host.",
         "The host.",
     ),
     "allocations": (
@@ -40,13 +40,13 @@ _CHANNELS = {
     "history": (
         "HistoryRecord",
         "send",
-        "Every transition, and why, and all else that the ledger is made of.",
+        "Every transition with its reason, and every other change of the ledger.",
         "The key of the allocation or of another ledger record, or the writer.",
     ),
     "dead_letters": (
         "DeadLetter",
         "send",
-        "Messages that could not be understood or obeyed.",
+        "Messages that the manager could not understand or obey.",
         "`topic/partition/offset` of the message.",
     ),
 }

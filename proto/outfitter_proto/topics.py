@@ -1,4 +1,4 @@
-"""The four topics: the settings that `outfitter topics create` gives them, and the meaning of each difference.
+"""The four topics: the settings that `outfitter topics create` gives them, and why a different setting is wrong.
 
 Sources: Kafka's documentation, "Topic Configs" (TopicConfig.java has the same texts), and "Replication" and "Log
 Compaction" in its design chapter. The numbers of brokers and copies come from the metadata. Nothing here changes an
@@ -25,8 +25,8 @@ SHORTEST_TOMBSTONE_MS = 60_000
 class Setting(NamedTuple):
     """A topic setting by Kafka's name, our value, and why it matters.
 
-    `bound` says which other values are acceptable; -1 is Kafka's "no limit". `fatal`: with an unacceptable value a
-    manager must not start.
+    `bound`: which other values are acceptable; -1 is Kafka's "no limit". `fatal`: whether a manager must not start with
+    this unacceptable value.
     """
 
     name: str
@@ -48,7 +48,8 @@ class Setting(NamedTuple):
 
 
 class TopicDifference(NamedTuple):
-    """A wrong setting of a topic. `fatal`: a manager must not start. `remedy`: a command, or words."""
+    """A wrong setting of a topic. `found` and `wanted`: its value, and the valid ones. `why`: why it matters. `remedy`:
+    a command, or words. `fatal`: a manager must not start."""
 
     topic: str
     setting: str
@@ -62,43 +63,43 @@ class TopicDifference(NamedTuple):
 _KEEP_CODEC = Setting(
     "compression.type",
     "producer",
-    "re-compressing on the broker turns a small compressed bomb into the broker's own memory, and any codec but gzip "
-    "keeps out readers that have no more than a standard library",
+    "a broker that compresses again unpacks a compression bomb in its own memory, and a codec other than gzip excludes "
+    "readers that have only a standard library",
 )
 _CLEAN_ELECTION = Setting(
     "unclean.leader.election.enable",
     "false",
-    "a copy that has fallen behind may become the leader, and what had been acknowledged is cut off without a word",
+    "a copy that is behind may become the leader, and acknowledged records are lost silently",
 )
 _WHOLE_BATCHES = Setting(
     "max.message.bytes",
     "1048588",
-    "a commit's records go in batches of up to a mebibyte: with less, large allocations can be neither kept nor told",
+    "a commit's record batch has up to a mebibyte: with a lower limit, large allocations cannot be written",
     "at least",
 )
 REGISTRATIONS = (
     Setting(
         "cleanup.policy",
         "delete",
-        "registrations are events: compaction would drop all but a host's last",
+        "registrations are events: compaction would delete all but the last of each host",
         fatal=lambda have, _: "compact" in have,
     ),
     Setting(
         "retention.ms",
         str(7 * DAY_MS),
-        "a manager that was away longer than this loses the registrations in between",
+        "a manager that was away for longer loses registrations",
         "at least",
     ),
-    Setting("retention.bytes", "-1", "one worker's flood would delete what others have not been answered yet"),
+    Setting("retention.bytes", "-1", "one worker's flood would delete the unanswered registrations of others"),
     Setting(
         "max.message.bytes",
         "65536",
-        "no registration is larger: a larger limit only helps floods, a smaller one refuses requests that are valid",
+        "no registration is larger: a higher limit only helps floods, a lower one refuses valid requests",
     ),
     Setting(
         "message.timestamp.type",
         "LogAppendTime",
-        "a sender's clock must not decide what retention deletes, nor how long an answer took",
+        "otherwise the senders' clocks decide what retention deletes and how long answers took",
     ),
     _KEEP_CODEC,
     _CLEAN_ELECTION,
@@ -107,14 +108,13 @@ ALLOCATIONS = (
     Setting(
         "cleanup.policy",
         "compact",
-        "this topic is the ledger: with deletion every grant would evaporate in time",
+        "this topic is the ledger: with deletion every grant would be lost in time",
         fatal=lambda *_: True,
     ),
     Setting(
         "delete.retention.ms",
         str(DAY_MS),
-        "a reader that needs longer from the ledger's beginning to its end misses deletions, and takes allocations "
-        "that are over for live ones",
+        "a reader that needs longer for the whole ledger misses deletions, and takes ended allocations for live ones",
         "at least",
         fatal=lambda have, _: _number(have) < SHORTEST_TOMBSTONE_MS,
     ),
@@ -133,8 +133,7 @@ ALLOCATIONS = (
     _WHOLE_BATCHES,
     _KEEP_CODEC,
     _CLEAN_ELECTION._replace(
-        why="a copy that has fallen behind may become the leader: grants that workers were told of are cut off, and "
-        "their devices granted again",
+        why="a copy that is behind may become the leader: published grants are lost, and their devices granted again",
         fatal=lambda _, info: info.replication > 1,
     ),
 )
@@ -148,18 +147,20 @@ HISTORY = (
     _CLEAN_ELECTION,
 )
 DEAD_LETTERS = (
-    Setting("cleanup.policy", "compact,delete", "the same bad message reported twice collapses, and goes in time"),
-    Setting("retention.ms", str(30 * DAY_MS), "how long a bad message can be looked at", "at least"),
+    Setting(
+        "cleanup.policy", "compact,delete", "two dead letters of one message become one, and all are deleted in time"
+    ),
+    Setting("retention.ms", str(30 * DAY_MS), "how long `outfitter dead-letters` can show a bad message", "at least"),
     Setting(
         "retention.bytes",
         str(512 * 1024 * 1024),
-        "whoever can write registrations can have dead letters written, and would fill the brokers' disks with them",
+        "a sender of registrations causes dead letters, and could fill the brokers' disks with them",
         "at most",
     ),
     Setting(
         "segment.bytes",
         str(64 * 1024 * 1024),
-        "only whole segments are deleted: retention.bytes is kept by these",
+        "brokers delete only whole segments, so these decide how exactly retention.bytes is kept",
         "at most",
     ),
     _WHOLE_BATCHES,
@@ -177,8 +178,9 @@ def required(cluster: str, *, history: bool = True) -> dict[str, tuple[Setting, 
 
 
 def acknowledging(copies: int) -> int:
-    """min.insync.replicas for this number of copies. Of three or more it is two: one broker may be away, and
-    acknowledged records survive the loss of another. Of two or one it is one, else no broker could be away."""
+    """min.insync.replicas for this number of copies. For three or more it is two: one broker may be away, and
+    acknowledged records survive the loss of another. For two or one it is one, because otherwise no broker could be
+    away."""
     return 2 if copies >= COPIES else 1
 
 
@@ -215,7 +217,7 @@ def all_missing(cluster: str, *, history: bool = True) -> list[TopicDifference]:
 
 
 def _missing(name: str) -> TopicDifference:
-    why = "there is nothing to read from or to write to"
+    why = "a manager cannot read or write it"
     return TopicDifference(name, "(topic)", "missing", "present", why, "outfitter topics create", True)
 
 
@@ -232,7 +234,7 @@ async def check(bus: Bus, cluster: str, *, history: bool = True) -> list[TopicDi
             continue
         differences += _of_copies(info, brokers)
         if not info.config:
-            why = "whether this topic keeps what it must keep cannot be told"
+            why = "it is unknown whether this topic keeps the records that it must keep"
             remedy = f"grant this principal DescribeConfigs on topic {name}"
             hidden = "not shown to this principal"
             differences.append(TopicDifference(name, "(settings)", hidden, "shown", why, remedy, False))
@@ -256,7 +258,7 @@ def _of_copies(info: TopicInfo, brokers: int) -> list[TopicDifference]:
     return [
         TopicDifference(
             info.name, "replication factor", str(info.replication), f"at least {copies}",
-            f"with {info.replication} of {brokers} brokers holding it, an outage stops it and a lost disk loses it",
+            f"only {info.replication} of {brokers} brokers have it: an outage stops it, and a lost disk loses it",
             f"kafka-reassign-partitions --execute, with a plan that names {copies} brokers for each partition", False,
         )
     ]  # fmt: skip
@@ -271,11 +273,11 @@ def _of_acknowledging(bus: Bus, info: TopicInfo) -> list[TopicDifference]:
     if least <= have <= most:
         return []
     if have > info.replication:
-        why = f"more acknowledgements than its {info.replication} copies can give: nothing can ever be written to it"
+        why = f"its {info.replication} copies cannot give so many acknowledgements: nobody can write to it"
     elif have > most:
-        why = "all copies must acknowledge: the outage of any one broker stops every write"
+        why = "all copies must acknowledge: the outage of one broker stops every write"
     else:
-        why = "what one copy has acknowledged is lost with that broker's disk: a committed grant could be granted again"
+        why = "a record that only one copy has acknowledged is lost with its disk: its devices could be granted again"
     bounds = str(least) if least == most else f"{least} to {most}"
     remedy = _altering(bus, info.name, setting, str(least))
     return [TopicDifference(info.name, setting, str(have), bounds, why, remedy, have > info.replication)]
@@ -289,10 +291,10 @@ def _of_partitions(existing: Mapping[str, TopicInfo]) -> list[TopicDifference]:
     return [
         TopicDifference(
             "(all)", "partitions", shown, "one count for all four",
-            "a host's registrations, grants and history live in the partition of one number, which its name and the "
-            "count give: with different counts they are looked for where they are not",
+            "a host's registrations, grants and history are in the partition of one number, computed from its name and "
+            "the count: with different counts they are searched in the wrong partition",
             f"with all managers stopped: outfitter topics grow --partitions {most}; never kafka-topics --alter, which "
-            "leaves each host's records where they were",
+            "leaves each host's records in their former partitions",
             True,
         )
     ]  # fmt: skip
@@ -300,7 +302,7 @@ def _of_partitions(existing: Mapping[str, TopicInfo]) -> list[TopicDifference]:
 
 def _altering(bus: Bus, topic: str, setting: str, value: str) -> str:
     if bus.local:
-        return "the topics of this file stay as they were made: begin with another file"
+        return "the topics of this file cannot be changed: begin with another file"
     brokers = ",".join(map(str, addresses.brokers(bus.url)))
     assignment = f"'{setting}=[{value}]'" if "," in value else f"{setting}={value}"
     return f"kafka-configs --bootstrap-server {brokers} --alter --topic {topic} --add-config {assignment}"

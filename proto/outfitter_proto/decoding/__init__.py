@@ -1,1 +1,1 @@
-"""The codec's checks beyond types: bounds, the place of a fault, unknown fields."""
+"""The codec's checks beyond types: bounds, the field of a fault, unknown fields."""

@@ -1,4 +1,4 @@
-"""Finds the exact place of a fault in a refused message.
+"""Finds the exact field of a fault in a refused message.
 
 msgspec says `$.resources[...].amount` without the resource. So this module halves the mapping and keeps the half that
 msgspec still refuses for the same reason, until one key is left.
@@ -41,7 +41,7 @@ class Fault(NamedTuple):
 
 
 def not_text(body: bytes) -> str | None:
-    """Why `body` has strings that are no text, in words that msgspec lacks; None if all of them are."""
+    """Why `body` has strings that are no text, in clearer words than msgspec's; None if all of them are text."""
     try:
         body.decode()
     except UnicodeDecodeError as error:
@@ -54,7 +54,7 @@ def not_text(body: bytes) -> str | None:
 
 
 def locate(body: bytes, kind: Any, error: Exception) -> Fault:
-    """The fault in `body`, which msgspec refused to decode as `kind` with `error`."""
+    """The fault in `body`. msgspec has refused with `error` to decode it as `kind`."""
     text = str(error)
     match = _AT.match(text)
     if match is None and not _MISSING.match(text):
@@ -78,7 +78,7 @@ def locate(body: bytes, kind: Any, error: Exception) -> Fault:
 
 
 def misnamed(message: Registration, is_name: Callable[[str], object]) -> Fault:
-    """The first invalid name in `message`."""
+    """The first invalid name in `message`, which has one. `is_name` tests a name."""
     for field in ("host", "worker", "incarnation"):
         value = getattr(message, field)
         if value is not None and not is_name(value):
@@ -160,7 +160,7 @@ def _with(document: Any, steps: tuple[Step, ...], value: Any) -> Any:
 
 
 def path(steps: Iterable[Step]) -> str:
-    """The JSON path of a place: `$.resources.gpu.amount`."""
+    """The JSON path of these steps: `$.resources.gpu.amount`."""
     parts = ["$"]
     for step in steps:
         if isinstance(step, int):

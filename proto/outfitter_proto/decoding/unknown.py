@@ -20,7 +20,7 @@ from outfitter_proto.decoding.faults import Step, path
 MOST_NAMED = 8
 """Most unknown fields that the warnings name; the others are counted."""
 LONGEST_PATH = 200
-UNNAMED = "unknown fields were ignored; they are not named, for many messages of this host have some"
+UNNAMED = "unknown fields were ignored; they are not named, because many messages of this host have some"
 _OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
@@ -92,14 +92,14 @@ def without(body: bytes, kind: Any) -> Known:
 
 
 class _Fields(NamedTuple):
-    """A struct's known names (None: any name is valid), and the fields to search."""
+    """A struct's fields. `known`: the known names, None: any name is valid. `plans`: the fields to search."""
 
     known: dict[str, None] | None
     plans: dict[str, _Plan]
 
 
 class _Plan(NamedTuple):
-    """How to search an object: as one of these structs, by their tags, otherwise all its values."""
+    """How to search an object. `structs`: it is one of these, by their tags. `values`: how to search all its values."""
 
     tag_field: str | None
     structs: dict[Any, _Fields]

@@ -15,8 +15,10 @@ from outfitter_proto.records.values import CommitNumber, Utc
 class Transition(Struct, frozen=True, kw_only=True, tag_field="type", tag="transition", gc=False):
     """One step of one allocation: its cause, the new record, and the reason. Key: the allocation's key.
 
-    `event` names the cause (`register`, `deregister`, `lease-expired`, `owner-died`, `driver-report`, …);
-    `source` is set when the cause was a message.
+    `from` and `to`: the states before and after it; `from` null: the allocation is new. `at`: when the manager decided
+    it. `event` names the cause (`register`, `deregister`, `lease-expired`, `owner-died`, `driver-report`, …);
+    `source` is set when the cause was a message. `explanation`: the reason, for people. `confirmed`: of a release,
+    whether an in-use check found the devices unused; null: this step releases none.
     """
 
     at: Utc

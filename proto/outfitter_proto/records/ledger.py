@@ -57,9 +57,13 @@ class Unavailable(Struct, frozen=True, kw_only=True, gc=False):
 class Allocation(Struct, frozen=True, kw_only=True, tag_field="type", tag="allocation", gc=False):
     """The answer to one incarnation: the record under `<host>/<worker>/<incarnation>`.
 
+    `writer`: of this version of the record. `commit`: the number of the writer's commit.
+    `source`: the incarnation's first registration.
     `token`: the grant's fencing token (null before the first grant).
     `resources`: the infos by resource, as string properties with at least `id`, `index` and `local_index`.
-    `since`: when the record came into its state.
+    `env` and `cdi`: the whole worker's variables and CDI names. `operators`: the share of each named operator.
+    `unavailable`: the granted resources without infos.
+    `since`: when the record came into its state. `reason`: why, for people; `reason_code`: for programs.
     `outcome`: the next state of a `releasing` record, `ended` or `failed`.
     `wait_until`: the wall time at which a pending record gives up.
     `shared`: the resources whose devices other workers may have, too; all others are exclusive.
@@ -149,6 +153,8 @@ MAX_LISTED_DEVICES = 256
 class ManagerIdentity(Struct, frozen=True, kw_only=True, gc=False):
     """The manager of a host. An orderly shutdown sets `stopped_at`.
 
+    `instance`: a new name for each run of a manager. `version`: its Outfitter version. `since`: when it took the host.
+    `machine_id`: the content of `/etc/machine-id`, null: unknown.
     `boot_id`, `pid_ns` and `time_ns` are as in `Owner`: the manager watches processes with the same three values.
     """
 
@@ -196,6 +202,7 @@ class Device(Struct, frozen=True, kw_only=True, tag_field="type", tag="device", 
 class InputPosition(Struct, frozen=True, kw_only=True, gc=False):
     """The input of a commit: offsets `from` (inclusive) to `to` (exclusive, the next to read).
 
+    `topic_id`: the id of the registrations topic, which changes if the topic is created again.
     `base`: added to an offset, it gives `Source.offset`. It grows when the topic is created again, so that later
     messages always have higher numbers. Left out: 0. `begin` (of a host): the first offset that its managers answer;
     earlier messages are the sweeper's. Left out: 0. `claimed` (of a sweeper): messages before this offset without a
@@ -245,6 +252,8 @@ class Checkpoint(Struct, frozen=True, kw_only=True, tag_field="type", tag="check
     """A writer's position and counters: the record under `@checkpoint/<writer>`, last of each ledger batch.
 
     `commit`: the number of this writer's transactions. `token`: the last fencing token that it assigned.
+    `instance` and `machine_id` are as in `ManagerIdentity`. `scope`: `host` or `cluster`. `input`: the decided
+    messages. `format`: of the ledger; a manager refuses a newer one.
     `snapshot`: when the newest complete snapshot in history was begun, from which a replay of later times starts. Left
     out: there is none.
     `boot_id`, `pid_ns` and `time_ns` are as in `ManagerIdentity`.

@@ -1,1 +1,1 @@
-"""Small helpers. Of the wire's records they use only `Owner`."""
+"""Small helpers. They use no record of the wire but `Owner`."""

@@ -1,4 +1,4 @@
-"""How long to wait before the next try: longer each time."""
+"""Delays between tries, which grow."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ class Backoff:
     """Delays in seconds: `first`, then twice as long each time, up to `longest`."""
 
     def __init__(self, first: float, longest: float, *, jitter: float = 0.0) -> None:
-        """`jitter` is the share by which a delay may be shorter or longer, so that many do not try at once."""
+        """`jitter`: the share by which a delay may be shorter or longer, so that many processes do not try at once."""
         self.delay = first
         """The next delay, without its jitter."""
         self._first = first
@@ -17,7 +17,8 @@ class Backoff:
         self._jitter = jitter
 
     def next_delay(self, *, lasted: float = 0.0) -> float:
-        """How long to wait now. The delays begin again if what was tried has `lasted` longer than the longest one."""
+        """The delay in seconds before the next try. `lasted`: seconds for which the last try worked; if that is more
+        than the longest delay, the delays begin again."""
         if lasted > self._longest:
             self.reset()
         delay, self.delay = self.delay, min(2 * self.delay, self._longest)

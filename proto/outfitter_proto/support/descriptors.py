@@ -1,7 +1,7 @@
-"""File descriptors: whether this process can open another one, and what to say where it cannot.
+"""File descriptors: whether this process can open another one, and the error message if it cannot.
 
-Without that, the lack of descriptors shows as something else: SQLite says that it cannot open its file, a client that
-its broker is away.
+Without this module the lack of descriptors has misleading errors: SQLite cannot open its file, a client's broker is
+away.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import resource
 from collections.abc import Iterator
 
 LACKING = frozenset({errno.EMFILE, errno.ENFILE})
-"""The errors of a process, and of a machine, that may open no more files."""
+"""The errors if a process, or the machine, may open no more files."""
 REMEDY = "raise it with `ulimit -n`, LimitNOFILE= of a systemd unit or `--ulimit nofile=` of a container"
 
 
 class TooFewDescriptorsError(RuntimeError):
-    """The limit of open files is too low to begin. The message has the limit, what is needed and the remedy."""
+    """The limit of open files is too low to begin. The message has the limit, the needed number and the remedy."""
 
 
 def limits() -> str:
@@ -27,14 +27,14 @@ def limits() -> str:
 
 
 def explain(code: int) -> str:
-    """What EMFILE or ENFILE means here, and what to do."""
+    """The meaning of EMFILE or ENFILE, with the remedy."""
     if code == errno.ENFILE:
         return "too many open files on this machine: raise its limit with `sysctl fs.file-max`, or end what holds them"
     return f"too many open files ({limits()}): end what holds them, or {REMEDY}"
 
 
 def lacking(count: int = 1) -> int | None:
-    """The error of opening `count` more descriptors; None if there are as many."""
+    """The error of opening `count` more descriptors; None if that is possible."""
     opened: list[int] = []
     try:
         for _ in range(count):
@@ -48,10 +48,10 @@ def lacking(count: int = 1) -> int | None:
 
 
 def require(count: int, what: str) -> None:
-    """Refuse to begin without so many free descriptors.
+    """Refuse to begin without `count` free descriptors. `what`: the part that needs them, for the message.
 
     Raises:
-        TooFewDescriptorsError: there are fewer. `what` needs them.
+        TooFewDescriptorsError: there are fewer.
     """
     code = lacking(count)
     if code is not None:
@@ -59,7 +59,7 @@ def require(count: int, what: str) -> None:
 
 
 def lack_behind(error: BaseException) -> int | None:
-    """EMFILE or ENFILE if `error`, a member of it or an error that led to it is one of these."""
+    """EMFILE or ENFILE if `error`, a member of its group or one of its causes has this code; else None."""
     return next((each.errno for each in _chain(error) if isinstance(each, OSError) and each.errno in LACKING), None)
 
 

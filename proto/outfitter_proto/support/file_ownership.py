@@ -1,8 +1,8 @@
 """Whether another user can change a file: one rule for configurations, scripts and secrets.
 
-We trust a file if it and its directory belong to this user or to root (under sudo, to the calling user), and not all
-users may write them. All users may write a sticky directory as /tmp, because they cannot replace our file in it. We
-trust a group that may write, because an administrator has set it.
+We trust a file if it and its directory belong to this user or to root, and not all users may write them. Under sudo
+they may also belong to the calling user. All users may write a sticky directory as /tmp, because they cannot replace
+our file in it. We trust a group that may write, because an administrator has set it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from pathlib import Path
 
 
 def doubt(path: Path) -> str | None:
-    """Why another user can change the file, in words; None if none can, or if it is no regular file."""
+    """Why another user can change the file, as a clause for messages; None if no user can, or if it is no regular
+    file."""
     try:
         status, directory = path.stat(), path.absolute().parent.stat()
     except (OSError, ValueError):

@@ -8,14 +8,14 @@ _NOT_PLAIN = re.compile(r"[^ -~]")
 
 
 def printable(text: str) -> str:
-    """The text with everything not printable escaped as in Python: controls (C0 and C1 with escape and line breaks),
+    """The text with unprintable characters escaped as in Python: controls (C0 and C1 with escape and line breaks),
     bidirectional controls, invisible characters, blanks other than the space, halves of characters. Letters of any
     script stay."""
     return _NOT_PLAIN.sub(_escaped, text)
 
 
 def printable_json(document: str) -> str:
-    """The same JSON document with everything not printable in its strings escaped. Outside of strings JSON is ASCII.
+    """The same JSON document with the unprintable characters in its strings escaped. Outside of strings JSON is ASCII.
     Line feeds stay, because in JSON they occur only between values."""
     return _NOT_PLAIN.sub(lambda match: match[0] if match[0] == "\n" else _escaped_in_json(match[0]), document)
 

@@ -40,7 +40,7 @@ def time_namespace() -> int | None:
 
 
 def start_ticks(pid: int | None = None) -> int | None:
-    """As `read_start_ticks`; None if it cannot be seen."""
+    """As `read_start_ticks`; None instead of an error."""
     try:
         return read_start_ticks(pid)
     except (OSError, ValueError):
@@ -51,8 +51,8 @@ def read_start_ticks(pid: int | None = None) -> int:
     """Field 22 of proc(5) `/proc/<pid>/stat`: when a process started, in clock ticks after boot. Default: this process.
 
     Raises:
-        OSError: there is no such process, `/proc` hides it, or there are no file descriptors left.
-        ValueError: this is no proc(5).
+        OSError: the process does not exist, `/proc` hides it, or no file descriptor is left.
+        ValueError: the file is not as in proc(5).
     """
     stat = Path(f"/proc/{_named(pid)}/stat").read_bytes()
     try:
@@ -63,7 +63,7 @@ def read_start_ticks(pid: int | None = None) -> int:
 
 
 def process_owner(pid: int | None = None) -> Owner | None:
-    """The identity of a process (default: this one); None if the kernel does not tell."""
+    """The identity of a process (default: this one); None if the kernel does not show it."""
     boot, namespace, started = boot_id(), pid_namespace(pid), start_ticks(pid)
     if boot is None or namespace is None or started is None:
         return None

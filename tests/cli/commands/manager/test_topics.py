@@ -97,12 +97,12 @@ async def test_a_ledger_that_would_evaporate_is_told_with_the_reason(bus: str) -
         await opened.create_topics([TopicSpec(names.topics().allocations, 1, {"cleanup.policy": "delete"})])
     done = topics(bus, "create")
     assert done.returncode == 1
-    assert "every grant would evaporate" in done.stderr
+    assert "every grant would be lost in time" in done.stderr
     done = topics(bus, "check")
     assert done.returncode == 1
     headline, why, remedy = done.stdout.splitlines()
     assert headline == f"{names.topics().allocations}: cleanup.policy is delete, must be compact"
-    assert "every grant would evaporate" in why
+    assert "every grant would be lost in time" in why
     assert "begin with another file" in remedy
 
 
