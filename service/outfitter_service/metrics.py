@@ -74,8 +74,10 @@ class StateCounts(Struct, frozen=True, kw_only=True):
     """The values of the gauges, from committed records.
 
     `devices` by (resource, `free` | `held` | `unhealthy` | `unknown` | `held-back`), `allocations` by (resource,
-    state), `pending` by (resource, reason code). `records`: allocations in memory. `lag`: undecided records of the
-    input. `oldest_unanswered_s`: age in seconds of the oldest fetched one of these.
+    state), `pending` by (resource, reason code). `watched_owners`, `polled_owners`: owner processes.
+    `unwatched_owners`: allocations by the reason why their owner is not watched. `leases`: allocations with a lease.
+    `records`: allocations in memory. `lag`: undecided records of the input. `oldest_unanswered_s`: age in seconds of
+    the oldest undecided record that is fetched.
     """
 
     devices: Tally[tuple[str, str]]
@@ -108,6 +110,8 @@ class StateCounts(Struct, frozen=True, kw_only=True):
 
 
 class _StateCollector(Collector):
+    """Computes the gauges of state at each scrape."""
+
     def __init__(self, resources: Iterable[str], state_counts: Callable[[], StateCounts | None]) -> None:
         self._resources = list(resources)
         self._state_counts = state_counts
@@ -161,7 +165,7 @@ class _StateCollector(Collector):
 
 
 class Waits(Collector):
-    """A histogram in seconds by resource. Only one thread counts in it, so it has no lock."""
+    """A histogram of seconds by resource. Only one thread counts in it, so it has no lock."""
 
     def __init__(self, name: str, documentation: str, buckets: tuple[float, ...], resources: Iterable[str]) -> None:
         self._name = name
@@ -188,6 +192,8 @@ class Waits(Collector):
 
 
 class _LoginRefusals(Collector):
+    """Reads the counter of failed authentications at each scrape."""
+
     def __init__(self, count: Callable[[], int]) -> None:
         self._count = count
 
@@ -204,7 +210,8 @@ class Metrics:
     """The metrics of one manager, in a registry of their own."""
 
     def __init__(self, resources: Iterable[str] = (), *, host: str = "", cluster: str = "", scope: str = "") -> None:
-        """`host`, `cluster` and `scope` are the manager's; `host` is empty in cluster scope."""
+        """`resources`: the configured ones. `host`, `cluster` and `scope`: the manager's; `host` is empty in cluster
+        scope."""
         disable_created_metrics()  # type: ignore[no-untyped-call]  # saves a quarter of all series
         self.resources = tuple(resources)
         self.registry = r = CollectorRegistry()

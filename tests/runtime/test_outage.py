@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 from outfitter_proto.bus import BusUnavailableError
 from outfitter_service import logs
 from outfitter_service.runtime.clock import Clock
-from outfitter_service.runtime.outage_log import SAY_AGAIN_S, OutageLog
+from outfitter_service.runtime.outage_log import LOG_AGAIN_S, OutageLog
 from runtime.conftest import Serve
 from support.bus.faulty_bus import FaultyBus, no_faults
 from support.managers.in_process import register, static
@@ -52,7 +52,7 @@ def test_many_activities_that_fail_again_and_again_are_one_outage() -> None:
         "the bus works again",
     ]
     assert loud[0]["error"] == "reading: refused"
-    assert loud[1]["after_s"] == SAY_AGAIN_S
+    assert loud[1]["after_s"] == LOG_AGAIN_S
     assert loud[3]["after_s"] == 149
     assert not outage.on
 

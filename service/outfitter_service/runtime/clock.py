@@ -1,6 +1,6 @@
 """The machine's clocks, as the runtime reads them. Tests with another time pass another `Clock`.
 
-Durations for metrics are measured elsewhere.
+Metrics measure durations without it.
 """
 
 from __future__ import annotations

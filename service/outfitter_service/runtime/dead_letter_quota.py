@@ -1,11 +1,11 @@
-"""Quotas of dead letters: so many of one host are written per minute, and the rest is counted.
+"""Quotas of dead letters: the manager writes a limited number for each host and minute, and counts the rest.
 
-A client can write bad registrations faster than anybody would read about them. When its minute is over, one letter
-sums up the messages beyond the quota: the first of them, with their number. Invalid messages have a quota of their own,
-because nobody waits for an answer to them: garbage must not use up the letters that tell workers why they are refused.
+A client can write bad registrations faster than people can read about them. When its minute is over, one letter sums up
+the messages beyond the quota: it has the first of them, and their number. Invalid messages have a quota of their own,
+because nobody waits for an answer to them. So they do not use up the letters that tell workers why they are refused.
 
-Naming unknown fields takes as long as finding faults, and has a quota of its own: a worker that misspells a field in
-each heartbeat must not use up its host's dead letters.
+To name unknown fields takes as long as to find faults, and has a quota of its own. So a worker that misspells a field
+in each heartbeat does not use up its host's dead letters.
 """
 
 from __future__ import annotations
@@ -19,23 +19,26 @@ from outfitter_proto.records import DeadLetter
 A_MINUTE = 100
 """Dead letters of one host and kind that are written within `WINDOW_S`."""
 WINDOW_S = 60.0
+"""Seconds for which a quota lasts."""
 
 Payer = str | tuple[str, bool]
 """The owner of a quota: a host's name and whether its messages were valid, or another name."""
 
 
 class Omitted(Struct, kw_only=True, frozen=True, gc=False):
-    """Messages without a dead letter of their own. `first`: the letter that the first of them would have had; `until`:
-    the offset after the last; `count`: how many they are."""
+    """Messages without a dead letter of their own. `first`: the letter that the first message would have had. `until`:
+    the offset after the last message. `count`: the number of messages."""
 
     first: DeadLetter
     until: int
     count: int = 1
 
     def with_one(self, offset: int) -> Omitted:
+        """A copy with the message at `offset` added."""
         return structs.replace(self, until=offset + 1, count=self.count + 1)
 
     def with_more(self, more: Omitted) -> Omitted:
+        """A copy with later messages added."""
         return structs.replace(self, until=max(self.until, more.until), count=self.count + more.count)
 
     def summary(self) -> DeadLetter:
@@ -48,7 +51,8 @@ class Omitted(Struct, kw_only=True, frozen=True, gc=False):
 
 
 class _Window(Struct):
-    """A payer's minute, which is `over_at` monotonic seconds: letters `written` in it, messages `omitted`."""
+    """A payer's minute. `over_at`: its end in monotonic seconds. `written`: letters in it; `omitted`: messages beyond
+    the quota."""
 
     over_at: float
     written: int = 0
@@ -67,7 +71,7 @@ class DeadLetterQuota:
         """The owners with nothing left now."""
 
     def use(self, payer: Payer) -> bool:
-        """Whether one more letter may be written now."""
+        """Use one letter of the quota. Returns False if nothing is left."""
         window = self._windows.get(payer)
         if window is None:
             window = self._windows[payer] = _Window(self._clock() + WINDOW_S)
@@ -78,9 +82,9 @@ class DeadLetterQuota:
             self.spent.add(payer)
         return True
 
-    def give_back(self, taken: Mapping[Payer, int]) -> None:
+    def give_back(self, used: Mapping[Payer, int]) -> None:
         """So many letters were not written after all, because their commit failed."""
-        for payer, count in taken.items():
+        for payer, count in used.items():
             if (window := self._windows.get(payer)) is not None:
                 window.written = max(0, window.written - count)
                 self.spent.discard(payer)
@@ -91,16 +95,16 @@ class DeadLetterQuota:
         window.omitted = omitted if window.omitted is None else window.omitted.with_more(omitted)
 
     def due(self, *, all_of_them: bool = False) -> dict[Payer, Omitted]:
-        """The omitted messages of the minutes that are over. Starts the next minutes."""
+        """End the minutes that are over (`all_of_them`: every minute). Returns their omitted messages."""
         now = self._clock()
-        over = [payer for payer, window in self._windows.items() if all_of_them or window.over_at <= now]
-        self.spent.difference_update(over)
-        ended = {payer: self._windows.pop(payer).omitted for payer in over}
-        return {payer: omitted for payer, omitted in ended.items() if omitted is not None}
+        payers = [payer for payer, window in self._windows.items() if all_of_them or window.over_at <= now]
+        self.spent.difference_update(payers)
+        omitted_by_payer = {payer: self._windows.pop(payer).omitted for payer in payers}
+        return {payer: omitted for payer, omitted in omitted_by_payer.items() if omitted is not None}
 
 
 class Quotas(Struct, frozen=True):
-    """One writer's quotas: of `letters`, and of messages whose unknown fields are named (`naming`)."""
+    """One writer's quotas. `letters`: of dead letters. `naming`: of messages whose unknown fields are named."""
 
     letters: DeadLetterQuota
     naming: DeadLetterQuota

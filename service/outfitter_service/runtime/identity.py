@@ -1,4 +1,4 @@
-"""A manager's identity: its instance, its machine, this boot."""
+"""A manager's identity: its instance, its machine, and the machine's current boot."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ SUSPEND_THRESHOLD_S = 1.0
 
 
 class Identity(Struct, frozen=True, kw_only=True):
-    """One running manager (`instance`) of a `cluster`, as one `writer`. Its `scope` is "host" or "cluster"; `host` is
-    None where that writer serves many (cluster scope). `machine_id` is None where the machine has none (machine-id(5));
-    `boot_id`, `pid_ns` and `time_ns` where it watches no processes, the last one also where the kernel has no time
-    namespaces. It has as many fields as records on the wire say of a manager."""
+    """One running manager (`instance`) of a `cluster`, as one `writer`. Its `scope` is "host" or "cluster". `host`: the
+    one that it serves; None: many (cluster scope). `machine_id`: None if the machine has none (machine-id(5)).
+    `boot_id`, `pid_ns` and `time_ns`: None if the manager watches no processes; `time_ns` also if the kernel has no
+    time namespaces. It has as many fields as records on the wire say of a manager."""
 
     cluster: str
     scope: str
@@ -36,6 +36,7 @@ class Identity(Struct, frozen=True, kw_only=True):
     time_ns: int | None = None
 
     def manager(self, since: datetime, stopped_at: datetime | None = None) -> ManagerIdentity:
+        """The manager, as host records name it. `since`: when it started; `stopped_at`: when it stopped, or None."""
         return ManagerIdentity(
             instance=self.instance,
             version=__version__,
@@ -53,7 +54,7 @@ def _instance() -> str:
 
 
 def host_identity(cluster: str, host: str) -> Identity:
-    """The identity of a host-scope manager started now."""
+    """The identity of a host-scope manager that starts now."""
     return Identity(
         cluster=cluster,
         scope="host",
@@ -68,8 +69,8 @@ def host_identity(cluster: str, host: str) -> Identity:
 
 
 def replica_identity(cluster: str) -> Identity:
-    """The identity of a cluster-scope manager started now, before it has a partition (see `of_partition`). It watches
-    no processes, because those of its hosts run elsewhere."""
+    """The identity of a cluster-scope manager that starts now, before it has a partition (see `of_partition`). It
+    watches no processes, because those of its hosts run on other machines."""
     return Identity(
         cluster=cluster,
         scope="cluster",
@@ -100,7 +101,8 @@ def machine_id() -> str | None:
 
 
 class SuspendWatch:
-    """Notices that the machine was suspended: CLOCK_BOOTTIME continues then, CLOCK_MONOTONIC does not (time(7))."""
+    """Notices that the machine was suspended. Meanwhile CLOCK_BOOTTIME continues, CLOCK_MONOTONIC does not (time(7)).
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

@@ -1,4 +1,4 @@
-"""What all parts of one manager measure and report with."""
+"""The instruments of one manager: metrics, clock, and the log of outages. All its parts share them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from outfitter_service.runtime.outage_log import OutageLog
 
 
 class Instruments(Struct, frozen=True, kw_only=True):
-    """`metrics`, the `clock`, and what the log says of a bus that is away (`outage`)."""
+    """The instruments. `outage`: logs outages of the bus."""
 
     metrics: Metrics
     clock: Clock
@@ -18,5 +18,5 @@ class Instruments(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, metrics: Metrics, clock: Clock = SYSTEM) -> Instruments:
-        """Those of a manager that starts now."""
+        """The instruments of a manager that starts now."""
         return cls(metrics=metrics, clock=clock, outage=OutageLog(clock))

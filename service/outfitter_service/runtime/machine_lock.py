@@ -1,10 +1,10 @@
 """The lock that allows one manager per host on a machine, whatever bus and cluster it serves.
 
 There are two locks, because neither is enough alone. The first is an abstract Unix socket. The kernel drops it with its
-process, and every process of the network namespace sees it, which a machine's services share. But every user may bind
-it, and so keep a manager from starting. The second is a file in the service's own directory (`RUNTIME_DIRECTORY` of
-systemd.exec(5)), if it has one. Then a socket of a user other than root and this one does not count: the manager warns
-and starts.
+process, and every process of the network namespace sees it. A machine's services share this namespace. But every user
+may bind the socket, and so keep a manager from starting. The second lock is a file in the service's own directory
+(`RUNTIME_DIRECTORY` of systemd.exec(5)), if it has one. Then a socket of a user other than root and the manager's own
+does not count: the manager warns and starts.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from msgspec import Struct
 log = structlog.get_logger("outfitter.service")
 
 ANSWER_WITHIN_S = 2.0
+"""Seconds within which the kernel must list its Unix sockets."""
 
 # linux/netlink.h, linux/sock_diag.h, linux/unix_diag.h
 _NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY = 4, 20
@@ -49,7 +50,7 @@ class ManagerExistsError(RuntimeError):
 
 
 class LockHolder(Struct, frozen=True):
-    """Who holds a lock: the user (`uid`) and the process (`pid`), None if the kernel does not tell."""
+    """The user (`uid`) and the process (`pid`) that hold a lock; None: the kernel does not tell."""
 
     uid: int | None = None
     pid: int | None = None
@@ -68,7 +69,8 @@ class LockHolder(Struct, frozen=True):
 def alone_on_machine(
     host: str, environment: Mapping[str, str] = os.environ, *, managers: Container[int] | None = None
 ) -> Iterator[None]:
-    """Hold the machine's lock for `host`. `managers`: users that may run managers (default: root and this user).
+    """A context that holds the machine's lock for `host`. `environment`: names the service's runtime directory.
+    `managers`: users that may run managers (default: root and this user).
 
     Raises:
         ManagerExistsError: another process holds it; the message says which.
@@ -87,7 +89,7 @@ def alone_on_machine(
             if directory is None or not stranger:
                 advice = ADVICE if stranger else ""
                 raise ManagerExistsError(_refusal(host, holder) + advice) from error
-            log.warning("a stranger holds the machine's lock, going on with the service's own", held_by=str(holder))
+            log.warning("a stranger holds the machine's lock, using only the service's own", held_by=str(holder))
         yield
 
 
@@ -120,7 +122,7 @@ def holder_of(name: str) -> LockHolder:
 
 
 def _peer(name: str) -> LockHolder:
-    """The process behind a second socket of the same name, by which the holder names itself (SO_PEERCRED of
+    """The process behind a second socket of the same name. By this socket the holder names itself (SO_PEERCRED of
     unix(7))."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as peer, suppress(OSError):
         peer.setblocking(False)
@@ -144,7 +146,7 @@ def _socket(host: str) -> Iterator[None]:
         socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as name_plate,
     ):
         lock.bind(socket_name(host))
-        with suppress(OSError):  # another process has it: then the refusal names no process
+        with suppress(OSError):  # another process has it, and the refusal names no process
             name_plate.bind(socket_name(host))
             name_plate.listen(8)
         yield
@@ -217,7 +219,7 @@ def _process_with(inode: int) -> int | None:
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             for link in (process / "fd").iterdir():
-                with suppress(FileNotFoundError):  # closed by now
+                with suppress(FileNotFoundError):  # it is closed by now
                     if str(link.readlink()) == target:
                         return int(process.name)
     return None

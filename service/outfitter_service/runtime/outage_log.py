@@ -1,7 +1,7 @@
 """Logs outages of the bus: a line at the start, one a minute, and one at the end.
 
-Several activities fail together, each repeatedly: reading, committing, sweeping. They are one outage. Each failure is a
-line at debug level.
+Several activities fail together, each repeatedly: reading, committing, sweeping. Together they are one outage. Each
+failure is a line at debug level.
 """
 
 from __future__ import annotations
@@ -11,37 +11,39 @@ import structlog
 from outfitter_proto.support import descriptors
 from outfitter_service.runtime.clock import SYSTEM, Clock
 
-SAY_AGAIN_S = 60.0
+LOG_AGAIN_S = 60.0
 """Seconds between two lines about one outage."""
 
 log = structlog.get_logger("outfitter.bus")
 
 
 class OutageLog:
-    """One manager's outages of its bus. One begins when the first activity fails, and ends when all work again."""
+    """One manager's outages of its bus. An outage begins when the first activity fails, and ends when all work again.
+    """
 
     def __init__(self, clock: Clock = SYSTEM) -> None:
         self._clock = clock
         self._failing: dict[str, str] = {}
         self._begun = 0.0
-        self._said = 0.0
+        self._logged_at = 0.0
 
     @property
     def on(self) -> bool:
+        """Whether an outage is under way."""
         return bool(self._failing)
 
     def met(self, activity: str, error: object) -> None:
         """`activity` has failed (again), and will be tried again."""
         now = self._clock.monotonic()
-        first, message = not self._failing, str(error)
+        is_first, message = not self._failing, str(error)
         if (code := descriptors.lacking()) is not None and (words := descriptors.explain(code)) not in message:
-            message = f"{message}; {words}"  # a client library says at most that it cannot connect
+            message = f"{message}; {words}"  # a client library says no more than that it cannot connect
         self._failing[activity] = message
-        if first:
-            self._begun = self._said = now
+        if is_first:
+            self._begun = self._logged_at = now
             log.warning("the bus is away, trying until it works", activity=activity, error=message)
-        elif now - self._said >= SAY_AGAIN_S:
-            self._said = now
+        elif now - self._logged_at >= LOG_AGAIN_S:
+            self._logged_at = now
             failing = sorted(self._failing)
             seconds = round(now - self._begun)
             log.warning("the bus is away for longer", after_s=seconds, activities=failing, error=message)

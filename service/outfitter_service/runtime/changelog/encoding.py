@@ -1,7 +1,7 @@
 """Encodes one commit: history and dead letters first, then one ledger batch that ends in the checkpoint.
 
-The order inside the ledger batch keeps promise 1 at every prefix: releases stand before grants. `record_kinds` has the
-place of each other kind of record.
+The order inside the ledger batch keeps promise 1 at every prefix: releases stand before grants. `record_kinds` says
+where each other kind of record stands.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ def ledger_batch(
 ) -> list[Entry]:
     """The ledger's entries in order: releases and tombstones, grants by their tokens, other records, the checkpoint.
 
-    `values`: records and their bytes by key; None is a tombstone. `fast_grants`: the fast grants, in the order of their
-    tokens. `recreated`: keys that were deleted and put again; without a tombstone in between the new records would look
-    like changes of the old ones.
+    `values`: records and their encoded values by key; None is a tombstone. `fast_grants`: records and entries by key,
+    in the order of their tokens. `recreated`: keys that were deleted and put again. Without a tombstone in between,
+    their new records would look like changes of the old ones.
     """
     before = [Entry(key.encode(), None) for key in recreated]
     grants: list[tuple[Token, Entry]] = []
@@ -81,8 +81,11 @@ def commit_entries(
     positions: dict[str, int],
     piece: Entry | None,
 ) -> list[Entry]:
-    """History's entries at the end of a commit, after its steps: the records that were put or deleted without a step,
-    the `piece` of a snapshot, and the checkpoint, as in the ledger's `last` entry."""
+    """History's entries at the end of a commit, after its steps.
+
+    They are the records that were put or deleted without a step (`stepless`), the `piece` of a snapshot, and the commit
+    itself. The commit has the checkpoint as in the ledger's `last` entry, and the changed queue `positions`.
+    """
     writer = checkpoint.writer
     entries: list[Entry] = []
     dropped: list[str] = []
@@ -108,7 +111,9 @@ def checkpoint(
     boot_id: str | None,
     snapshot: datetime | UnsetType,
 ) -> Checkpoint:
-    """The checkpoint of a commit that was just sealed. `shape`: the topics' shape."""
+    """The checkpoint of a commit that was just sealed. `position`: in the input. `shape`: the topics'. `grown`: the
+    input's offsets from before partitions were added. `boot_id`: the boot whose deaths are not all committed.
+    `snapshot`: when the newest complete snapshot in history was begun."""
     return Checkpoint(
         writer=identity.writer,
         instance=identity.instance,

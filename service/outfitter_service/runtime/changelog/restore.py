@@ -1,6 +1,6 @@
 """Restores the ledger from the compacted topic when a manager starts.
 
-Reads one partition up to its committed end, keeps the last record of each key in scope, and builds the core's ledger
+It reads one partition up to its committed end, keeps the last record of each key in scope, and builds the core's ledger
 from them. It repairs nothing: the host of an unreadable record is refused.
 """
 
@@ -35,7 +35,7 @@ SLICE = 500
 """Records between two pauses: some 10 ms, decoding included."""
 
 MOST_INTERNED = 1000
-"""Most requests, labels and names that are kept to share equal ones."""
+"""Most requests, labels and names that are kept so that records share equal ones."""
 
 
 class LedgerRefusedError(RuntimeError):
@@ -43,10 +43,10 @@ class LedgerRefusedError(RuntimeError):
 
 
 class Restored(Struct, frozen=True, kw_only=True):
-    """A restored `ledger`. `checkpoint`: the newest of this writer (None: the writer is new). `rivals`: writers of the
-    other scope that wrote about this one's hosts. `neighbours`: other hosts' records and checkpoints by key, encoded.
-    `swept`: the checkpoint of the partition's sweeper. `end`: the offset up to which the topic was read: `records` in
-    so many `seconds`."""
+    """A restored `ledger`. `checkpoint`: the newest one of this writer (None: the writer is new). `rivals`: writers of
+    the other scope that have written about this scope's hosts. `end`: the offset up to which the topic was read.
+    `neighbours`: other hosts' records and checkpoints by key, encoded. `swept`: the checkpoint of the partition's
+    sweeper. `records`: how many were read, in so many `seconds`."""
 
     ledger: Ledger
     checkpoint: Checkpoint | None
@@ -86,9 +86,9 @@ async def restore(bus: Bus, topic: str, partition: int, scope: Scope, *, end: in
 
 
 async def unchanged(bus: Bus, topic: str, partition: int, scope: Scope, seen: Restored) -> Restored | None:
-    """A recent restore with the current records of others; None if the scope's own records have changed since, or the
-    topic was replaced. The restore must be recent, because tombstones of others disappear after `delete.retention.ms`
-    (the scope's own writer always writes a checkpoint).
+    """The recent restore `seen`, with the current records of others; None if the scope's own records have changed
+    since, or the topic was replaced. The restore must be recent: tombstones of others disappear after
+    `delete.retention.ms`. (The scope's own writer always writes a checkpoint.)
 
     Raises:
         BusError: the bus could not be read.
@@ -115,11 +115,11 @@ async def unchanged(bus: Bus, topic: str, partition: int, scope: Scope, seen: Re
 
 @contextmanager
 def _gc_paused() -> Iterator[None]:
-    """Pause garbage collection while a ledger is built, and count the ledger as old afterwards: one pass over a million
-    records takes a second, and young objects get two. If several ledgers are built at once, the first complete one ends
-    the pause for all."""
-    collects = gc.isenabled()
-    if collects:
+    """Pause garbage collection while a ledger is built, and count the ledger as old afterwards. One pass over a million
+    records takes a second, and young objects get two passes. If several ledgers are built at once, the first complete
+    one ends the pause for all."""
+    is_enabled = gc.isenabled()
+    if is_enabled:
         gc.collect(1)  # garbage must not become old with the ledger
     gc.disable()
     try:
@@ -127,13 +127,13 @@ def _gc_paused() -> Iterator[None]:
         gc.freeze()
         gc.unfreeze()  # puts frozen objects among the oldest ones
     finally:
-        if collects:
+        if is_enabled:
             gc.enable()
 
 
 @contextmanager
 def _cleared_on_error(*read: dict[bytes, Any] | Ledger | _Interner) -> Iterator[None]:
-    """Clear these after an error. A bus keeps its last error, whose traceback would keep them alive."""
+    """A context that clears these after an error. A bus keeps its last error, whose traceback would keep them alive."""
     try:
         yield
     except BaseException:
@@ -143,7 +143,7 @@ def _cleared_on_error(*read: dict[bytes, Any] | Ledger | _Interner) -> Iterator[
 
 
 async def discard(ledger: Ledger) -> None:
-    """Empty a ledger that nobody uses any more. It pauses now and then: freeing a million records takes 1.6 s."""
+    """Empty a ledger that is no longer used. This pauses now and then: to free a million records takes 1.6 s."""
     while ledger.hosts:
         ledger.hosts.popitem()
         await anyio.lowlevel.checkpoint()
@@ -154,8 +154,9 @@ async def discard(ledger: Ledger) -> None:
     ledger.clear()
 
 
-async def _build(read: _ReadPartition, scope: Scope, place: str) -> tuple[Ledger, Checkpoint | None]:
-    """The ledger of a log. It pauses now and then, so that the manager does not seem dead during a million records."""
+async def _build(read: _ReadPartition, scope: Scope, topic_partition: str) -> tuple[Ledger, Checkpoint | None]:
+    """The ledger of a partition that was read. This pauses now and then, so that the manager does not seem dead while
+    it builds a million records."""
     ledger = Ledger()
     checkpoint: Checkpoint | None = None
     allocations: list[Allocation] = []
@@ -165,7 +166,7 @@ async def _build(read: _ReadPartition, scope: Scope, place: str) -> tuple[Ledger
         if number % SLICE == 0:
             await anyio.lowlevel.checkpoint()
         try:
-            record = _checked_record(key, value, place)
+            record = _checked_record(key, value, topic_partition)
         except LedgerRefusedError as error:
             host = host_of(key)
             if host is None or not scope.refuse(host, str(error)):
@@ -198,7 +199,8 @@ def _rivals(others: dict[bytes, bytes], scope: Scope) -> list[str]:
 
 
 def _swept(others: dict[bytes, bytes], partition: int) -> Checkpoint | None:
-    """The sweeper's checkpoint, or None if this version cannot read it: this writer must not refuse it."""
+    """The sweeper's checkpoint; None if there is none or this version cannot read it. It is no reason to refuse the
+    ledger."""
     value = others.get(checkpoint_key(sweeper_writer(partition)).encode())
     try:
         record = decode_ledger(value) if value is not None else None
@@ -207,8 +209,12 @@ def _swept(others: dict[bytes, bytes], partition: int) -> Checkpoint | None:
     return record if isinstance(record, Checkpoint) else None
 
 
-def _checked_record(key: bytes, value: LedgerRecord | bytes, place: str) -> LedgerRecord:
-    """The last record under `key`, if this version can work on it."""
+def _checked_record(key: bytes, value: LedgerRecord | bytes, topic_partition: str) -> LedgerRecord:
+    """The last record under `key`.
+
+    Raises:
+        LedgerRefusedError: this version must not work on it.
+    """
     try:
         record = decode_ledger(value, key=key) if isinstance(value, bytes) else value
     except UnknownTypeError as error:
@@ -217,8 +223,8 @@ def _checked_record(key: bytes, value: LedgerRecord | bytes, place: str) -> Ledg
         ) from error
     except WireError as error:
         raise LedgerRefusedError(
-            f"{error}. The ledger in {place} is damaged there; to continue without this record, stop the manager, run "
-            f"`outfitter ledger forget {key.decode('utf-8', 'backslashreplace')}`, and start again"
+            f"{error}. The ledger in {topic_partition} is damaged there; to continue without this record, stop the "
+            f"manager, run `outfitter ledger forget {key.decode('utf-8', 'backslashreplace')}`, and start again"
         ) from error
     if isinstance(record, Allocation) and record.state not in _KNOWN_STATES:
         raise LedgerRefusedError(
@@ -276,7 +282,7 @@ async def _add_batch(
     others: dict[bytes, bytes],
     interner: _Interner,
 ) -> None:
-    """Keep the last record of each key in one fetch. It pauses now and then."""
+    """Keep the last record of each key in one fetch. This pauses now and then."""
     newest: dict[bytes, bytes | None] = {}
     for message in messages:
         key = message.key
@@ -297,8 +303,8 @@ async def _add_batch(
 
 
 def _decoded(key: bytes, value: bytes, interner: _Interner) -> LedgerRecord | bytes:
-    """A record, decoded at once, so that bytes and records are never all in memory together. A value that cannot be
-    decoded stays as it is, because a later one may supersede it."""
+    """A record, decoded at once: so memory never has all bytes and all records together. A value that cannot be decoded
+    stays as it is, because a later one may supersede it."""
     try:
         record = decode_ledger(value, key=key)
     except WireError:
@@ -309,7 +315,7 @@ def _decoded(key: bytes, value: bytes, interner: _Interner) -> LedgerRecord | by
 
 
 class _Interner:
-    """Has records share equal parts, which are about a third of their memory."""
+    """Makes records share equal parts, which are about a third of their memory."""
 
     def __init__(self) -> None:
         self._names: dict[str, str] = {}

@@ -30,9 +30,9 @@ class TopicsChangedError(RuntimeError):
 
 
 class Shape(Struct, frozen=True, kw_only=True):
-    """All topics' number of `partitions`, and the ids of `registrations`, `ledger`, `history` and `dead_letters`; None:
-    there is no such topic, it is not shown to us, or it is not needed. `ledger_start`: the first offset of the
-    partition."""
+    """All topics' number of `partitions`, and the topics' ids: `registrations`, `ledger`, `history`, `dead_letters`.
+    None: the topic does not exist, the manager may not see it, or does not need it. `ledger_start`: the first offset of
+    the manager's partition of the ledger."""
 
     partitions: int
     registrations: str
@@ -54,12 +54,12 @@ async def shape(bus: Bus, topics: Topics, *, history: bool = True) -> Shape:
     for name in (topics.registrations, topics.allocations):
         if name not in shapes:
             await bus.topic(name)  # raises an error that says why
-            raise UnknownTopicError(f"{bus.url}: there is no topic {name!r} now")
+            raise UnknownTopicError(f"{bus.url}: topic {name!r} does not exist now")
     counts = {name: each.partitions for name, each in shapes.items()}
     if len(set(counts.values())) > 1:
         shown = ", ".join(f"{name}: {count}" for name, count in counts.items())
         raise TopicsChangedError(
-            f"the topics have different numbers of partitions ({shown}), and a host needs the same one in all of them. "
+            f"the topics have different numbers of partitions ({shown}), and all must have the same number. "
             f"{growing(max(counts.values()))}"
         )
     ids = {name: each.id for name, each in shapes.items()}
@@ -73,7 +73,7 @@ async def shape(bus: Bus, topics: Topics, *, history: bool = True) -> Shape:
 
 
 def growing(partitions: int) -> str:
-    """What to do where partitions were added."""
+    """What people must do after partitions were added."""
     return (
         f"Stop all managers of this cluster and run `outfitter topics grow --partitions {partitions}`, which moves "
         "each host's records to where they belong; then start the managers again"
@@ -84,8 +84,8 @@ class TopicCheck:
     """Checks the topics of one processor. `shape`: the topics' shape at the last `check`."""
 
     def __init__(self, assignment: Assignment, *, history: bool, adopt: bool) -> None:
-        """`history`: whether the cluster has that topic. `adopt`: accept the ledger as it is, in
-        whichever topic."""
+        """`history`: whether the cluster has that topic. `adopt`: accept the ledger as it is, whichever topic it was
+        written to."""
         self._assignment = assignment
         self._bus = assignment.bus
         self._topics = assignment.topics
@@ -101,13 +101,16 @@ class TopicCheck:
 
     @property
     def shape(self) -> Shape:
+        """The topics' shape at the last `check`."""
         if self._shape is None:
             raise RuntimeError("the topics have not been checked yet")
         return self._shape
 
     async def check(self) -> Shape:
-        """Compare the topics with those of the last check. The first check comes before fencing. Only the ledger must
-        be unchanged: other topics may be recreated, and the input's position tells that of registrations.
+        """Compare the topics with those of the last check. The first check comes before fencing.
+
+        Only the ledger's topic must be unchanged. Others may be recreated; of registrations the input's position
+        tells.
 
         Raises:
             TopicsChangedError: partitions were added, the ledger's topic was replaced, or records were deleted from it.
@@ -123,8 +126,8 @@ class TopicCheck:
         before = self._shape
         if before is None:
             self._was_written = await self._bus.has_committed(self._identity)
-            is_known = await self._bus.tenure(self._identity) is not None
-            if is_known and now.history is not None:
+            has_writer = await self._bus.tenure(self._identity) is not None
+            if has_writer and now.history is not None:
                 _, self._history_end = await self._bus.offsets(self._topics.history, self._partition)
         elif before.ledger != now.ledger:
             raise TopicsChangedError(
@@ -145,17 +148,17 @@ class TopicCheck:
 
     def _deleted(self, start: int) -> TopicsChangedError:
         return TopicsChangedError(
-            f"the records of {self._place} before offset {start} were deleted, by hand or by a cleanup.policy other "
-            f"than compact: grants may be missing. {_ADOPTING}"
+            f"the records of {self._topic_partition} before offset {start} were deleted, by hand or by a "
+            f"cleanup.policy other than compact: grants may be missing. {_ADOPTING}"
         )
 
     async def check_restored(self, restored: Restored, *, taken: bool) -> None:
-        """Check whether a restored ledger may be used. Before fencing (not `taken`) the last holder's final transaction
-        may still be open; then the check comes after fencing.
+        """Check whether a restored ledger may be used. `taken`: this manager has fenced the writer. Before that, the
+        last holder's final transaction may still be open; then the check comes after fencing.
 
         Raises:
-            TopicsChangedError: the ledger is of other topics, records were deleted from it, or these hosts' records are
-                in another partition.
+            TopicsChangedError: the ledger was written for other topics, records were deleted from it, or these hosts'
+                records are in another partition.
             BusError: the check failed.
         """
         # records may have been deleted during the restore
@@ -168,29 +171,29 @@ class TopicCheck:
             self._strays_checked = True
         if self._adopt or restored.ledger.hosts or restored.ledger.records:
             return
-        # a commit that was complete before the restore is in it, whoever writes to the partition meanwhile
+        # the restore has each commit that was complete before it, whoever writes to the partition meanwhile
         is_settled = taken or self._was_written
         if not is_settled and (await self._bus.offsets(self._topics.allocations, self._partition))[1] > restored.end:
             return
         if self._was_written or await self._is_in_history():
             raise TopicsChangedError(
-                f"a manager has written as {self._identity!r} before, and {self._place} holds nothing of it: the topic "
-                f"was recreated, or restored without it. {_ADOPTING}"
+                f"a manager has written as {self._identity!r} before, and {self._topic_partition} holds nothing of it: "
+                f"the topic was recreated, or restored without it. {_ADOPTING}"
             )
-        if other := await self._written_without_the_ledger():
+        if written := await self._written_without_the_ledger():
             raise TopicsChangedError(
-                f"managers have written to {other}, and {self._place} is empty although they write to both together: "
-                f"the topic was recreated, or restored without its records. {_ADOPTING}"
+                f"managers have written to {written}, and {self._topic_partition} is empty although they write to both "
+                f"together: the topic was recreated, or restored without its records. {_ADOPTING}"
             )
 
     async def _written_without_the_ledger(self) -> str | None:
-        """A topic partition with records although this partition of the ledger never had a commit, which each write
-        needs; else None. It reveals a recreated ledger even if the bus has forgotten the writer."""
-        for name, id_ in (
+        """A topic partition with records although this partition of the ledger never had a commit; else None. Each
+        commit writes to both. So the ledger was recreated; this shows even if the bus has forgotten the writer."""
+        for name, topic_id in (
             (self._topics.history, self.shape.history),
             (self._topics.dead_letters, self.shape.dead_letters),
         ):
-            if id_ is None:
+            if topic_id is None:
                 continue
             if not await self._holds(name, lambda _: True):
                 continue
@@ -200,36 +203,36 @@ class TopicCheck:
         return None
 
     def _compare(self, checkpoint: Checkpoint | None) -> None:
-        """Compare the topics with those in the checkpoint. Checkpoints of old versions name none, and pass."""
+        """Compare the topics with those in the checkpoint. A checkpoint of an old version names none, and passes."""
         if checkpoint is None:
             return
-        partitions, id_, start = checkpoint.partitions, checkpoint.ledger_id, checkpoint.ledger_start or 0
-        if id_ is not UNSET and id_ != self.shape.ledger and not self._adopt:
+        partitions, ledger_id, start = checkpoint.partitions, checkpoint.ledger_id, checkpoint.ledger_start or 0
+        if ledger_id is not UNSET and ledger_id != self.shape.ledger and not self._adopt:
             raise TopicsChangedError(
-                f"the ledger in {self._place} was written to another topic of that name (its id was {id_}, and is "
-                f"{self.shape.ledger} now), which was deleted or restored from a copy: grants may be missing. "
-                f"{_ADOPTING}"
+                f"the ledger in {self._topic_partition} was written to another topic of that name (its id was "
+                f"{ledger_id}, and is {self.shape.ledger} now), which was deleted or restored from a copy: grants may "
+                f"be missing. {_ADOPTING}"
             )
         if self.shape.ledger_start > start and not self._adopt:
             raise self._deleted(self.shape.ledger_start)
         if partitions is not UNSET and partitions != self.shape.partitions:
             is_moving = partitions == MOVING
-            was = "is being moved between partitions" if is_moving else f"was written when there were {partitions}"
+            state = "is being moved between partitions" if is_moving else f"was written when there were {partitions}"
             raise TopicsChangedError(
-                f"the topics have {self.shape.partitions} partitions, and the ledger in {self._place} {was}. "
-                f"{growing(self.shape.partitions)}"
+                f"the topics have {self.shape.partitions} partitions, and the ledger in {self._topic_partition} "
+                f"{state}. {growing(self.shape.partitions)}"
             )
 
     async def _refuse_strays(self) -> None:
-        """Of a ledger that looks new: make sure that no other partition has these hosts' records."""
+        """The ledger looks new: make sure that no other partition has these hosts' records."""
         for partition in range(self.shape.partitions):
             if partition == self._partition:
                 continue
             strays = await self._strays(partition)
             if strays:
                 raise TopicsChangedError(
-                    f"the topics have {self.shape.partitions} partitions, so that {self._place} is the place of "
-                    f"{', '.join(strays[:3])}{' and others' if len(strays) > 3 else ''}, but their grants are in "
+                    f"the topics have {self.shape.partitions} partitions, so that {self._topic_partition} is the place "
+                    f"of {', '.join(strays[:3])}{' and others' if len(strays) > 3 else ''}, but their grants are in "
                     f"{self._topics.allocations}/{partition}: partitions were added, or the topic was restored with "
                     f"another number. {growing(self.shape.partitions)}"
                 )
@@ -252,17 +255,19 @@ class TopicCheck:
         return sorted(set(hosts.values()))
 
     async def _is_in_history(self) -> bool:
-        """Whether history had a commit of this writer at the first check. The bus knows only the last transaction,
-        which may have been aborted because the ledger was being deleted. A rival's later commit does not count: the
-        ledger may have been restored before it."""
+        """Whether history had a commit of this writer at the first check.
+
+        The bus knows only the last transaction, which may have been aborted because somebody was deleting the ledger. A
+        rival's later commit does not count: this manager may have restored the ledger before it.
+        """
         if self.shape.history is None or not self._history_end:
             return False
         writer = self._assignment.identity.writer.encode()
         return await self._holds(self._topics.history, lambda message: message.key == writer, before=self._history_end)
 
     async def _holds(self, topic: str, matches: Callable[[Message], bool], *, before: int | None = None) -> bool:
-        """Whether a matching message is committed in this partition of a topic (`before` an offset). Before fencing,
-        this writer's open transaction is not waited for."""
+        """Whether a message that `matches` is committed in this partition of a topic. `before`: only before this
+        offset. An open transaction of this writer is not waited for."""
         end = await self._bus.stable_end(topic, self._partition, taking=self._identity)
         end = end if before is None else min(end, before)
         async with await self._bus.open_reader(topic, self._partition, start=None, committed=True) as reader:
@@ -272,7 +277,7 @@ class TopicCheck:
         return False
 
     @property
-    def _place(self) -> str:
+    def _topic_partition(self) -> str:
         return f"{self._topics.allocations}/{self._partition}"
 
 

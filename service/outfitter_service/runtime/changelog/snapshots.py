@@ -1,7 +1,7 @@
 """Writes a writer's whole state into history, in pieces. A replay can begin only at such a snapshot.
 
-Each commit carries at most one piece, however large the ledger is. Changes between the pieces are in history as always
-(`records.Snapshot`). It decides nothing and commits nothing.
+Each commit has at most one piece, however large the ledger is. Changes between the pieces are in history as always
+(`records.Snapshot`). This module decides nothing and commits nothing.
 """
 
 from __future__ import annotations
@@ -18,17 +18,19 @@ from outfitter_service.core.state.ledger import Ledger
 PIECE_BYTES = 256 * 1024
 """Bytes of one piece: some hundred records, a millisecond or two of a commit."""
 SMALLEST_PIECE_BYTES = 4096
+"""The lowest limit of a piece, after commits were too large."""
 INTERVAL = timedelta(hours=24)
-"""The newest snapshot becomes at most this old while anything is committed: far less than history's retention."""
+"""The age of the newest snapshot at which the next one begins, if anything is committed: far less than history's
+retention."""
 BETWEEN_BYTES = 1024**3
 BETWEEN_TIMES = 16
-"""History between two snapshots: at least so many bytes, and so many times the state, unless the interval is over. A
-replay reads that in well under a minute, and snapshots add a sixteenth at most."""
+"""The least history between two snapshots, in bytes and as a multiple of the state, unless the interval is over. A
+replay reads that much in well under a minute, and snapshots add a sixteenth at most."""
 
 
 class Pace(Struct, frozen=True, kw_only=True):
-    """`piece_bytes`: how large a piece is. `between_bytes`: the history between two snapshots at least, unless the
-    `interval` is over."""
+    """How often history gets snapshots. `piece_bytes`: the most bytes of a piece. `interval`: the age of the newest
+    snapshot at which the next one begins. `between_bytes`: the history after which one begins earlier."""
 
     piece_bytes: int = PIECE_BYTES
     interval: timedelta = INTERVAL
@@ -36,8 +38,9 @@ class Pace(Struct, frozen=True, kw_only=True):
 
 
 class Piece(Struct, frozen=True, kw_only=True):
-    """One commit's part of a snapshot. `upto`: how many of the snapshot's keys are done with it. `size`: the
-    bytes of their records. `last`: if it completes the snapshot, when that was begun."""
+    """One commit's part of a snapshot. `entry`: what is written. `upto`: how many of the snapshot's keys this piece and
+    the earlier ones have. `size`: the bytes of this piece's records. `last`: when the snapshot was begun, if this piece
+    completes it; else None."""
 
     entry: Entry
     upto: int
@@ -46,25 +49,26 @@ class Piece(Struct, frozen=True, kw_only=True):
 
 
 class _Underway:
-    """A snapshot under way: its keys, and how much of it has been handed out and committed."""
+    """A snapshot under way. `size`: the bytes of its committed records. `handed`, `committed`: how many pieces and how
+    many of the `keys` commits have got, and how many of both are committed."""
 
     def __init__(self, keys: list[str], begun: CommitNumber, at: datetime) -> None:
-        """`begun`: the number of the commit that it begins with."""
+        """`keys`: of all records when it was begun. `begun`: the number of the commit that it begins with; `at`: that
+        commit's time."""
         self.keys = keys
         self.begun = begun
         self.at = at
         self.size = 0
         self.handed = (0, 0)
         self.committed = (0, 0)
-        """Pieces and keys."""
 
 
 class Snapshots:
-    """The snapshots of one writer. Get a `piece` when a commit's decisions are made, then report how it ended."""
+    """The snapshots of one writer. Call `piece` when a commit's decisions are made, then `settle` or `take_back`."""
 
     def __init__(self, writer: str, instance: str, pace: Pace | None) -> None:
-        """`writer`: whose state it is; `instance`: the manager that writes. `pace`: None if no history is
-        written, and so no snapshots."""
+        """`writer`: the name of the writer. `instance`: this manager. `pace`: how often; None: no history is written,
+        and so no snapshots."""
         self._writer = writer
         self._instance = instance
         self._pace = pace
@@ -87,7 +91,7 @@ class Snapshots:
         return self._underway is not None
 
     def newest(self, piece: Piece | None) -> datetime | UnsetType:
-        """For the checkpoint: when the newest snapshot was begun that is complete with this piece."""
+        """For the checkpoint: when the newest complete snapshot was begun. `piece`: the one in the same commit."""
         if piece is not None and piece.last is not None:
             return piece.last
         return self._since if self._since is not None else UNSET
@@ -110,7 +114,7 @@ class Snapshots:
         self._since = self._underway = None
 
     def piece(self, ledger: Ledger, now: datetime, *, commit: CommitNumber) -> Piece | None:
-        """The next piece that is due, from the ledger with all decisions of the commit with that number."""
+        """The next piece that is due, or None. `ledger`: with all decisions of the commit with the number `commit`."""
         if self._underway is None and self._is_due(now):
             self._underway = _Underway(ledger.keys(), commit, now)
         underway = self._underway
@@ -137,7 +141,7 @@ class Snapshots:
         )
 
     def settle(self, piece: Piece | None, written: int) -> None:
-        """A commit is settled, with so many bytes of history."""
+        """A commit is settled. `piece`: its piece, or None. `written`: its bytes of history."""
         self._written += written
         underway = self._underway
         if piece is None or underway is None:
@@ -151,7 +155,7 @@ class Snapshots:
             self._underway = None
 
     def take_back(self) -> None:
-        """Pieces that were handed out and not committed come again."""
+        """Commits have failed: write their pieces again."""
         underway = self._underway
         if underway is not None:
             underway.handed = underway.committed

@@ -1,4 +1,5 @@
-"""Checks the topics' shape while a partition is served, because nobody reports topics that are recreated or grow."""
+"""Checks the topics' shape while a partition is served: the bus does not report that a topic was recreated or has
+grown."""
 
 from __future__ import annotations
 
@@ -16,8 +17,9 @@ log = structlog.get_logger("outfitter.topics")
 
 
 class TopicWatch(Struct, frozen=True):
-    """Watches one processor's topics, with `every_s` seconds between two checks. It has no large objects: a cancelled
-    task may stay in memory for a while."""
+    """Watches one processor's topics. `topic_check`: compares their shape. `input_reader`: learns that the
+    registrations topic was recreated; `snapshots`: that history was. `every_s`: seconds between two checks. The watch
+    has no large objects, because a cancelled task may stay in memory for a while."""
 
     assignment: Assignment
     topic_check: TopicCheck
@@ -26,7 +28,8 @@ class TopicWatch(Struct, frozen=True):
     every_s: float
 
     async def run(self, cursor: Cursor, before: Shape) -> None:
-        """Check repeatedly, until cancelled. `cursor` moves on meanwhile.
+        """Check repeatedly, until cancelled. `cursor`: the processor's, which moves on meanwhile. `before`: the topics'
+        shape at the start.
 
         Raises:
             TopicsChangedError: the ledger was written for other topics.
@@ -43,7 +46,7 @@ class TopicWatch(Struct, frozen=True):
                 log.debug("cannot check the topics", error=str(error))
                 continue
             self._report(before, now)
-            # a topic that is missing or not shown to us may come back unchanged
+            # a topic that is missing, or that this manager may not see, may come back unchanged
             history, letters = now.history or before.history, now.dead_letters or before.dead_letters
             before = structs.replace(now, history=history, dead_letters=letters)
 

@@ -1,4 +1,5 @@
-"""Builds one resource's driver from its settings, and checks that a manager can serve it. Nothing here runs it."""
+"""Builds one resource's driver from its settings, and checks that a manager can serve it. It does not run the driver.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +15,21 @@ from outfitter_service.runtime.drivers.translation import REASON_LENGTH, words_o
 
 
 class UnservableDriverError(ValueError):
-    """A driver does not go with another setting of its resource or manager. `option` of the resource is to blame."""
+    """A driver does not go with another setting of its resource or manager."""
 
     def __init__(self, option: str, problem: str) -> None:
+        """`option`: the option of the resource that must change. `problem`: the message."""
         super().__init__(problem)
         self.option = option
 
 
 class ServableDriver(Struct, frozen=True, kw_only=True):
-    """A driver that a manager can serve, with what it says of itself, read once: its properties are foreign code, which
-    may raise at any later time. `inventory`, `preparation` and `in_use_check` are the driver if it has that interface.
+    """A driver that a manager can serve, and its properties. They are read once: they are foreign code, which may raise
+    an error at any later time.
+
+    `timeout_s`: the time limit of each call in seconds. `hint`: advice for workers that wait although the driver
+    reported enough devices. `knows_holders`: it never names a held device.
+    `inventory`, `preparation` and `in_use_check`: the driver if it has that interface, else None.
     """
 
     driver: api.ExternalResourceDriver
@@ -36,16 +42,17 @@ class ServableDriver(Struct, frozen=True, kw_only=True):
 
     @property
     def on_demand(self) -> bool:
-        """It has no inventory."""
+        """Whether the driver has no inventory, and is asked for each worker."""
         return self.inventory is None
 
     @property
     def prepares(self) -> bool:
+        """Whether the driver prepares devices and takes them back."""
         return self.preparation is not None
 
     @property
     def confirms(self) -> bool:
-        """It says whether a device is still in use."""
+        """Whether the driver must take devices back, or can say whether a device is still in use."""
         return self.prepares or self.in_use_check is not None
 
 
@@ -54,9 +61,9 @@ def build(resource: ResourceConfig, warn: Callable[[str], object]) -> api.Extern
     factory, which begins with a setting's key, without `param.`.
 
     Raises:
-        DriverLookupError: there is no such driver, or its factory returns none.
+        DriverLookupError: the driver does not exist, or its factory returns none.
         ValueError: no driver is configured, or a parameter is wrong; the message says which.
-        Exception: any other error of the factory. What it raises is always an `Exception`; see `registry.contained`.
+        Exception: any other error of the factory. It is always an `Exception`; see `registry.contained`.
     """
     if resource.driver is None:
         raise ValueError("no driver is configured")
@@ -123,7 +130,8 @@ def inspected(driver: api.ExternalResourceDriver) -> ServableDriver:
 
 
 def build_error_text(error: Exception) -> str:
-    """Why a driver cannot be built, from what `build` or `build_served` raised: a ValueError speaks for itself."""
+    """Why a driver cannot be built, for people. `error`: an error of `build` or `build_served`. The message of a
+    ValueError needs no name of its class."""
     words = words_of(error)
     if isinstance(error, ValueError | registry.DriverExitError) and words:
         return words

@@ -18,7 +18,7 @@ log = structlog.get_logger("outfitter.drivers")
 
 
 class CommandRunner:
-    """The commands under way: serial for one allocation, concurrent for different ones."""
+    """Runs commands: serially for one allocation, concurrently for different ones."""
 
     def __init__(
         self,
@@ -27,18 +27,20 @@ class CommandRunner:
         supervisors: Callable[[str], Mapping[str, Supervisor]],
         emit: Emit,
     ) -> None:
-        """Commands run in `tasks`, and `emit` gets their results. `configured`: the resources that have a driver.
-        `supervisors` returns those of a host by resource; none if the host is not served."""
+        """`tasks`: where commands run. `configured`: the resources that have a driver. `supervisors`: returns the
+        supervisors of a host by resource, none if the host is not served. `emit`: called with each result as an event.
+        """
         self._tasks = tasks
         self._configured = configured
         self._supervisors = supervisors
         self._emit = emit
-        self._lines: dict[AllocationKey, deque[Callable[[], Awaitable[None]]]] = {}
+        self._calls: dict[AllocationKey, deque[Callable[[], Awaitable[None]]]] = {}
         self._under_way: set[m.Command] = set()
 
     def perform(self, command: m.Command, record: Allocation | None) -> None:
-        """Start a committed command, whose result comes back as an event. A command that is under way already (the
-        partition was taken again meanwhile) is not started again: its result answers both."""
+        """Start a committed command, whose result comes back as an event. `record`: its allocation. A command that is
+        under way already is not started again: the manager has taken the partition again, and one result answers both.
+        """
         if command in self._under_way:
             return
         match command:
@@ -52,6 +54,7 @@ class CommandRunner:
                 self._in_turn(command.allocation, lambda: self._unprepare(command, record))
 
     def _grants(self, record: Allocation) -> Iterator[tuple[Supervisor, api.Grant]]:
+        """The grant of each of the record's resources that has a driver, with its supervisor."""
         supervisors = self._supervisors(record.host)
         for resource, infos in record.resources.items():
             supervisor = supervisors.get(resource)
@@ -59,21 +62,21 @@ class CommandRunner:
                 yield supervisor, supervisor.grant(record, infos)
 
     def _in_turn(self, key: AllocationKey, call: Callable[[], Awaitable[None]]) -> None:
-        """Make the calls for one allocation serially, in order (one commit may grant and release). Separate tasks could
+        """Make the calls for one allocation serially, in order: one commit may grant and release. Separate tasks could
         begin in any order. No other allocation has its devices meanwhile."""
-        line = self._lines.get(key)
-        if line is not None:
-            line.append(call)
+        calls = self._calls.get(key)
+        if calls is not None:
+            calls.append(call)
         else:
-            line = self._lines[key] = deque([call])
-            self._tasks.start_soon(self._work_off, key, line)
+            calls = self._calls[key] = deque([call])
+            self._tasks.start_soon(self._make_calls, key, calls)
 
-    async def _work_off(self, key: AllocationKey, line: deque[Callable[[], Awaitable[None]]]) -> None:
+    async def _make_calls(self, key: AllocationKey, calls: deque[Callable[[], Awaitable[None]]]) -> None:
         try:
-            while line:
-                await line.popleft()()
+            while calls:
+                await calls.popleft()()
         finally:
-            del self._lines[key]
+            del self._calls[key]
 
     def _absent(self, record: Allocation) -> list[str]:
         """The record's resources that a driver has prepared or must take back, and whose driver is not configured."""
@@ -90,7 +93,7 @@ class CommandRunner:
     async def _unprepare(self, command: m.Unprepare, record: Allocation) -> None:
         absent = self._absent(record)
         if absent:
-            # their driver must take them back: a manager with that driver will ask it when it starts
+            # a manager that starts with this driver configured asks the driver to take the devices back
             log.error(
                 "devices stay held: their driver must take them back, but is not configured; configure it and restart",
                 host=record.host,

@@ -41,14 +41,14 @@ class DriverCalls(Protocol):
 
 
 class DriverPool:
-    """All supervisors of one processor: one for each resource of each of its hosts."""
+    """The supervisors of one processor: one for each resource of each of its hosts."""
 
     def __init__(self, loaded: Mapping[str, Loaded], *, metrics: Metrics) -> None:
         """`loaded`: the configured resources by name; those without a driver are left out."""
         self._loaded = {name: resource for name, resource in loaded.items() if resource.served is not None}
         self._metrics = metrics
         self._hosts: dict[str, dict[str, Supervisor]] = {}
-        self._looking: dict[str, list[anyio.CancelScope]] = {}
+        self._inventory_scopes: dict[str, list[anyio.CancelScope]] = {}
         self._waiting_hosts: dict[str, None] = {}
         self._host_waits = anyio.Event()
         self._emit: Emit | None = None
@@ -56,7 +56,8 @@ class DriverPool:
         self._commands: CommandRunner | None = None
 
     async def run(self, emit: Emit, *, started: anyio.Event, host: str | None = None) -> None:
-        """Run until cancelled; serve `host` from the start. `emit` gets the drivers' events."""
+        """Run until cancelled. `emit` is called with the drivers' events. `started` is set once hosts may be served.
+        `host`: served from the start."""
         self._emit = emit
         try:
             async with anyio.create_task_group() as tasks:
@@ -75,7 +76,8 @@ class DriverPool:
         return self._hosts.keys() | self._waiting_hosts.keys()
 
     def serve(self, host: str) -> None:
-        """Start the drivers of `host`; if there are many, in one of the next turns of the event loop. Repeatable."""
+        """Start the drivers of `host`, unless they run. If many hosts come, they start in later turns of the event
+        loop."""
         if self._tasks is None or host in self._hosts or host in self._waiting_hosts:
             return
         self._waiting_hosts[host] = None
@@ -104,23 +106,23 @@ class DriverPool:
                 self._tasks.start_soon(self._run_inventory, supervisor, supervisor.served.inventory)
 
     def _supervisors(self, host: str) -> Mapping[str, Supervisor]:
-        """The supervisors of a served host. They are needed now, so that a new host is started at once."""
+        """The supervisors of a served host. A waiting host is started at once, because they are needed now."""
         if host in self._waiting_hosts:
             self._begin(host)
         return self._hosts.get(host, {})
 
     async def _run_inventory(self, supervisor: Supervisor, driver: api.Inventory) -> None:
         if self._hosts.get(supervisor.host, {}).get(supervisor.name) is not supervisor:
-            return  # the host was left before this task started
+            return  # the host's drivers were stopped before this task started
         with anyio.CancelScope() as scope:
-            self._looking.setdefault(supervisor.host, []).append(scope)
+            self._inventory_scopes.setdefault(supervisor.host, []).append(scope)
             await supervisor.keep_inventory(driver)
 
     def leave(self, host: str) -> None:
         """Stop the drivers of `host`."""
         self._waiting_hosts.pop(host, None)
         self._hosts.pop(host, None)
-        for scope in self._looking.pop(host, ()):
+        for scope in self._inventory_scopes.pop(host, ()):
             scope.cancel()
 
     def leave_all_but(self, hosts: Collection[str]) -> None:

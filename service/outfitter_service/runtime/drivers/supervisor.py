@@ -1,7 +1,7 @@
-"""Supervises one resource's driver: bounds and measures each call, contains its failures, and repeats where that helps.
+"""Supervises one resource's driver: limits and measures each call, contains its failures, and repeats where that helps.
 
-It turns the driver's answers into events for the core, and carries out the core's commands. It knows no rules: core/
-decides what a failure means for a worker.
+The supervisor turns the driver's answers into events for the core, and carries out the core's commands. It knows no
+rules: core/ decides what a failure means for a worker.
 """
 
 from __future__ import annotations
@@ -28,18 +28,21 @@ log = structlog.get_logger("outfitter.drivers")
 
 FIRST_DELAY_S = 0.5
 LONGEST_DELAY_S = 30.0
+"""The first and the longest delay after a failed call, unless the driver names one."""
 DELAY_REPORTED_EVERY_S = 10.0
 """Seconds between two reports of a delay, so that a driver with changing messages does not fill the ledger."""
 LONGEST_WORDS = 500
+"""Most characters of a driver's message in the reason of a delayed release."""
 ASKED_AGAIN = 16
-"""Most smaller amounts that an on-demand driver is asked for before the least sufficient one."""
+"""Most amounts that an on-demand driver is asked for before the least sufficient one."""
 
 T = TypeVar("T")
 Emit = Callable[[m.Event], None]
 
 
 class Loaded(Struct, frozen=True, kw_only=True):
-    """A configured resource with its driver, if it has one, and the core's view of it."""
+    """A configured resource. `spec`: its configuration, for the core. `served`: its driver; None: it has no driver, or
+    the driver could not be built."""
 
     spec: m.ResourceSpec
     served: ServableDriver | None = None
@@ -49,7 +52,7 @@ class Supervisor:
     """Calls one resource's driver for one host."""
 
     def __init__(self, loaded: Loaded, *, host: str, emit: Emit, metrics: Metrics) -> None:
-        """`host`: whose devices the driver looks after. What it says goes to `emit` as events."""
+        """`host`: the host whose devices the driver manages. `emit`: called with the driver's answers as events."""
         served = loaded.served
         if served is None:
             raise ValueError(f"resource {loaded.spec.name!r} has no driver to supervise")
@@ -69,6 +72,7 @@ class Supervisor:
         return self._log.bind(worker=worker.worker, incarnation=worker.incarnation)
 
     def grant(self, record: Allocation, infos: Sequence[Mapping[str, str]]) -> api.Grant:
+        """A record's grant of this resource, as the driver gets it. `infos`: those of its devices."""
         return api.Grant(
             allocation=record.key,
             token=record.token or NO_TOKEN,
@@ -91,7 +95,7 @@ class Supervisor:
 
     @contextmanager
     def _measured(self, call: str) -> Iterator[None]:
-        """Count and time one call. A failure is counted and raised again."""
+        """A context that counts and times one call, and counts a failure."""
         self._metrics.driver_runs.labels(self.name, call).inc()
         begun = time.monotonic()
         try:
@@ -103,7 +107,7 @@ class Supervisor:
             self._metrics.driver_seconds.labels(self.name, call).observe(time.monotonic() - begun)
 
     async def _bounded(self, call: str, act: Callable[[], Awaitable[T]]) -> T:
-        """Call `act`, a driver's code, and return its result.
+        """Call `act`, a driver's code, within its time limit. Returns its result. `call`: the call's label in metrics.
 
         Raises:
             DriverCallError: it raised an error, or took longer than the driver's time limit.
@@ -148,7 +152,7 @@ class Supervisor:
         """Each set of devices that the driver yields.
 
         Raises:
-            DriverCallError: it failed, or its inventory ended.
+            DriverCallError: the driver failed, or its inventory ended.
         """
         with foreign_code():
             sets = driver.inventory(self.host)
@@ -167,13 +171,14 @@ class Supervisor:
 
     async def _report(self, devices: Sequence[api.Device]) -> m.DriverReport:
         with foreign_code():
-            known = await known_devices(self.name, devices)
-        return m.DriverReport(host=self.host, resource=self.name, devices=known)
+            checked = await known_devices(self.name, devices)
+        return m.DriverReport(host=self.host, resource=self.name, devices=checked)
 
     # --- on demand ---
 
     async def discover(self, command: m.Discover, record: Allocation | None) -> None:
-        """Ask for the amount, then for less, down to the least sufficient amount. Report the result."""
+        """Ask the driver for the command's amount, then for less, down to the least sufficient amount. Report the
+        result. `record`: the waiting worker's."""
         most = command.least if self.served.knows_holders else command.amount
         amounts = [*[*range(most, command.least, -1)][:ASKED_AGAIN], command.least]
         failure: m.DriverFailure
@@ -203,8 +208,8 @@ class Supervisor:
             await self._retry_after(delay)
 
     async def _retry_after(self, delay: float) -> None:
-        """Have the driver asked again, once for all failures so far: several failing amounts must not lead to more
-        questions."""
+        """Have the driver asked again after a delay, once for all failures so far: several failing amounts must not
+        lead to more questions."""
         due = time.monotonic() + delay
         if self._retry_at is not None and self._retry_at <= due:
             return
@@ -226,7 +231,7 @@ class Supervisor:
     # --- preparing and taking back ---
 
     async def prepare(self, grant: api.Grant) -> str | None:
-        """Prepare a grant's devices. Returns the reason if that failed."""
+        """Prepare a grant's devices. Returns the reason if the driver failed, else None."""
         driver = self.served.preparation
         if driver is None:
             return None
@@ -239,13 +244,14 @@ class Supervisor:
         return None
 
     async def unprepare(self, grant: api.Grant) -> None:
-        """Take a grant's devices back. Repeated until it succeeds, because nobody else gets the devices before."""
+        """Take a grant's devices back. The call is repeated until it succeeds: before that no other worker gets them.
+        """
         driver = self.served.preparation
         if driver is not None:
             await self._until_done("unprepare", grant, lambda: driver.unprepare(grant))
 
     async def wait_until_unused(self, grant: api.Grant) -> bool:
-        """Wait until nobody uses the devices. Returns False if this driver cannot check."""
+        """Wait until nobody uses a grant's devices. Returns False if the driver cannot check."""
         driver = self.served.in_use_check
         if driver is None:
             return False

@@ -1,6 +1,6 @@
 """Translates drivers' answers for the core: checks foreign values, and turns foreign errors into failures.
 
-It calls no driver (supervisor.py) and knows no rules: core/ decides what a failure means for a worker.
+This module calls no driver (supervisor.py) and knows no rules: core/ decides what a failure means for a worker.
 """
 
 from __future__ import annotations
@@ -25,19 +25,20 @@ REASON_LENGTH = 2000
 LONGEST_NAME = 1024
 """Most characters of a device's id, and of each of its aliases."""
 MOST_ALIASES = 64
+"""Most aliases of one device."""
 MOST_DEVICES = 10_000
-"""Of one resource and host. Checking a device takes some 20 us, and each needs memory for good."""
+"""Most devices of one resource on one host. To check a device takes some 20 us, and each stays in memory."""
 AT_A_STRETCH = 500
-"""Devices of a report that are checked in one turn of the event loop."""
+"""Devices of a report that the manager checks in one turn of the event loop."""
 DEVICE_BYTES = 64 * 1024
 """Most bytes of one device as JSON: a grant has room for a dozen of that size."""
 SHORTEST_DELAY_S = 0.05
-"""The shortest time between two answers of a driver, so that no driver keeps the manager busy."""
+"""The least seconds between two answers of a driver, so that no driver keeps the manager busy."""
 
 
 class DriverCallError(Exception):
-    """A driver's code failed. `delay_s`: the seconds that it wants until the next call, if it says so. `is_shortage`:
-    it could have named fewer devices."""
+    """A driver's code failed. `failure`: how, for the core. `delay_s`: the seconds until the next call that the driver
+    asks for, or None. `is_shortage`: it could have named fewer devices."""
 
     def __init__(self, failure: m.DriverFailure, *, delay_s: float | None = None, is_shortage: bool = False) -> None:
         super().__init__(failure.reason)
@@ -50,8 +51,9 @@ class DriverCallError(Exception):
 def foreign_code() -> Iterator[None]:
     """A context for a driver's own code.
 
-    Any error of it is the driver's failure, even if it is no `Exception`: a vendor's library may call `sys.exit()`, and
-    something that the driver waits for may be cancelled. Otherwise it would end the manager.
+    Any error of the code is the driver's failure, even one that is no `Exception`. A vendor's library may call
+    `sys.exit()`, or something that the driver waits for may be cancelled. Without this context it would end the
+    manager.
 
     Raises:
         DriverCallError: the code raised an error.
@@ -68,7 +70,7 @@ def foreign_code() -> Iterator[None]:
 
 
 def _translated(error: BaseException) -> DriverCallError:
-    """A driver's exception as a failure. Reading it runs foreign code, too: its message, its `delay`, its class."""
+    """A driver's exception as a failure. To read its message, its `delay` or its class also runs foreign code."""
     try:
         shortage = isinstance(error, api.NotEnoughDevicesError)
         return DriverCallError(_failure_of(error), delay_s=_wanted_delay(error), is_shortage=shortage)
@@ -95,15 +97,15 @@ def _failure_of(error: BaseException) -> m.DriverFailure:
 
 
 def words_of(error: BaseException) -> str:
-    """A foreign exception's message, as it can go over the wire; or that its own code failed."""
+    """A foreign exception's message, as it can go over the wire. If its own code fails, a text that says so."""
     try:
         return written(str(error)[:REASON_LENGTH])
-    except BaseException as unreadable:  # noqa: BLE001 - foreign code, too
+    except BaseException as unreadable:  # noqa: BLE001 - this is foreign code, too
         return f"its message cannot be read ({type(unreadable).__name__})"
 
 
 def _wanted_delay(error: BaseException) -> float | None:
-    """The seconds that a driver wants to wait; None if it gives no valid delay."""
+    """The seconds until the next call that a driver asks for; None: it gives no valid delay."""
     try:
         delay = getattr(error, "delay", None) if isinstance(error, api.TemporaryDriverError) else None
         if isinstance(delay, int | float) and math.isfinite(delay):
@@ -119,15 +121,15 @@ def written(text: str) -> str:
 
 
 def known_device(resource: str, device: api.Device) -> m.KnownDevice:
-    """A driver's device with its canonical id: its own, or one of its name or index. A device with more than
-    `DEVICE_BYTES` is unhealthy, and its properties are dropped.
+    """A driver's device with its canonical id: its own id, or one made of its name or index. A device with more than
+    `DEVICE_BYTES` becomes unhealthy, and loses its properties.
 
     Raises:
         PermanentDriverError: it has neither id, name nor index, a value is not text, it has too many or too long names,
             or it sets a variable that no driver may set.
     """
     device_id = _default_id(resource, device) if device.id is None else device.id
-    known = m.KnownDevice(
+    checked = m.KnownDevice(
         id=device_id,
         properties=dict(device.properties),
         aliases=tuple(device.aliases),
@@ -138,22 +140,24 @@ def known_device(resource: str, device: api.Device) -> m.KnownDevice:
     )
     try:
         # a record that cannot be read again would make the manager refuse its host
-        encoded = msgspec.json.encode(known)
-        known = msgspec.json.decode(encoded, type=m.KnownDevice)
+        encoded = msgspec.json.encode(checked)
+        checked = msgspec.json.decode(encoded, type=m.KnownDevice)
     except (msgspec.MsgspecError, UnicodeError, TypeError) as error:
         raise api.PermanentDriverError(
             f"the driver of {resource} reported device {device_id!r} with a value that is not text: {error}"
         ) from error
-    _check_names(resource, known)
+    _check_names(resource, checked)
     if len(encoded) > DEVICE_BYTES:
         reason = f"its driver reported {len(encoded)} bytes for it; at most {DEVICE_BYTES} are possible"
-        return m.KnownDevice(id=known.id, properties={}, aliases=known.aliases, health=Health.UNHEALTHY, reason=reason)
-    for name, why in environment.divide(known.env)[1].items():
+        return m.KnownDevice(
+            id=checked.id, properties={}, aliases=checked.aliases, health=Health.UNHEALTHY, reason=reason
+        )
+    for name, why in environment.divide(checked.env)[1].items():
         raise api.PermanentDriverError(
             f"the driver of {resource} reported device {device_id!r} "
             f"with variable {name!r}, which no driver may set: {why}"
         )
-    return known
+    return checked
 
 
 def _default_id(resource: str, device: api.Device) -> str:
@@ -189,19 +193,19 @@ def _check_names(resource: str, device: m.KnownDevice) -> None:
 
 
 async def known_devices(resource: str, devices: Iterable[api.Device]) -> tuple[m.KnownDevice, ...]:
-    """A driver's devices, as often as it names them: the core merges repeated ones. Some are checked in each turn of
-    the event loop.
+    """A driver's devices, each as often as the driver names it: the core merges repeated ones. Each turn of the event
+    loop checks some of them.
 
     Raises:
         PermanentDriverError: there are more than `MOST_DEVICES`, or one that `known_device` refuses.
     """
-    known: list[m.KnownDevice] = []
+    checked: list[m.KnownDevice] = []
     for device in devices:
-        if len(known) == MOST_DEVICES:
+        if len(checked) == MOST_DEVICES:
             raise api.PermanentDriverError(
                 f"the driver of {resource} reported more than {MOST_DEVICES} devices, which is the limit"
             )
-        known.append(known_device(resource, device))
-        if len(known) % AT_A_STRETCH == 0:
+        checked.append(known_device(resource, device))
+        if len(checked) % AT_A_STRETCH == 0:
             await anyio.lowlevel.checkpoint()
-    return tuple(known)
+    return tuple(checked)

@@ -1,1 +1,1 @@
-"""Reads the registrations topic for a processor: ahead of its decisions, and within its scope."""
+"""Reads the registrations topic for a processor: ahead of its decisions, and only in its scope."""

@@ -1,4 +1,4 @@
-"""What a processor is assigned: a partition, and the hosts that it serves there."""
+"""The assignment of a processor: a partition, and the hosts that it serves there."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from outfitter_service.runtime.input.scope import Scope
 
 
 class Assignment(Struct, frozen=True, kw_only=True):
-    """One `partition` of the topics, the writer identity for it, and the hosts to serve. `partitions`: the number by
-    which this partition is the scope's; None: whatever it is at the first look. `since`: when this manager started."""
+    """One `partition` of the `topics`, the writer `identity` for it, and the hosts to serve (`scope`). `partitions`:
+    the number of partitions by which the scope's hosts belong to this one; None: the number at the first check.
+    `since`: when this manager started."""
 
     bus: Bus
     topics: Topics
@@ -26,7 +27,7 @@ class Assignment(Struct, frozen=True, kw_only=True):
     since: datetime
 
     def manager(self, stopped_at: datetime | None = None) -> ManagerIdentity:
-        """What host records say of this manager."""
+        """This manager, as host records name it. `stopped_at`: since when it manages the host no more, or None."""
         return self.identity.manager(self.since, stopped_at)
 
     async def open_input(self, start: int) -> Reader:

@@ -1,4 +1,4 @@
-"""The end of a partition's input, as far as the bus says: for the lag, and for the judgement of silence and deaths."""
+"""Measures the end of a partition's input, for the lag, and for the judgement of silence and deaths."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from outfitter_service.runtime.input.assignment import Assignment
 log = structlog.get_logger("outfitter.input")
 
 MEASURE_S = 5.0
-"""Seconds between two look-ups of the input's end: the prefetch is bounded, so that only the bus knows the lag."""
+"""Seconds between two measurements of the input's end. The prefetch is bounded, so only the bus knows the lag."""
 
 
 class InputEnd:
-    """The end of one partition's input, known from the last look-up. Callers may `ask` for a sample soon."""
+    """The end of one partition's input, as the bus last reported it. Callers may `request_sample`."""
 
     def __init__(self, assignment: Assignment) -> None:
         self._assignment = assignment
@@ -32,7 +32,7 @@ class InputEnd:
             try:
                 self._end = await self.sample()
             except BusError as error:
-                log.debug("cannot tell how far the input reaches", error=str(error))
+                log.debug("cannot measure the end of the input", error=str(error))
             await anyio.sleep(MEASURE_S)
 
     async def sample(self) -> int:
@@ -45,16 +45,12 @@ class InputEnd:
         return end
 
     def lag(self, position: int, read_to: int) -> int:
-        """How many records, of whomever, are known from `position` on, where those before `read_to` were read."""
+        """How many records of the input, of any host, are not decided. `position`: the next offset to decide.
+        `read_to`: the next offset to fetch; the input reaches at least to it."""
         return max(self._end, read_to) - position
 
-    @property
-    def is_asked(self) -> bool:
-        """Whether a caller waits for the next sample."""
-        return self._requested.is_set()
-
     def request_sample(self) -> None:
-        """Request a sample soon."""
+        """Have the end sampled soon."""
         self._requested.set()
 
     async def wait_for_request(self) -> None:

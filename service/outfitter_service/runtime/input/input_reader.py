@@ -1,6 +1,6 @@
 """Prefetches the input of a partition in the background, up to a bound: a batch takes what has piled up.
 
-Continues after outages of the bus. It decodes nothing and decides nothing.
+The reader continues after outages of the bus. It decodes nothing and decides nothing.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ log = structlog.get_logger("outfitter.input")
 
 READ_AHEAD = 5000
 READ_AHEAD_BYTES = 16 * 1024 * 1024
-"""Fetching pauses while so many records or bytes are undecided. Bounds the memory that a flood takes."""
+"""Fetching pauses while so many records or bytes are undecided. This bounds the memory that a flood takes."""
 
 RETRY_S = 0.5
+"""Seconds until the next attempt to read after an error."""
 
 
 class Cursor(Struct, kw_only=True):
-    """A processor's settled position in the input. `topic_id`: the topic of its offsets. `position`: the next offset to
-    decide. `base`, `begin` and `ahead`: as in `records.InputPosition`, the last by key."""
+    """A processor's settled position in the input. `topic_id`: the id of the topic that its offsets are of. `position`:
+    the next offset to decide. `base`, `begin` and `ahead`: as in `records.InputPosition`; `ahead` is by message key."""
 
     topic_id: str
     position: int
@@ -45,7 +46,7 @@ class Cursor(Struct, kw_only=True):
         return max([self.position, *self.ahead.values()])
 
     def advance(self, position: int, ahead: dict[bytes, int]) -> None:
-        """Decisions are settled up to `position`, and for the hosts in `ahead` up to their offsets."""
+        """All messages before `position` are settled, and those of the hosts in `ahead` before their offsets."""
         self.position, self.ahead = position, ahead
 
     def begin_again(self, start: int, topic_id: str) -> None:
@@ -57,10 +58,11 @@ class Cursor(Struct, kw_only=True):
 
 
 class PrefetchBuffer:
-    """Fetched messages that are not decided yet, in order. One fetch may exceed the limits of `most` messages and of
-    bytes."""
+    """Fetched messages that are not decided yet, in order, and their `bytes`. One fetch may exceed the limits of
+    messages and of bytes."""
 
     def __init__(self, most: int) -> None:
+        """`most`: the number of messages with which it is full."""
         self.messages: deque[Message] = deque()
         self.bytes = 0
         self._most = most
@@ -69,10 +71,11 @@ class PrefetchBuffer:
 
     @property
     def full(self) -> bool:
+        """Whether fetching must pause."""
         return len(self.messages) >= self._most or self.bytes >= READ_AHEAD_BYTES
 
     async def wait_for_room(self) -> None:
-        """Wait until more may be put in."""
+        """Wait until it is not full."""
         if self.full:
             self._filled.set()
             self._drained = anyio.Event()
@@ -85,6 +88,7 @@ class PrefetchBuffer:
             await self._filled.wait()
 
     def put(self, messages: Sequence[Message]) -> None:
+        """Add the next messages of the input."""
         self.messages.extend(messages)
         self.bytes += sum(len(message.value or b"") for message in messages)
 
@@ -103,6 +107,7 @@ class PrefetchBuffer:
         self.bytes += sum(len(message.value or b"") for message in messages)
 
     def clear(self) -> None:
+        """Drop all messages."""
         self.messages.clear()
         self.bytes = 0
         if self._drained is not None:
@@ -111,9 +116,9 @@ class PrefetchBuffer:
 
 
 class InputReader(PrefetchBuffer):
-    """The messages that are decided in turn. `position`: the offset after the last fetched one, gaps included.
-    `obstacle`: why nothing can be fetched now. `outages`: how many of those have ended. `lost`: that position is out of
-    range. `trouble`: the bus was replaced, and reading has ended."""
+    """The messages that are decided in turn. `position`: the offset after the last fetched message, gaps included.
+    `obstacle`: why nothing can be fetched now, or None. `outages`: how many obstacles have ended. `lost`: the error if
+    `position` is out of range. `trouble`: the error if the bus was replaced; then reading has ended."""
 
     def __init__(
         self,
@@ -124,8 +129,8 @@ class InputReader(PrefetchBuffer):
         outage: OutageLog,
         most: int = READ_AHEAD,
     ) -> None:
-        """`wake` is called when there is news, `on_recovery` when reading works again after an outage.
-        `most`: records that are read ahead."""
+        """`wake` is called when there are messages or errors to handle, `on_recovery` when reading works again after an
+        outage. `most`: records that are read ahead."""
         super().__init__(most)
         self._outage = outage
         self._assignment = assignment
@@ -152,12 +157,13 @@ class InputReader(PrefetchBuffer):
         self._resumed.set()
 
     def replace_topic(self, error: OffsetOutOfRangeError) -> None:
-        """The topic was replaced, and its records up to `position` are unread: treat `position` as out of range."""
+        """The topic was replaced, and nobody has read the new topic's records before `position`: treat `position` as
+        out of range."""
         self._replaced = error
         self._fetching.cancel()
 
     async def run(self) -> None:
-        """Fetch from `position` until cancelled. If that is out of range, `lost` has the error until `reset`."""
+        """Fetch from `position` on, until cancelled. If it is out of range, `lost` has the error until `reset`."""
         while True:
             try:
                 with anyio.CancelScope() as self._fetching:

@@ -1,9 +1,9 @@
 """A second reader of the input, far ahead of the first, so that one host's flood does not delay the others.
 
-Order is promised within a host only. The input reader prefetches up to a bound. While the input is longer, the
-look-ahead reads on to the end. It keeps messages of hosts that send few, which may be decided before their turn. It
-leaves all others to the input reader, and all later messages of the same host, until the input reader has read them.
-The look-ahead stores no flood and decides nothing.
+Outfitter promises order within a host only. The input reader prefetches up to a bound. While the input is longer, the
+look-ahead reads on to its end. It keeps messages of hosts that send few, which may be decided before their turn. It
+leaves all others to the input reader. It then leaves all later messages of the same host as well, until the input
+reader has read them. The look-ahead stores no flood and decides nothing.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from outfitter_service.runtime.input.scope import Scope
 log = structlog.get_logger("outfitter.lookahead")
 
 QUIET_LIMIT = 256
-"""Messages of one host that may always be ahead, for a machine's workers that all start at once. Beyond that a host
-may have its share of the messages decided meanwhile."""
+"""Messages that each host may have ahead in any case: the workers of one machine may all start at once. A host may have
+more ahead as long as that is no more than its share of the messages decided since the look-ahead began."""
 
 ENTRY_BYTES = 24
-"""Bytes of a host in a checkpoint besides its name."""
+"""Bytes that a host takes in a checkpoint besides its name."""
 
 
 class LookAheadBuffer(PrefetchBuffer):
-    """Messages read ahead of the input reader, from offset `start` up to `position`. They may be decided once
-    everything before `start` is."""
+    """Messages read ahead of the input reader, from offset `start` up to `position`. They may be decided once all
+    messages before `start` are decided."""
 
     def __init__(self, start: int, cursor: Cursor, scope: Scope, *, quiet_limit: int, room: int, most: int) -> None:
-        """`cursor`: the processor's, which moves on. `quiet_limit` messages of a host may always be ahead. `room`:
-        bytes that the names of hosts ahead may take in a checkpoint. Further hosts are left to the input reader.
-        `most`: messages that are kept at most."""
+        """`cursor`: the processor's, which moves on. `quiet_limit`: messages that a host may have ahead in any case.
+        `room`: bytes that the names of hosts ahead may take in a checkpoint; further hosts are left to the input
+        reader. `most`: messages that are kept at most."""
         super().__init__(most)
         self.start = self.position = start
         self._cursor = cursor
@@ -47,11 +47,11 @@ class LookAheadBuffer(PrefetchBuffer):
         self._left: dict[bytes, int] = {}
         """The offset of the last message that was left to the input reader, by host."""
         self._kept: dict[bytes, int] = {}
-        """How many messages of each followed host were kept since one was left."""
+        """How many messages of each tracked host were kept since one was left."""
         self._newest: dict[bytes, int] = {}
-        """The offset of the last message of each followed host."""
-        self._unknown = -1
-        """The offset of the last message of a host without room."""
+        """The offset of the last message of each tracked host."""
+        self._newest_untracked = -1
+        """The offset of the last message of a host that is not tracked, for lack of room."""
         for key in cursor.ahead:
             self._track(key)
 
@@ -65,17 +65,17 @@ class LookAheadBuffer(PrefetchBuffer):
         if key is None or not self._scope.serves(message):
             return False  # left to the input reader
         if not self._track(key):
-            self._unknown = message.offset
+            self._newest_untracked = message.offset
             return False
         self._newest[key] = message.offset
         if message.offset < cursor.decided_before(key):
             return False  # it is decided and settled
-        left = self._left.get(key)
-        if left is not None:
-            if left >= cursor.position:
+        left_offset = self._left.get(key)
+        if left_offset is not None:
+            if left_offset >= cursor.position:
                 self._left[key] = message.offset
                 return False
-            # the input reader has read that far, and this is the host's next message
+            # all messages up to that offset are settled, and this is the host's next one
             del self._left[key]
             self._kept[key] = 0
         kept = self._kept[key]
@@ -86,14 +86,15 @@ class LookAheadBuffer(PrefetchBuffer):
         return True
 
     def decided_before(self, host: bytes) -> int:
-        """The offset before which all messages of `host` are decided, stretches without any included."""
+        """The offset before which all messages of `host` are decided. It counts parts of the input in which the host
+        has no message."""
         cursor = self._cursor
-        heard = cursor.decided_before(host)
-        newest = self._newest.get(host, -1) if host in self._kept else self._unknown
-        return max(heard, self.position) if newest < heard and cursor.position >= self.start else heard
+        decided = cursor.decided_before(host)
+        newest = self._newest.get(host, -1) if host in self._kept else self._newest_untracked
+        return max(decided, self.position) if newest < decided and cursor.position >= self.start else decided
 
     def _track(self, key: bytes) -> bool:
-        """Follow a host's messages if there is room. Returns whether they are followed."""
+        """Track a host's messages if there is room. Returns whether they are tracked."""
         if key not in self._kept:
             size = len(key) + ENTRY_BYTES
             if size > self._room:
@@ -115,8 +116,8 @@ class LookAhead:
         wake: Callable[[], None],
         quiet_limit: int = QUIET_LIMIT,
     ) -> None:
-        """`wake` is called when there is something to decide. `quiet_limit`: messages of one host that may be ahead in
-        any case."""
+        """`wake` is called when there is something to decide. `quiet_limit`: messages that a host may have ahead in any
+        case."""
         self._assignment = assignment
         self._input_reader = input_reader
         self._wake = wake
@@ -127,13 +128,13 @@ class LookAhead:
         self.lookahead_buffer: LookAheadBuffer | None = None
 
     def reset(self, cursor: Cursor, *, room: int | None = None) -> None:
-        """Drop everything and look ahead of `cursor`, with so much `room` (default: as before)."""
+        """Drop everything and look ahead of `cursor`. `room`: as in `LookAheadBuffer` (default: as before)."""
         self._end()
         self._cursor = cursor
         self._room = self._room if room is None else room
 
     def decided_before(self, host: str) -> int:
-        """The offset before which all messages of `host` are decided, as far as is known."""
+        """The offset before which all messages of `host` are certainly decided."""
         key = host.encode()
         return (
             self._cursor.decided_before(key)
@@ -142,14 +143,14 @@ class LookAhead:
         )
 
     def give_back(self, messages: Sequence[Message]) -> None:
-        """What was taken comes first again, its commit having failed; the input reader has by now what an
-        earlier buffer had seen."""
+        """Put messages first again, because their commit failed. Messages from an earlier buffer are left out: by now
+        the input reader has them."""
         lookahead_buffer = self.lookahead_buffer
         if lookahead_buffer is not None:
             lookahead_buffer.give_back([message for message in messages if message.offset >= lookahead_buffer.start])
 
     def pause(self, *, until: int) -> None:
-        """Leave everything before `until` to the input reader: the same messages would come again and again."""
+        """Leave all messages before `until` to the input reader. Their commit was too large, and would be again."""
         self._paused_until = until
 
     async def run(self) -> None:
@@ -198,8 +199,8 @@ class LookAhead:
 
 
 class Inputs(Struct, frozen=True):
-    """The two readers of one partition's input, of messages decided in turn and of those decided before, and its
-    `end`."""
+    """One partition's input. `reader`: of messages that are decided in turn. `lookahead`: of messages that are decided
+    before their turn. `end`: of the input."""
 
     reader: InputReader
     lookahead: LookAhead

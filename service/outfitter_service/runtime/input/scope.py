@@ -1,4 +1,4 @@
-"""The scope of a processor: which hosts it serves, and so which messages and records of its partition are its own.
+"""The scope of a processor: the hosts that it serves, and so its own messages and records in the partition.
 
 In host scope a manager serves one host and skips all others of the partition; the partition's sweeper answers
 unroutable messages (sweeper/). In cluster scope a manager serves every host that the partition function puts into its
@@ -22,7 +22,7 @@ CACHED_KEYS = 10_000
 """Most keys whose refusal is cached."""
 
 LONGEST_KEY = 253
-"""Bytes: a name's length."""
+"""The most bytes of a key: those of a host's name."""
 
 NO_KEY = (
     "it has no key: key registrations with the host's name (console producer: parse.key=true), "
@@ -75,8 +75,8 @@ def _without_key(message: Message) -> Unroutable:
 
 
 def was_moved(message: Message, partition: int, partitions: int, grown: Growth | UnsetType) -> bool:
-    """Whether a message in `partition` was right there when it was sent, but another partition answers it now that
-    there are `partitions` of them."""
+    """Whether a message belonged to `partition` when it was sent, and belongs to another of the `partitions` now.
+    `grown`: the offsets from before partitions were added."""
     if grown is UNSET or message.key is None:
         return False
     later = [partitions]
@@ -90,7 +90,7 @@ def was_moved(message: Message, partition: int, partitions: int, grown: Growth |
 
 
 def _is_wrong(key: bytes, partition: int, partitions: int) -> bool:
-    """Whether a host's messages belong to another one of so many partitions (0: unknown how many)."""
+    """Whether a host's messages belong to another one of so many `partitions` (0: the number is unknown)."""
     reason = misdirected(key, partition, partitions) if partitions else None
     return reason is not None and reason.code is NobodysCode.WRONG_PARTITION
 
@@ -101,14 +101,14 @@ class Scope(ABC):
     scope: str
     """`host` or `cluster`, as in checkpoints."""
     host: str | None
-    """The one host that it serves, or None: many."""
+    """The one host that it serves; None: many."""
     grown: Growth | UnsetType = UNSET
     """The input's offsets from before partitions were added."""
     refused: dict[str, str]
-    """Its own hosts that it does not serve, and why: this version cannot work on their part of the ledger."""
+    """Its hosts that it does not serve, and why: this version cannot work on their part of the ledger."""
 
     def admit_all(self) -> None:
-        """Refuse nobody, because the ledger is read again."""
+        """Refuse no host, because the ledger is read again."""
         self.refused = {}
 
     def refuse(self, host: str, reason: str) -> bool:
@@ -119,7 +119,7 @@ class Scope(ABC):
         return True
 
     def note_growth(self, grown: Growth | UnsetType) -> None:
-        """Take over what the checkpoint says of the partitions that were added."""
+        """Keep what the checkpoint says of partitions that were added."""
         self.grown = grown
 
     @abstractmethod
@@ -128,20 +128,20 @@ class Scope(ABC):
 
     @abstractmethod
     def refusal(self, message: Message) -> str | None:
-        """Why a message that it does not serve goes to the dead letters here, or None: it is somebody else's."""
+        """Why a message that it does not serve becomes a dead letter here; None: another manager answers it."""
 
     @abstractmethod
     def owns(self, key: bytes) -> bool:
-        """Whether the ledger's record under `key` is this processor's."""
+        """Whether the ledger's record under `key` belongs to this processor."""
 
     @abstractmethod
     def stray(self, key: bytes, partitions: int) -> str | None:
-        """The host of a ledger key in another partition, if it belongs to this processor's partition out of so many;
-        else None."""
+        """The host of a ledger key in another partition, if that host belongs to this processor's partition out of so
+        many `partitions`; else None."""
 
     @abstractmethod
     def rival(self, key: bytes) -> str | None:
-        """The writer of a checkpoint's key, if it serves this processor's hosts in the other scope; else None."""
+        """The writer of a checkpoint's `key`, if it serves this processor's hosts in the other scope; else None."""
 
 
 class HostScope(Scope):
@@ -168,7 +168,7 @@ class HostScope(Scope):
         return key.startswith(self._prefixes) or key in self._exact
 
     def stray(self, key: bytes, partitions: int) -> str | None:
-        del partitions  # this host's in every partition
+        del partitions  # its keys are this host's in every partition
         return self.host if self.owns(key) else None
 
     def rival(self, key: bytes) -> str | None:

@@ -1,1 +1,1 @@
-"""One manager process: the host-scope service, a cluster member, and the server of one partition."""
+"""One manager process: its service, a member of the managers' group, and the server of one partition."""

@@ -1,7 +1,7 @@
 """One cluster-scope manager: a member of the managers' group, and a server for each partition that it owns.
 
-Membership only assigns partitions. Those that stay assigned are served throughout a rebalance. The one writer of a
-partition is the manager that fenced it last. Rules and measurements: KIP-345 (static members), and the README.
+Membership only assigns partitions. The manager serves those that stay assigned throughout a rebalance. The one writer
+of a partition is the manager that fenced it last. Sources: KIP-345 (static members), and the README.
 """
 
 from __future__ import annotations
@@ -28,11 +28,13 @@ from outfitter_service.runtime.processor.limits import DEFAULT_LIMITS, Limits
 log = structlog.get_logger("outfitter.replica")
 
 HEARTBEATS = 10
-"""Heartbeats in one session time-out."""
+"""Heartbeats that a member sends in one session time-out."""
 AGAIN_S = 30.0
 """Seconds until a partition whose ledger is refused is tried again."""
 REJOIN_S = 1.0
+"""Seconds between attempts to join the group."""
 ACTIVITY = "joining the managers' group"
+"""The activity's name in log lines about outages."""
 
 
 class _ServedPartition(Struct, frozen=True):
@@ -58,7 +60,8 @@ class Replica:
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
         """`loaded`: the drivers, by resource. `identity`: this manager's, without a partition. `partitions`: how many
-        the topics have. `stopping`: set when it shall stop. `limits`: of each partition; the settings override them."""
+        partitions the topics have. `stopping`: the service sets it to stop this member. `limits`: of each partition;
+        the settings override them."""
         self._bus = bus
         self._settings = settings
         self._loaded = loaded
@@ -74,12 +77,12 @@ class Replica:
 
     @property
     def servers(self) -> dict[int, PartitionServer]:
-        """What serves each partition that is this member's."""
+        """The servers of this member's partitions."""
         return {partition: served.server for partition, served in self._served.items()}
 
     @property
     def ready(self) -> bool:
-        """Whether it is a member, and answers the registrations of every partition that it owns."""
+        """Whether this manager is a member, and answers the registrations of every partition that it owns."""
         return (
             self._assigned
             and self._membership is not None
@@ -99,8 +102,8 @@ class Replica:
         return "; ".join(waiting) or "serving"
 
     async def run(self) -> None:
-        """Serve until stopped. Then leave the group (unless it stays for a restart), serve until other managers have
-        taken over or `shutdown-timeout` is near, and write which hosts nobody manages now.
+        """Serve until stopped. Then leave the group, unless `on-stop` is `stay`. Serve on until other managers have
+        taken over or `shutdown-timeout` is near. At last write which hosts nobody manages now.
 
         Raises:
             ForeignManagerError: managers of host scope write to the same topics.
@@ -133,7 +136,7 @@ class Replica:
                     await membership.aclose()
 
     async def _join(self) -> Membership | None:
-        """Become a member, however long it takes. Returns None if stopped meanwhile."""
+        """Become a member, however long it takes. Returns None if the manager was stopped meanwhile."""
         settings = self._settings
         while not self._stopping.is_set():
             try:
@@ -201,15 +204,16 @@ class Replica:
             processor = self._served.pop(partition).server.processor
             if not self._served:
                 self._emptied.set()
-        # lost, and assigned again while it was ending
+        # the partition was lost, and assigned again while its server was ending
         membership = self._membership
-        lost = scope.cancelled_caught and not self._stopping.is_set()
-        if lost and membership is not None and partition in membership.partitions:
+        is_lost = scope.cancelled_caught and not self._stopping.is_set()
+        if is_lost and membership is not None and partition in membership.partitions:
             self._begin(partition, tasks)
         await processor.release_memory()
 
     async def _serve_with_retries(self, partition: int) -> None:
-        """Serve one partition. While its ledger is refused, try again repeatedly; the other partitions are served."""
+        """Serve one partition. While its ledger is refused, try again repeatedly. The other partitions are served
+        meanwhile."""
         while True:
             try:
                 await self._served[partition].server.run()
@@ -229,8 +233,8 @@ class Replica:
             self._served[partition] = structs.replace(self._served[partition], server=self._server(partition))
 
     async def _owns_partition(self, partition: int) -> bool:
-        """Whether a partition is still assigned, before it is taken again. The group's coordinator knows; this
-        replica's memory may be out of date."""
+        """Whether a partition is still assigned to this member, before the processor takes it again. The group's
+        coordinator knows; this member's own assignment may be out of date."""
         if self._stopping.is_set():
             self._served[partition].server.processor.stop(mark_stopped=False)
             return False

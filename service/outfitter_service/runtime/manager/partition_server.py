@@ -18,7 +18,7 @@ from outfitter_service.runtime.processor.processor import Processor
 
 
 class PartitionServer:
-    """Serves a scope's hosts from one partition."""
+    """Serves a scope's hosts from one partition. `processor`: what decides and commits; `identity`: the manager's."""
 
     def __init__(
         self,

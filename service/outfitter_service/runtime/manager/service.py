@@ -1,8 +1,8 @@
 """The life of one manager: build, start in order, serve, and stop in stages with deadlines.
 
-Start: build the drivers, take the machine's lock, reach the bus, check its topics, take the partition. Before that
-nothing is answered, and /readyz says so. Stop: finish the commit under way, write into the ledger that nobody manages
-the host, close the drivers, close the bus.
+Start: build the drivers, take the machine's lock, reach the bus, check its topics, take the partition. Before that the
+manager answers nothing, and /readyz says so. Stop: finish the commit under way, write into the ledger that nobody
+manages the host, close the drivers, close the bus.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ from outfitter_service.runtime.sweeper.group_member import SweeperMember, at_wor
 log = structlog.get_logger("outfitter.service")
 
 CONNECT_BACKOFF_S = (0.2, 5.0)
+"""The first and the longest delay between attempts to reach the bus."""
 MAINTENANCE_S = 60.0
+"""Seconds between two compactions of a local bus."""
 COMMIT_SHARE, DRIVERS_SHARE, BUS_SHARE = 0.5, 0.2, 0.2
 """Shares of `shutdown-timeout` for the stages of a shutdown: the last commit, closing drivers, closing the bus."""
 LOCAL_PARTITIONS = 1
@@ -55,7 +57,7 @@ class Service:
     """One manager. `run` serves until `stop`. Probes may read `ready` and `condition` at any time."""
 
     def __init__(self, settings: Settings, *, take_over: bool = False, adopt_ledger: bool = False) -> None:
-        """`take_over`: accept a ledger that another machine wrote. `adopt_ledger`: accept one that was written to
+        """`take_over`: accept a ledger that another machine wrote. `adopt_ledger`: accept a ledger that was written to
         another topic, or is gone."""
         self.settings = settings
         self._take_over = take_over
@@ -76,7 +78,7 @@ class Service:
 
     @property
     def ready(self) -> bool:
-        """Whether registrations are being answered."""
+        """Whether the manager answers registrations."""
         if self.stopping:
             return False
         if self._replica is not None:
@@ -161,7 +163,11 @@ class Service:
         return None
 
     async def _check_rights(self, bus: Bus) -> None:
-        """Report all missing rights at once, before anything else is tried."""
+        """Check all rights at once, before anything else is tried.
+
+        Raises:
+            BusAuthorizationError: rights are missing; the message names them all.
+        """
         cluster = self.settings.cluster
         if self.settings.scope == "cluster":
             writers, groups = [partition_writer(0)], [managers_group(cluster)]
@@ -173,7 +179,11 @@ class Service:
             raise BusAuthorizationError(f"{bus.url}: {'; '.join(missing)}")
 
     async def _check_topics(self, bus: Bus) -> None:
-        """Create the topics on a local bus. Refuse topics that would lose the ledger."""
+        """Create the topics on a local bus, and check them.
+
+        Raises:
+            LedgerUnsafeError: the topics' settings would lose or misread records.
+        """
         cluster = self.settings.cluster
         history = self.settings.history
         if bus.local:
@@ -254,7 +264,7 @@ class Service:
         return [self._server.processor] if self._server is not None else []
 
     async def _sweep(self, bus: Bus, server: PartitionServer, partitions: int) -> None:
-        """Sweep unroutable messages, once the own host is served."""
+        """Take part in sweeping unroutable messages, once the manager's own host is served."""
         await server.processor.served.wait()
         silent = timedelta(seconds=2 * self.settings.checkpoint_interval)
         others = at_work(server.processor.neighbours, since=datetime.now(UTC) - silent)
@@ -265,11 +275,11 @@ class Service:
             tasks.cancel_scope.cancel()
 
     async def _limit_shutdown(self, scope: anyio.CancelScope) -> None:
-        """Give up a last commit that hangs (the bus is away) at its deadline. Nothing decided is lost."""
+        """Give up a last commit that hangs (the bus is away) at its deadline. No decision of a commit is lost."""
         await self._stopping.wait()
         share = self.settings.shutdown_timeout * COMMIT_SHARE
         await anyio.sleep(share)
-        log.warning("the last commit took too long, ending as it stands", after_s=share)
+        log.warning("the last commit took too long, ending without waiting for it", after_s=share)
         scope.cancel()
 
 

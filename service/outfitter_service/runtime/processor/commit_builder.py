@@ -1,4 +1,5 @@
-"""Opens and seals the commits of a tenure: how large they are, when they are due, what they have besides decisions."""
+"""Opens and seals the commits of a tenure. It knows how large they may be, when they are due, and what they write
+besides decisions."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ class CommitBuilder:
         self._event_queue = event_queue
         self._clock = clock
         self._announcer = HostAnnouncer(tenure.assignment, tenure.ledger, most=limits.hosts)
-        self._stale_positions = set(tenure.ledger.hosts)  # the last manager may have left them to its next commit
+        self._stale_positions = set(tenure.ledger.hosts)  # the last manager may have left these to its next commit
         self._written_to = tenure.cursor.position  # the next offset after the last commit's input
         self._written_at = 0.0
         self.batch_limits = batch_limits
@@ -71,7 +72,7 @@ class CommitBuilder:
         self._announcer.announce_waiting(batch, self.batch_limits.full, self.batch_limits.records)
 
     def is_due(self, commit: PendingCommit) -> bool:
-        """Whether there is anything to write (heartbeats move leases in memory only)."""
+        """Whether the commit has anything to write (heartbeats move leases in memory only)."""
         if commit.opening or not commit.batch.output.empty or self._event_queue.notes or self._snapshots.underway:
             return True
         if commit.position - self._written_to >= self._limits.checkpoint_records:
@@ -79,7 +80,8 @@ class CommitBuilder:
         return self._clock.monotonic() - self._written_at >= self._limits.checkpoint_interval_s
 
     def seal(self, commit: PendingCommit, stop: StopRequest, *, unjudged_deaths: int) -> Checkpoint:
-        """Complete this commit. Its follow-ups are decided for the next one."""
+        """Complete this commit, and return its checkpoint. Its follow-ups are decided for the next commit.
+        `unjudged_deaths`: how many deaths the manager has seen and not queued yet."""
         event_queue, batch, output = self._event_queue, commit.batch, commit.batch.output
         ledger, assignment, full = self._tenure.ledger, self._tenure.assignment, self.batch_limits.full
         stale = self._stale_positions = self._stale_positions | batch.effects.hosts
@@ -107,7 +109,7 @@ class CommitBuilder:
             shape=self._tenure.shape,
             grown=assignment.scope.grown,
             at=batch.now,
-            # the ended boot stays in the checkpoint until all its deaths are, so that a crash loses none
+            # the ended boot stays in the checkpoint until all its deaths are committed: so a crash loses none
             boot_id=ended_boot_id if deaths_left else assignment.identity.boot_id,
             snapshot=self._snapshots.newest(output.piece),
         )
@@ -120,28 +122,28 @@ class CommitBuilder:
         if commit.done:
             self._written_to, self._written_at = commit.position, self._clock.monotonic()
             self._snapshots.settle(commit.batch.output.piece, commit.batch.output.history_bytes)
-        for host, omitted in commit.batch.refusals.omitted.items():
-            self._quotas.letters.omit(host, omitted)
+        for payer, omitted in commit.batch.quota_use.omitted.items():
+            self._quotas.letters.omit(payer, omitted)
 
     def taken_back(self, *commits: PendingCommit) -> None:
-        """These commits failed: later ones write again what they would have written."""
+        """These commits failed: later commits write their queue positions, summaries and snapshot pieces again."""
         self._snapshots.take_back()
         for commit in commits:
-            self._quotas.letters.give_back(commit.batch.refusals.rationed)
-            for host, omitted in commit.batch.refusals.summed.items():
-                self._quotas.letters.omit(host, omitted)
+            self._quotas.letters.give_back(commit.batch.quota_use.used)
+            for payer, omitted in commit.batch.quota_use.summed.items():
+                self._quotas.letters.omit(payer, omitted)
             self._stale_positions |= {
                 host for host in commit.sealed.stale_positions if host in self._tenure.ledger.hosts
             }
         self._announcer = HostAnnouncer(self._tenure.assignment, self._tenure.ledger, most=self._limits.hosts)
 
     def shrink(self, commit: PendingCommit) -> bool:
-        """The commit was too large: smaller ones from now on. False if that would not help."""
+        """The commit was too large: make smaller ones from now on. Returns False if that would not help."""
         batch, output = commit.batch, commit.batch.output
         return self._snapshots.shrink(output.piece, batch.now) or self.batch_limits.shrink(
             batch.events, output.ledger_bytes
         )
 
     def begin_again(self) -> None:
-        """The cursor was moved to the input's new beginning."""
+        """The cursor has moved to the input's new beginning."""
         self._written_to = self._tenure.cursor.position

@@ -2,9 +2,9 @@
 
     event → decide → records and commands → commit the records → act on the commands → events …
 
-While one commit is under way, the next one is decided on the ledger as it will be. A failed commit undoes its decisions
-and those that build on them (settlement.py). The loop knows no rules of allocation (core/), no driver, and not how a
-partition is taken (takeover.py).
+While one commit is under way, the loop decides the next one on the ledger as it will be. A failed commit undoes its
+decisions and those that build on them (settlement.py). The loop knows no rules of allocation (core/), no driver, and
+not how a partition is taken (takeover.py).
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from outfitter_service.runtime.processor.settlement import Settlement
 from outfitter_service.runtime.processor.tenure import RecycledError, Tenure
 
 SLICE = 48
-"""Most events decided in one slice, so that the answer to a commit is seen soon."""
+"""Most events decided in one slice, so that the loop sees the answer to a commit soon."""
 SLICE_S = 0.01
 """Most seconds of deciding in one slice. A probe waits at most this long, plus one event."""
 YIELDS = 6
-"""Turns of the event loop after each slice: a commit needs several for each of its steps, and is usually slower than
-the decisions of the next one."""
+"""Turns of the event loop after each slice: a commit needs several turns for each of its steps, and usually takes
+longer than the decisions of the next one."""
 
 
 class CommitLoop:
@@ -50,7 +50,7 @@ class CommitLoop:
         stop: StopRequest,
         clock: Clock,
     ) -> None:
-        """`stop` asks for one last commit. `first_commit` is set once anything is committed."""
+        """`stop`: requests one last commit. `first_commit` is set once anything is committed."""
         self._tenure = tenure
         self._builder = builder
         self._settlement = settlement
@@ -74,8 +74,8 @@ class CommitLoop:
     # --- the loop ---
 
     async def run(self, ready: Callable[[bool], None]) -> BusError | None:
-        """Work until something fails (returned; the ledger is rolled back) or the last commit of an orderly shutdown is
-        written (None). Calls `ready` with whether registrations are being answered."""
+        """Work until something fails or the last commit of an orderly shutdown is written. Returns the error, after
+        which the ledger is rolled back, or None. `ready` is called with whether the loop answers registrations."""
         async with anyio.create_task_group() as commits:
             trouble = await self._run_loop(commits, ready)
         self._settlement.report()
@@ -99,7 +99,7 @@ class CommitLoop:
             await self._wait()
 
     def _conclude(self, sent: PendingCommit) -> BusError | None:
-        """A commit has ended: act on it, or take it back. Returns an error that ends the tenure."""
+        """A commit has ended: act on it, or take it back. Returns the error if that ends the tenure."""
         writer = self._tenure.writer
         if sent.trouble is None:
             self._settle(sent)
@@ -120,10 +120,10 @@ class CommitLoop:
         return sent.trouble
 
     async def _send(self, commits: TaskGroup) -> BusError | None:
-        """No commit is under way: send the open one if it has to be written. Returns an error that ends the tenure."""
+        """No commit is under way: send the open one if it must be written. Returns an error that ends the tenure."""
         commit, cursor, reader = self._open, self._tenure.cursor, self._inputs.reader
         if self._outages != reader.outages and not self._tenure.assignment.bus.local and not self._stop.requested:
-            # brokers that were away may have lost the last commit's end (`kafka.producer`), and must see it first
+            # brokers that were away may have lost the last commit's end (`kafka.producer`), and must confirm it first
             self._take_back(commit)
             return RecycledError("the bus was away: the end of the last commit must be confirmed")
         if self._stop.requested or self._builder.is_due(commit):
@@ -201,8 +201,8 @@ class CommitLoop:
             commit.read_to(input_reader.position)
 
     def _lookahead_buffer(self) -> LookAheadBuffer | None:
-        """The messages that may be decided before their turn, once the input is decided up to the buffer's start: it
-        may have earlier messages of the same hosts."""
+        """The messages that may be decided before their turn; None: there are none. The input must be decided up to the
+        buffer's start, because it may have earlier messages of the same hosts."""
         buffer = self._inputs.lookahead.lookahead_buffer
         return buffer if buffer and buffer.messages and self._open.position >= buffer.start else None
 
@@ -231,10 +231,10 @@ class CommitLoop:
 
 
 def _frameless(error: BusError) -> BusError:
-    """An error without tracebacks, so that keeping it does not keep the loop and its ledger alive. The causes lose
-    theirs as well, because frames know their callers from Python 3.12 on."""
-    link: BaseException | None = error
-    while link is not None:
-        link.__traceback__ = None
-        link = link.__cause__ or link.__context__
+    """The error without tracebacks, so that a kept error does not keep the loop and its ledger alive. Its causes lose
+    their tracebacks as well, because frames know their callers from Python 3.12 on."""
+    cause: BaseException | None = error
+    while cause is not None:
+        cause.__traceback__ = None
+        cause = cause.__cause__ or cause.__context__
     return error

@@ -1,1 +1,1 @@
-"""The sweeper: messages for hosts that have no manager become dead letters."""
+"""The sweeper: makes dead letters of messages for hosts that have no manager."""

@@ -31,28 +31,28 @@ from outfitter_service.runtime.sweeper.partition_sweeper import GRACE_S, Partiti
 log = structlog.get_logger("outfitter.sweeper")
 
 SESSION_S, HEARTBEAT_S = 10.0, 2.5
-"""Seconds: time-out of a killed sweeper, and between heartbeats."""
+"""Seconds after which the group gives up a killed sweeper, and seconds between two heartbeats."""
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.5, 30.0
 """Seconds between attempts to join."""
 CANDIDATES = 16
 """How many hosts of a partition take part. If all managers of a large fleet were in one group, each start and stop of
-one of them would delay all."""
+a manager would delay all others."""
 TURN_S = 3600.0
-"""Seconds of one turn. In each turn, some of the other managers take part by chance: the candidates may all have died.
-"""
+"""Seconds of one turn. In each turn, some of the other managers take part by chance, because all candidates may have
+died."""
 
 
 def at_work(neighbours: Mapping[bytes, bytes], *, since: datetime) -> list[str]:
-    """The hosts with these ledger records whose manager has committed after `since`, and whose record does not say that
-    it has stopped."""
+    """The hosts whose manager works: it has committed after `since`, and the host's record does not say that it has
+    stopped. `neighbours`: ledger records by key, encoded."""
     hosts: list[str] = []
     for key, value in neighbours.items():
         if key.startswith(HOST):
             host = host_of(key) or ""
             record = _read(value)
             last = _read(neighbours.get(checkpoint_key(host_writer(host)).encode()))
-            stopped = not isinstance(record, Host) or record.manager.stopped_at is not None
-            if not stopped and isinstance(last, Checkpoint) and last.at > since:
+            is_stopped = not isinstance(record, Host) or record.manager.stopped_at is not None
+            if not is_stopped and isinstance(last, Checkpoint) and last.at > since:
                 hosts.append(host)
     return hosts
 
@@ -72,14 +72,15 @@ def _read(value: bytes | None) -> LedgerRecord | None:
 
 
 ACTIVITY = "joining the group of sweepers"
+"""The activity's name in log lines about outages."""
 
 
 class SweeperMember(Struct, frozen=True):
     """Takes part in sweeping while `run` runs.
 
-    `partitions`: how many the topics have. `identity`: that of the manager which sweeps. Seconds: how long a message of
-    a host without a manager waits for one (`grace_s`), what a killed member's partitions wait for (`session_s`), and
-    between signs of life (`heartbeat_s`)."""
+    `partitions`: how many partitions the topics have. `identity`: the manager that sweeps. `grace_s`: seconds that a
+    message of a host without a manager waits for one. `session_s`: seconds until the group gives a killed member's
+    partitions to others. `heartbeat_s`: seconds between two heartbeats."""
 
     bus: Bus
     partitions: int
@@ -91,8 +92,8 @@ class SweeperMember(Struct, frozen=True):
     _sweepers: dict[int, tuple[PartitionSweeper, anyio.CancelScope]] = {}
 
     async def run_by_turns(self, others: Collection[str]) -> None:
-        """Sweep always, or in some turns, depending on the `others` with a working manager. Returns if rights are
-        missing."""
+        """Sweep always, or only in some turns, until cancelled. `others`: the partition's other hosts with a working
+        manager. Returns if rights are missing."""
         if is_candidate(self.identity.host or "", others):
             await self.run()
             return
@@ -137,6 +138,11 @@ class SweeperMember(Struct, frozen=True):
             await anyio.sleep(backoff.next_delay(lasted=self.instruments.clock.monotonic() - begun))
 
     async def _serve_assignments(self, membership: Membership) -> None:
+        """Sweep exactly the assigned partitions, until the membership fails.
+
+        Raises:
+            BusError: the membership has failed.
+        """
         trouble: BusError | None = None
         try:
             async with anyio.create_task_group() as tasks:
@@ -180,7 +186,7 @@ class SweeperMember(Struct, frozen=True):
         )
 
     def _hosts(self) -> list[str]:
-        """The hosts with a manager in the partitions that are swept here."""
+        """The hosts with a manager in the partitions that this member sweeps."""
         return [
             host
             for sweeper, _ in self._sweepers.values()

@@ -1,4 +1,4 @@
-"""The messages that a sweeper holds: each is unroutable, or may be, and is answered when it is due."""
+"""The messages that a sweeper holds. Each is unroutable, or may be, and gets a dead letter when it is due."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from outfitter_service.runtime.input.scope import Unroutable
 from outfitter_service.runtime.sweeper.host_registry import HostRegistry, HostStatus
 
 HELD_MESSAGES, HELD_BYTES = 4000, 16 * 1024 * 1024
-"""Reading pauses while so many messages or bytes are held."""
+"""The sweeper pauses reading while it holds so many messages or bytes."""
 LETTER_EXTRA = 4096
 """About how many bytes a dead letter has besides the message's body."""
 LETTERS, LETTER_BYTES = 500, 2 * 1024 * 1024
@@ -20,8 +20,8 @@ LETTERS, LETTER_BYTES = 500, 2 * 1024 * 1024
 
 
 class HeldMessage(Struct, kw_only=True):
-    """A message that is unroutable (`why`), or whose `host` may have no manager. It is due at `due`, in monotonic
-    seconds."""
+    """A message that is unroutable (`why`), or whose `host` may have no manager (`why` is None). `due`: when the wait
+    for a manager ends, in monotonic seconds."""
 
     message: Message
     due: float
@@ -29,7 +29,7 @@ class HeldMessage(Struct, kw_only=True):
     why: Unroutable | None = None
 
     def is_served(self, host_registry: HostRegistry) -> bool:
-        """Whether its host has a manager by now."""
+        """Whether the message's host has a manager by now."""
         return self.why is None and host_registry.status(self.host, self.message.offset) is HostStatus.SERVED
 
 
@@ -42,7 +42,7 @@ class HeldMessages:
 
     @property
     def first(self) -> HeldMessage | None:
-        """The message that is answered next."""
+        """The message that gets the next dead letter, or None."""
         return self._messages[0] if self._messages else None
 
     @property
@@ -61,7 +61,7 @@ class HeldMessages:
         self._bytes = 0
 
     def remove(self, count: int) -> None:
-        """Remove the first `count` messages, which are answered."""
+        """Remove the first `count` messages: their dead letters are committed."""
         for _ in range(count):
             self._bytes -= len(self._messages.popleft().message.value or b"")
 
@@ -71,7 +71,8 @@ class HeldMessages:
         self._bytes = sum(len(held.message.value or b"") for held in self._messages)
 
     def due(self, host_registry: HostRegistry, now: float) -> list[HeldMessage]:
-        """The first messages that certainly have no manager, as many as one transaction answers."""
+        """The first messages that certainly have no manager at `now` (monotonic seconds), as many as one transaction
+        answers."""
         due: list[HeldMessage] = []
         size = 0
         for held in self._messages:
@@ -86,5 +87,5 @@ class HeldMessages:
         return due
 
     def position_after(self, count: int, read_to: int) -> int:
-        """The input's next offset once `count` messages are answered and everything before `read_to` is read."""
+        """The input's next offset once `count` messages are answered and all messages before `read_to` are read."""
         return self._messages[count].message.offset if len(self._messages) > count else read_to

@@ -1,14 +1,14 @@
-"""Which hosts of a partition have a manager, according to the ledger. The sweeper checks this before it answers.
+"""The hosts of a partition that have a manager, according to the ledger. The sweeper checks this before it answers.
 
 Either the host's manager or the sweeper answers a message, never both. Each first writes its intention into the ledger,
-and then reads the ledger up to there. Both write to one partition, so one of them is the first:
+and then reads the ledger up to this record. Both write to one partition, so one of the two records comes first:
 
 - The manager of a new host writes the host's record (`@host/…`), then reads. Its input begins where the sweeper's claim
   ends, and its first checkpoint records that for good (`InputPosition.begin`).
 - The sweeper writes a claim (`InputPosition.claimed`), then reads. It answers messages of hosts without a record: a
-  manager that comes later sees the claim. Messages of a host with a record but no checkpoint yet wait for that.
+  manager that comes later sees the claim. Messages of a host with a record but no checkpoint wait for the checkpoint.
 
-So a host has a manager from its first checkpoint on, whether that manager runs or not.
+So a host counts as having a manager from its first checkpoint on, whether that manager runs or not.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ from outfitter_service.runtime.clock import Clock
 log = structlog.get_logger("outfitter.sweeper")
 
 ARRIVAL_S = 60.0
-"""Longest time from a host's record to its first checkpoint, which takes milliseconds. After that its manager was
-killed in between, and will write the record again."""
+"""The most seconds between a host's record and its first checkpoint, which usually takes milliseconds. If it takes
+longer, the manager was killed in between, and will write the record again."""
 SLICE = 1000
+"""Records in one read."""
 PAUSE_S = 0.02
-"""Records in one read, and the seconds between two reads: a ledger of any size takes little of the manager's time."""
+"""Seconds between two reads: so a ledger of any size takes little of the manager's time."""
 
 
 class HostStatus(enum.Enum):
@@ -44,15 +45,17 @@ class HostStatus(enum.Enum):
     EARLIER = enum.auto()
     """It has a manager, but that manager's input begins after this message."""
     ARRIVING = enum.auto()
+    """It has a record, and its manager's first checkpoint may follow."""
     UNKNOWN = enum.auto()
+    """It has no manager, as far as the ledger shows."""
 
 
 class HostRegistry:
-    """The hosts of one partition of the ledger, and the sweeper's checkpoint, as far as they were read."""
+    """The hosts of one partition of the ledger, as of the last `catch_up`. `checkpoint`: the sweeper's, or None."""
 
     def __init__(self, bus: Bus, topic: str, partition: int, *, input_id: str, clock: Clock) -> None:
-        """`topic`: the ledger's name. `input_id`: the id of the registrations topic; offsets of another one are
-        ignored."""
+        """`topic`: the ledger's name. `input_id`: the id of the registrations topic; offsets in checkpoints for another
+        topic are ignored."""
         self._bus = bus
         self._topic = topic
         self._partition = partition
@@ -61,7 +64,9 @@ class HostRegistry:
         self._own_key = checkpoint_key(sweeper_writer(partition)).encode()
         self._position: int | None = None
         self._begins: dict[str, int] = {}
-        self._named: dict[str, float] = {}
+        """The offset at which the input of each host's manager begins."""
+        self._recorded_at: dict[str, float] = {}
+        """When each host's record was read, in monotonic seconds."""
         self.checkpoint: Checkpoint | None = None
 
     @property
@@ -74,8 +79,8 @@ class HostRegistry:
         begin = self._begins.get(host)
         if begin is not None:
             return HostStatus.SERVED if offset >= begin else HostStatus.EARLIER
-        named = self._named.get(host)
-        if named is not None and self._clock.monotonic() - named < ARRIVAL_S:
+        recorded_at = self._recorded_at.get(host)
+        if recorded_at is not None and self._clock.monotonic() - recorded_at < ARRIVAL_S:
             return HostStatus.ARRIVING
         return HostStatus.UNKNOWN
 
@@ -99,21 +104,22 @@ class HostRegistry:
                     await anyio.sleep(PAUSE_S)
 
     def _apply(self, messages: list[Message]) -> None:
-        wanted = (HOST, CHECKPOINT)
-        last = {message.key: message.value for message in messages if message.key and message.key.startswith(wanted)}
+        prefixes = (HOST, CHECKPOINT)
+        last = {message.key: message.value for message in messages if message.key and message.key.startswith(prefixes)}
         for key, value in last.items():
             if key == self._own_key:
                 self.checkpoint = self._own(value)
             elif (writer := writer_of(key)) is not None:
                 if (host := writer_names(writer).host) is not None:
                     self._note_served(host, value)
-            elif (named := host_of(key)) is not None:
+            elif (host := host_of(key)) is not None:
                 if value is None:
-                    self._named.pop(named, None)
+                    self._recorded_at.pop(host, None)
                 else:
-                    self._named[named] = self._clock.monotonic()
+                    self._recorded_at[host] = self._clock.monotonic()
 
     def _note_served(self, host: str, value: bytes | None) -> None:
+        """Note where the input of a host's manager begins. `value`: the manager's last checkpoint, or a tombstone."""
         if value is None:
             self._begins.pop(host, None)
             return
@@ -122,10 +128,16 @@ class HostRegistry:
         except WireError as error:
             log.warning("a host's checkpoint cannot be read, it counts as served", host=host, error=str(error))
             record = None
-        here = record.input if isinstance(record, Checkpoint) else None
-        self._begins[host] = here.begin or 0 if here is not None and here.topic_id == self._input_id else 0
+        position = record.input if isinstance(record, Checkpoint) else None
+        is_known = position is not None and position.topic_id == self._input_id
+        self._begins[host] = (position.begin or 0) if position is not None and is_known else 0
 
     def _own(self, value: bytes | None) -> Checkpoint | None:
+        """The sweeper's own checkpoint.
+
+        Raises:
+            LedgerRefusedError: it is damaged, or of a later version.
+        """
         if value is None:
             return None
         try:

@@ -1,8 +1,8 @@
 """Sweeps one partition: each unroutable registration becomes one dead letter, which says what to do.
 
 Dead letters and the swept position are one transaction under the sweeper's own writer identity. So a replaced sweeper
-writes nothing more, and its successor repeats nothing. It answers no registration and knows no rules; the ledger says
-which hosts have a manager (host_registry.py).
+writes nothing more, and its successor repeats nothing. The sweeper answers no registration and knows no rules; the
+ledger says which hosts have a manager (host_registry.py).
 """
 
 from __future__ import annotations
@@ -43,20 +43,22 @@ from outfitter_service.runtime.sweeper.sweep_progress import SweepProgress
 log = structlog.get_logger("outfitter.sweeper")
 
 GRACE_S = 5.0
-"""How long a message of a host without a manager waits: its manager may be starting."""
+"""Seconds that a message of a host without a manager waits: its manager may be starting."""
 SLICE, PACE_S = 500, 0.1
-"""Registrations in one read, and the seconds between two reads. Most need only be skipped, so that a flood is swept at
-5,000 a second, and does not delay the manager's own work."""
+"""Registrations in one read, and the seconds between two reads. Most registrations are only skipped. So the sweeper
+reads a flood at 5,000 a second, and does not delay the manager's own work."""
 LISTEN_S = 5.0
+"""Seconds for which one read waits for messages."""
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.5, 30.0
+"""Seconds between attempts to take the partition."""
 NO_SUMMARIES: Mapping[Payer, Omitted] = {}
 _LOGGED = 20
 _NAMED = 10
 
 
 class SweepContext(Struct, frozen=True, kw_only=True):
-    """The surroundings of a partition's sweeper: one `partition` of `partitions`. `identity`: that of the manager which
-    sweeps. `grace_s`: seconds that a message of a host without a manager waits for one."""
+    """What a partition's sweeper works with: one `partition` of `partitions`. `identity`: the manager that sweeps.
+    `grace_s`: seconds that a message of a host without a manager waits for one."""
 
     bus: Bus
     topics: Topics
@@ -86,8 +88,8 @@ class PartitionSweeper:
         owns_partition: Callable[[], Awaitable[bool]],
         served: Callable[[], Iterable[str]],
     ) -> None:
-        """`owns_partition` is asked before the partition is taken again. `served`: the hosts that a dead letter
-        names."""
+        """`owns_partition`: the sweeper asks it before it takes the partition again. `served`: returns the hosts with a
+        manager, which a dead letter names."""
         self._context = context
         self._activity = f"sweeping partition {context.partition}"
         self._owns_partition = owns_partition
@@ -99,7 +101,7 @@ class PartitionSweeper:
         self.host_registry: HostRegistry | None = None
 
     async def run(self) -> None:
-        """Sweep until cancelled, through all outages of the bus. Returns if this version must not sweep."""
+        """Sweep until cancelled, through outages of the bus. Returns if this version must not sweep the partition."""
         try:
             await self._run()
         finally:
@@ -118,12 +120,18 @@ class PartitionSweeper:
             except BusError as error:
                 self._context.instruments.outage.met(self._activity, error)
             await anyio.sleep(backoff.next_delay(lasted=self._context.instruments.clock.monotonic() - begun))
-            while not await self._owns_partition():  # noqa: ASYNC110  (an answer of the bus, no event of ours)
+            while not await self._owns_partition():  # noqa: ASYNC110  (the bus answers, and sets no event)
                 await anyio.sleep(FIRST_DELAY_S)
 
     # --- taking the partition ------------------------------------------------------------------------------
 
     async def _sweep_tenure(self) -> None:
+        """Take the partition and sweep it until the writer is tainted.
+
+        Raises:
+            LedgerRefusedError: this version must not sweep the partition.
+            BusError: the bus did not answer, or another sweeper has taken the partition.
+        """
         context = self._context
         identity = transactional_id(context.identity.cluster, sweeper_writer(context.partition))
         topics = context.topics.written(history=False)
@@ -153,9 +161,14 @@ class PartitionSweeper:
                     await self._answer(writer, host_registry, reader.position)
 
     async def _check_input_topic(self, known_id: str) -> str:
-        """The id of the registrations topic. It must not have changed (`known_id`, empty before the first check), or
-        the beginning of a new topic would be skipped. Nor may its number of partitions, or messages of hosts that have
-        moved would count as unroutable."""
+        """The id of the registrations topic. `known_id`: its id at the last check, empty before the first one.
+
+        The id must not have changed: the sweeper would skip the beginning of a new topic. The number of partitions must
+        not have changed: messages of hosts that have moved would count as unroutable.
+
+        Raises:
+            BusConfigurationError: one of them has changed.
+        """
         context = self._context
         shape = (await context.bus.shapes([context.topics.registrations])).get(context.topics.registrations)
         if shape is None or shape.partitions != context.partitions or known_id not in ("", shape.id):
@@ -182,13 +195,14 @@ class PartitionSweeper:
             self._progress.skip_to(error.start)
             return
         due = self._context.instruments.clock.monotonic() + self._context.grace_s
-        served: set[bytes | None] = set()  # from here on nothing is awaited, and the hosts' states do not change
+        served_keys: set[bytes | None] = set()  # from here on nothing is awaited, and the hosts' states do not change
         for message in messages:
-            if message.key not in served and self._hold_if_unserved(message, due) is HostStatus.SERVED:
-                served.add(message.key)
+            if message.key not in served_keys and self._hold_if_unserved(message, due) is HostStatus.SERVED:
+                served_keys.add(message.key)
 
     def _hold_if_unserved(self, message: Message, due: float) -> HostStatus:
-        """Hold a message, unless its host certainly has a manager or it needs no answer."""
+        """Hold a message until `due`, unless its host certainly has a manager or it needs no answer. Returns the state
+        of its host."""
         if was_moved(message, self._context.partition, self._context.partitions, self._progress.grown):
             return HostStatus.EARLIER
         key = message.key
@@ -228,19 +242,20 @@ class PartitionSweeper:
     async def _commit(
         self, writer: Writer, letters: list[HeldMessage], position: int, summed: Mapping[Payer, Omitted] = NO_SUMMARIES
     ) -> None:
-        """Commit dead letters and the position after them. Each code has a quota per minute."""
+        """Commit the dead letters of these messages, and the position after them. Each code has a quota per minute;
+        `summed`: the messages that exceeded it in the last minute."""
         context = self._context
         reasons = {id(held): self._reason(held) for held in letters}
         now = context.instruments.clock.utc()
         written: list[DeadLetter] = []
-        rationed: Counter[Payer] = Counter()
+        used: Counter[Payer] = Counter()
         omitted: dict[Payer, Omitted] = {}
         for held in letters:
             why = reasons[id(held)]
             writer_name = sweeper_writer(context.partition)
             letter = dead_letter(held.message, why.reason, None, writer=writer_name, at=now, code=why.code)
             if self._dead_letter_quota.use(why.code):
-                rationed[why.code] += 1
+                used[why.code] += 1
                 written.append(letter)
             elif why.code in omitted:
                 omitted[why.code] = omitted[why.code].with_one(held.message.offset)
@@ -252,7 +267,7 @@ class PartitionSweeper:
         try:
             await writer.commit([(context.topics.dead_letters, letter_entries(written)), ledger])
         except BaseException:
-            self._dead_letter_quota.give_back(rationed)
+            self._dead_letter_quota.give_back(used)
             self._omit(summed)
             raise
         self._omit(omitted)
@@ -261,8 +276,8 @@ class PartitionSweeper:
         self._report([reasons[id(held)] for held in letters], letters, sum(each.count for each in omitted.values()))
 
     def _omit(self, omitted: Mapping[Payer, Omitted]) -> None:
-        for payer, of_one in omitted.items():
-            self._dead_letter_quota.omit(payer, of_one)
+        for payer, messages in omitted.items():
+            self._dead_letter_quota.omit(payer, messages)
 
     def _reason(self, held: HeldMessage) -> Unroutable:
         if held.why is not None:

@@ -1,4 +1,4 @@
-"""How far a partition is swept, for the checkpoints of its sweeper."""
+"""The progress of a partition's sweeper, and its checkpoints."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from outfitter_service.runtime.clock import Clock
 from outfitter_service.runtime.identity import Identity
 
 CHECKPOINT_RECORDS, CHECKPOINT_S = 20_000, 600.0
-"""After so many skipped registrations, or seconds, the position is written although nothing was swept."""
+"""After so many skipped registrations, or seconds, the sweeper writes its position although it has swept nothing."""
 
 
 class SweepProgress:
-    """`position`: the input's next offset to sweep. `claimed`: the sweeper answers messages before this offset whose
-    hosts have no manager. `grown`: the offsets from before partitions were added. `input_id`, `ledger_id`: the ids of
-    the topics of registrations and of the ledger."""
+    """How far a partition is swept. `position`: the input's next offset to sweep. `claimed`: the sweeper answers
+    messages before this offset whose hosts have no manager. `grown`: the offsets from before partitions were added.
+    `input_id`: the id of the registrations topic."""
 
     def __init__(self, identity: Identity, partition: int, clock: Clock) -> None:
         self._identity = identity
@@ -31,22 +31,23 @@ class SweepProgress:
         self._ledger_id = ""
 
     def begin(self, last: Checkpoint | None, input_id: str, ledger_id: str) -> int | None:
-        """Continue after this checkpoint. Returns the offset to read from (None: the first registration). A checkpoint
-        that was written for another ledger knows of hosts that this ledger has not."""
+        """Continue after the sweeper's `last` checkpoint. Returns the offset to read from (None: the first
+        registration). `input_id`, `ledger_id`: the ids of the topics of registrations and of the ledger. A checkpoint
+        for other topics counts for nothing: the managers that it relies on are not in this ledger."""
         self.input_id, self._ledger_id = input_id, ledger_id
         self._commits = last.commit if last is not None else NO_COMMIT
         self._written_at = self._clock.monotonic()
-        same = last is not None and last.input.topic_id == input_id and last.ledger_id in (UNSET, ledger_id)
-        self.claimed = (last.input.claimed or last.input.to) if last is not None and same else 0
-        self.grown = last.grown if last is not None and same else UNSET
-        return last.input.to if last is not None and same else None
+        counts = last is not None and last.input.topic_id == input_id and last.ledger_id in (UNSET, ledger_id)
+        self.claimed = (last.input.claimed or last.input.to) if last is not None and counts else 0
+        self.grown = last.grown if last is not None and counts else UNSET
+        return last.input.to if last is not None and counts else None
 
     def read_from(self, position: int) -> None:
         """Reading begins at `position`."""
         self.position = position
 
     def skip_to(self, start: int) -> None:
-        """Messages before `start` are deleted or swept."""
+        """All messages before `start` are deleted or swept."""
         self.position = self.claimed = start
 
     def claim(self, end: int) -> None:
@@ -54,7 +55,7 @@ class SweepProgress:
         self.claimed = end
 
     def is_due(self, position: int) -> bool:
-        """Whether this position must be written although there are no letters."""
+        """Whether this position must be written although no dead letter is due."""
         skipped = position - self.position
         if skipped >= CHECKPOINT_RECORDS:
             return True

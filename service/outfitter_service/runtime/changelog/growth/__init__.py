@@ -1,1 +1,1 @@
-"""Adds partitions, and moves each host's records to its new partition."""
+"""Growth: adds partitions, and moves each host's records to its new partition."""

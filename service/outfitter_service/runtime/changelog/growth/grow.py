@@ -1,8 +1,8 @@
 """Adds partitions to all topics of a cluster, and moves each host's records to its new partition.
 
-No manager may serve meanwhile, and none can start: while a host's records are being moved, its checkpoint says so
-(`shape.MOVING`). Each step is recorded before the next one begins, and is repeatable: after a crash, run it again.
-Registrations that no manager has read are sent again to the new partition.
+No manager may serve meanwhile, and none can start: while this process moves a host's records, the host's checkpoint
+says so (`shape.MOVING`). Each step is recorded before the next one begins, and may be repeated: after a crash, run it
+again. Registrations that no manager has read are sent again to the new partition.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from outfitter_service.runtime.changelog.growth.unread_input import UnreadInput
 
 
 class Grown(Struct, frozen=True, kw_only=True):
-    """What was done. `before`: how many partitions there were (0: not known), `partitions`: how many there are.
-    `hosts`: those that were moved; `records`: how many of theirs; `registrations`: how many were sent again."""
+    """The result. `before`: the number of partitions before (0: unknown); `partitions`: the number now. `hosts`: the
+    moved ones; `records`: the number of their records. `registrations`: how many were sent again."""
 
     before: int
     partitions: int
@@ -33,12 +33,14 @@ async def grow(
     bus: Bus, cluster: str, partitions: int, *, history: bool = True, force: bool = False,
     say: Callable[[str], object] = lambda _: None,
 ) -> Grown:  # fmt: skip
-    """Give the topics of `cluster` so many partitions, or finish an interrupted run. `say` gets a line for each step.
-    `force`: also move hosts whose manager has not said that it stopped.
+    """Give the topics of `cluster` so many `partitions`, or finish an interrupted run.
+
+    `history`: whether the cluster has that topic. `force`: also move hosts whose manager has not written that it
+    stopped. `say`: called with a line for each step.
 
     Raises:
-        CannotGrowError: see there.
-        UnknownTopicError: there are no such topics.
+        CannotGrowError: the topics cannot get more partitions now; the message says what to do.
+        UnknownTopicError: a topic does not exist.
         FencedError: a manager is still working.
         BusError: the bus failed: run it again.
     """

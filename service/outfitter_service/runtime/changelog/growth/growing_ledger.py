@@ -23,8 +23,8 @@ FILL = 0.8
 
 
 class GrowingLedger:
-    """The ledger of one cluster. `partitions`: the future number. `checkpoints`: by partition and writer, as last read
-    or written."""
+    """The ledger of one cluster. `partitions`: their future number. `checkpoints`: by partition and writer, as last
+    read or written."""
 
     def __init__(self, bus: Bus, cluster: str, partitions: int, *, history: bool) -> None:
         """`history`: whether the cluster has that topic."""
@@ -32,7 +32,7 @@ class GrowingLedger:
         self._history = history
         self._instance = f"{INSTANCE}-{secrets.token_hex(4)}"
         self._commits: dict[tuple[int, str], CommitNumber] = {}
-        """The last known commit by partition and writer, copied or written here."""
+        """The last commit by partition and writer that was copied, or that this process wrote."""
         self.cluster = cluster
         self.topics: Topics = topics(cluster)
         self.partitions = partitions
@@ -54,18 +54,18 @@ class GrowingLedger:
     async def read(self, partition: int, partitions: int | None = None) -> PartitionContents:
         """Read one partition, with the records that belong to another one out of `partitions` (default: the future
         number)."""
-        here = await read_contents(self._bus, self.topics.allocations, partition, partitions or self.partitions)
-        for writer, checkpoint in here.checkpoints.items():
+        contents = await read_contents(self._bus, self.topics.allocations, partition, partitions or self.partitions)
+        for writer, checkpoint in contents.checkpoints.items():
             self.checkpoints[partition, writer] = checkpoint
-        return here
+        return contents
 
     def keeper(self, partition: int) -> Checkpoint | None:
-        """The checkpoint of the writer that answers unroutable messages of a partition."""
+        """The checkpoint of the writer that answers unroutable messages of a partition, or None."""
         owner = self.checkpoints.get((partition, partition_writer(partition)))
         return owner or self.checkpoints.get((partition, sweeper_writer(partition)))
 
     def moving(self, partition: int) -> Iterable[str]:
-        """The hosts with a manager's checkpoint in this partition that belong elsewhere."""
+        """The hosts with a manager's checkpoint in this partition that belong to another one."""
         for number, writer in self.checkpoints:
             host = writer_names(writer).host
             if number == partition and host is not None and partition_of(host, self.partitions) != partition:
@@ -86,12 +86,12 @@ class GrowingLedger:
     # --- other writers ---
 
     def note_commits(self, partition: int, contents: PartitionContents) -> None:
-        """Note the commits whose records are copied."""
+        """Note the commits up to which a partition's records are copied."""
         for writer, checkpoint in contents.checkpoints.items():
             self._commits[partition, writer] = checkpoint.commit
 
     def is_written_since(self, partition: int, checkpoint: Checkpoint) -> bool:
-        """Whether another process has committed as this writer since."""
+        """Whether another process has committed as the checkpoint's writer since its records were copied."""
         return self._commits.get((partition, checkpoint.writer)) != checkpoint.commit
 
     # --- writing ---
@@ -103,7 +103,7 @@ class GrowingLedger:
         self.checkpoints.pop((partition, writer), None)
 
     async def put(self, partition: int, checkpoint: Checkpoint, entries: Iterable[Entry] = ()) -> None:
-        """Commit these records as the checkpoint's writer, and then the checkpoint with the next number."""
+        """Commit these records as the checkpoint's writer, and behind them the checkpoint with the next number."""
         number = checkpoint.commit
         nothing_read = structs.replace(checkpoint.input, from_=checkpoint.input.to)
 
@@ -122,7 +122,7 @@ class GrowingLedger:
     async def _write(
         self, partition: int, writer: str, entries: list[Entry], end: Callable[[], Entry] | None = None
     ) -> None:
-        """Commit entries in as many batches as needed, each with an `end`."""
+        """Commit entries in as many batches as needed. `end`: makes the last entry of each."""
         written = self.topics.written(history=self._history)
         async with await self._bus.open_writer(
             transactional_id(self.cluster, writer), partition, topics=written

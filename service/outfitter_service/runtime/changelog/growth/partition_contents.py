@@ -19,8 +19,8 @@ class CannotGrowError(RuntimeError):
 
 
 class PartitionContents(Struct, kw_only=True):
-    """What lies in one partition of the ledger. `checkpoints`: by writer. `at_work`: the hosts whose managers have not
-    said that they stopped. `strays`: records of hosts that belong elsewhere, as they are on the wire, by host and
+    """The contents of one partition of the ledger. `checkpoints`: by writer. `at_work`: the hosts whose managers have
+    not written that they stopped. `strays`: the encoded records of hosts that belong to another partition, by host and
     key."""
 
     checkpoints: dict[str, Checkpoint] = {}
@@ -32,11 +32,11 @@ async def read_contents(bus: Bus, topic: str, partition: int, partitions: int) -
     """The committed contents of one partition of the ledger, for growth to `partitions`.
 
     Raises:
-        CannotGrowError: a checkpoint that cannot be read.
+        CannotGrowError: a checkpoint cannot be read.
         BusError: the ledger cannot be read.
     """
     last: dict[bytes, bytes] = {}
-    places: dict[str, int] = {}
+    partitions_of_hosts: dict[str, int] = {}
     end = await bus.stable_end(topic, partition)
     async with await bus.open_reader(topic, partition, start=None, committed=True) as reader:
         async for messages in read_to(reader, end):
@@ -44,29 +44,31 @@ async def read_contents(bus: Bus, topic: str, partition: int, partitions: int) -
                 key = message.key or b""
                 if message.value is None:
                     last.pop(key, None)
-                elif key.startswith((CHECKPOINT, HOST)) or _strays(key, partition, partitions, places):
+                elif key.startswith((CHECKPOINT, HOST)) or _is_stray(key, partition, partitions, partitions_of_hosts):
                     last[key] = message.value
     return _sorted(last, partition, partitions, f"{topic}/{partition}")
 
 
-def _strays(key: bytes, partition: int, partitions: int, places: dict[str, int]) -> bool:
-    host = _whose(key)
+def _is_stray(key: bytes, partition: int, partitions: int, partitions_of_hosts: dict[str, int]) -> bool:
+    """Whether a record of this partition belongs to another one. `partitions_of_hosts`: the results so far."""
+    host = _host_of(key)
     if host is None:
         return False
-    if host not in places:
-        places[host] = partition_of(host, partitions)
-    return places[host] != partition
+    if host not in partitions_of_hosts:
+        partitions_of_hosts[host] = partition_of(host, partitions)
+    return partitions_of_hosts[host] != partition
 
 
-def _whose(key: bytes) -> str | None:
+def _host_of(key: bytes) -> str | None:
     """The host of a record or of its manager's checkpoint."""
     writer = writer_of(key)
     return host_of(key) if writer is None else writer_names(writer).host
 
 
-def _sorted(last: Mapping[bytes, bytes], partition: int, partitions: int, place: str) -> PartitionContents:
-    found = PartitionContents()
-    places: dict[str, int] = {}
+def _sorted(last: Mapping[bytes, bytes], partition: int, partitions: int, topic_partition: str) -> PartitionContents:
+    """The contents, from the last value of each key."""
+    contents = PartitionContents()
+    partitions_of_hosts: dict[str, int] = {}
     for key, value in last.items():
         if key.startswith((CHECKPOINT, HOST)):
             try:
@@ -75,25 +77,30 @@ def _sorted(last: Mapping[bytes, bytes], partition: int, partitions: int, place:
                 if key.startswith(HOST):
                     record = None
                 else:
-                    raise CannotGrowError(f"{error}. The ledger in {place} is damaged there: repair it") from error
+                    raise CannotGrowError(
+                        f"{error}. The ledger in {topic_partition} is damaged there: repair it"
+                    ) from error
             if isinstance(record, Checkpoint):
-                found.checkpoints[record.writer] = record
+                contents.checkpoints[record.writer] = record
             elif isinstance(record, Host) and record.manager.stopped_at is None:
-                found.at_work.append(record.host)
-        host = _whose(key)
-        if host is not None and _strays(key, partition, partitions, places):
-            found.strays.setdefault(host, {})[key] = value
-    return found
+                contents.at_work.append(record.host)
+        host = _host_of(key)
+        if host is not None and _is_stray(key, partition, partitions, partitions_of_hosts):
+            contents.strays.setdefault(host, {})[key] = value
+    return contents
 
 
-def unfinished(found: PartitionContents, partitions: int) -> list[str]:
-    """The writers whose checkpoint has another number of partitions. A sweeper's has none."""
+def unfinished(contents: PartitionContents, partitions: int) -> list[str]:
+    """The writers whose checkpoint has another number of partitions. A sweeper's checkpoint has no number."""
     return [
-        writer for writer, each in found.checkpoints.items() if not is_sweeper(writer) and each.partitions != partitions
+        writer
+        for writer, checkpoint in contents.checkpoints.items()
+        if not is_sweeper(writer) and checkpoint.partitions != partitions
     ]
 
 
-def is_begun(found: PartitionContents, partitions: int) -> bool:
-    """Whether growth to so many was announced there, and unread registrations are still to be sent again."""
-    grown = [each.grown for each in found.checkpoints.values() if each.grown is not UNSET]
+def is_begun(contents: PartitionContents, partitions: int) -> bool:
+    """Whether growth to `partitions` was announced in this partition, and unread registrations are still to be sent
+    again."""
+    grown = [each.grown for each in contents.checkpoints.values() if each.grown is not UNSET]
     return any(each.until is UNSET and each.partitions < partitions for each in grown)

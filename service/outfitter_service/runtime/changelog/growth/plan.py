@@ -11,8 +11,9 @@ from outfitter_service.runtime.changelog.growth.partition_contents import Cannot
 
 
 class GrowthPlan(Struct, frozen=True, kw_only=True):
-    """`before`: the number of partitions before (0: unknown). `input_partitions`: the current number of registrations'.
-    `input_id`, `ledger_id`: the ids of the topics of registrations and of the ledger."""
+    """What a growth starts from. `before`: the number of partitions before (0: unknown). `input_partitions`: the
+    current number of the registrations topic. `input_id`, `ledger_id`: the ids of the topics of registrations and of
+    the ledger."""
 
     before: int
     input_partitions: int
@@ -20,24 +21,24 @@ class GrowthPlan(Struct, frozen=True, kw_only=True):
     ledger_id: str
 
     def unread(self, checkpoint: Checkpoint) -> int:
-        """The offset from which its writer would continue to read the input."""
+        """The offset from which on the checkpoint's writer has not read the input."""
         return checkpoint.input.to if checkpoint.input.topic_id == self.input_id else 0
 
 
 async def plan_growth(bus: Bus, ledger: GrowingLedger, *, force: bool) -> GrowthPlan | None:
-    """Read the cluster. Returns None if there is nothing to do. `force`: count managers that did not say that they
-    stopped as dead.
+    """Read the cluster, and plan its growth. Returns None if nothing is to do. `force`: managers that did not write
+    that they stopped count as dead.
 
     Raises:
         CannotGrowError: the records cannot be moved now.
-        UnknownTopicError: there are no such topics.
+        UnknownTopicError: a topic does not exist.
         BusError: the bus failed.
     """
     topics, partitions = ledger.topics, ledger.partitions
     shapes = await bus.shapes(ledger.names)
     missing = [name for name in ledger.names if name not in shapes]
     if missing:
-        raise UnknownTopicError(f"{bus.url}: there is no topic {missing[0]!r}: `outfitter topics create`")
+        raise UnknownTopicError(f"{bus.url}: topic {missing[0]!r} does not exist: `outfitter topics create`")
     counts = {shape.partitions for shape in shapes.values()}
     most = max(counts)
     if most > partitions:
@@ -45,9 +46,10 @@ async def plan_growth(bus: Bus, ledger: GrowingLedger, *, force: bool) -> Growth
     at_work: list[str] = []
     complete = len(counts) == 1
     for partition in range(shapes[topics.allocations].partitions):
-        here = await ledger.read(partition, most)
-        at_work += here.at_work
-        complete = complete and not here.strays and not unfinished(here, most) and not is_begun(here, most)
+        contents = await ledger.read(partition, most)
+        at_work += contents.at_work
+        is_finished = not contents.strays and not unfinished(contents, most) and not is_begun(contents, most)
+        complete = complete and is_finished
     if complete and most == partitions:
         return None
     if not complete and most < partitions:
@@ -70,7 +72,7 @@ async def plan_growth(bus: Bus, ledger: GrowingLedger, *, force: bool) -> Growth
 
 
 def _former(ledger: GrowingLedger, now: int) -> int:
-    """The number of partitions before an interrupted growth, from checkpoints, or else the ledger's number `now`; 0:
+    """The number of partitions before an interrupted growth, by checkpoints or else the ledger's number `now`; 0:
     unknown."""
     numbers = {each.partitions for each in ledger.checkpoints.values()}
     numbers |= {each.grown.partitions for each in ledger.checkpoints.values() if each.grown is not UNSET}

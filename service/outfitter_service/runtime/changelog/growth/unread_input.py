@@ -1,4 +1,4 @@
-"""Sends registrations that no manager has read again to their host's new partition."""
+"""Sends registrations that no manager has read to their host's new partition."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class UnreadInput:
         start = keeper.grown.until
         if start is UNSET:
             writers = {host_writer(host) for host in self._ledger.moving(partition)}
-            known = [self._ledger.checkpoints[partition, writer] for writer in writers]
-            start = min(self._plan.unread(each) for each in [keeper, *known])
+            checkpoints = [self._ledger.checkpoints[partition, writer] for writer in writers]
+            start = min(self._plan.unread(checkpoint) for checkpoint in [keeper, *checkpoints])
         start = max(first, start)
         async with await self._bus.open_reader(
             self._ledger.topics.registrations, partition, start=start, committed=False
@@ -65,7 +65,8 @@ class UnreadInput:
         await self._ledger.put(partition, structs.replace(keeper, grown=structs.replace(keeper.grown, until=end)))
 
     def _needs_answer(self, key: bytes | None, offset: int, value: bytes | None, partition: int) -> bool:
-        """Whether a message was right here, belongs elsewhere now, and needs an answer. Heartbeats need none."""
+        """Whether a message belonged to this partition, belongs to another one now, and needs an answer. Heartbeats
+        need none."""
         try:
             host = check_name((key or b"").decode(), "host")
         except (UnicodeDecodeError, InvalidNameError):
@@ -87,13 +88,13 @@ class UnreadInput:
         return True
 
     def _new_sweeper(self, partition: int, first: int) -> Checkpoint:
-        """The first checkpoint of a partition's sweeper."""
-        place = InputPosition(topic_id=self._plan.input_id, partition=partition, from_=first, to=first)
-        return self._ledger.first_checkpoint(sweeper_writer(partition), "sweeper", place)
+        """The first checkpoint of a partition's sweeper. `first`: the first offset of its input."""
+        position = InputPosition(topic_id=self._plan.input_id, partition=partition, from_=first, to=first)
+        return self._ledger.first_checkpoint(sweeper_writer(partition), "sweeper", position)
 
 
 def _eras(grown: Growth | UnsetType) -> list[Era]:
-    """The times before partitions were added, the newest first."""
+    """The eras before partitions were added, the newest first."""
     if grown is UNSET:
         return []
     newest = [Era(partitions=grown.partitions, until=grown.until)] if grown.until is not UNSET else []

@@ -1,1 +1,1 @@
-"""One commit: its events and decisions, what it writes, and how large it may be."""
+"""One commit: its events and decisions, what it writes, how large it may be, and who waits for it."""

@@ -1,6 +1,7 @@
 """The decisions of one commit: events are decided one after the other, and applied to the ledger.
 
-Synchronous throughout, so that nobody awaits while half a batch is decided. The processor commits and acts.
+Everything here is synchronous, so that no other task runs while half a batch is decided. The processor commits and
+acts.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ LOGGED = 20
 
 
 class Report(Struct):
-    """A commit's part in metrics and log. `kinds`: events by kind. `steps`: of fast grants only those that are logged;
-    `unlogged` counts the others. `granted`: when the registrations of fast grants were sent, by resource, in ms since
-    1970; `registered_ms`: the same of other registrations, by key. `unknown_fields`: messages with warnings. `about`:
-    the sender of a dead letter's message, by the letter's key."""
+    """A commit's part in metrics and log. `kinds`: the number of events by kind. `steps`: history's steps by key, of
+    fast grants only those that are logged; `unlogged`: the number of the others. `granted`: when the registrations of
+    fast grants were sent, by resource, in ms since 1970; `registered_ms`: the same of other registrations, by key.
+    `unknown_fields`: messages with warnings. `about`: log fields of a dead letter's sender, by the letter's key."""
 
     kinds: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
     steps: list[tuple[str, Transition]] = []
@@ -45,7 +46,7 @@ class Report(Struct):
     about: dict[str, dict[str, str | None]] = {}
 
     def fast_step(self, key: str, step: Transition) -> None:
-        """Add a fast grant's step, of which most commits consist."""
+        """Add a fast grant's step. Most commits consist of fast grants, so only some are logged."""
         if len(self.steps) < LOGGED:
             self.steps.append((key, step))
         else:
@@ -55,8 +56,9 @@ class Report(Struct):
 class Effects(Struct):
     """What the manager does once the commit is settled: it sends `commands` to drivers, and decides the `follow_ups`.
     It begins empty, and a batch fills it: nobody passes its fields. `failed_events`: events that met a defect.
-    `renewed`: allocations that gave a sign of life. `final_leases`: those whose last lease starts. `announced`: hosts
-    whose records changed. `hosts`, `allocations`: changed records, None where deleted; `before`: the records before."""
+    `renewed`: allocations whose worker gave a sign of life. `final_leases`: those whose last lease starts.
+    `announced`: hosts whose records changed. `hosts`: hosts with changed allocations. `allocations`: these by key, None
+    where deleted; `before`: the records before."""
 
     commands: list[m.Command] = []
     follow_ups: dict[m.Event, None] = {}
@@ -70,17 +72,21 @@ class Effects(Struct):
 
 
 class QuotaUse(Struct):
-    """A commit's use of the quotas of dead letters: letters `rationed`, messages `omitted` beyond the quota, and those
-    `summed` up in one letter."""
+    """A commit's use of the dead letters' quotas, by payer. `used`: the number of letters. `omitted`: messages beyond
+    the quota. `summed`: messages that one letter sums up."""
 
-    rationed: defaultdict[Payer, int] = field(default_factory=lambda: defaultdict(int))
+    used: defaultdict[Payer, int] = field(default_factory=lambda: defaultdict(int))
     omitted: dict[Payer, Omitted] = {}
     summed: dict[Payer, Omitted] = {}
 
 
 class Batch:
-    """The decisions of one commit, applied to the ledger at once (`Ledger.rollback` undoes them). Its `PendingCommit`
-    has their events and the input's position."""
+    """The decisions of one commit. Each is applied to the ledger at once (`Ledger.rollback` undoes them).
+
+    `now`: the time with which events are decided. `events`: the number of decided events, announced hosts included.
+    `output`, `report`, `effects`, `quota_use`: what the commit writes, reports, leads to, and uses of quotas. The
+    batch's `PendingCommit` has its events and the input's position.
+    """
 
     def __init__(
         self,
@@ -94,10 +100,10 @@ class Batch:
         dead_letter_quota: DeadLetterQuota | None = None,
         naming: DeadLetterQuota | None = None,
     ) -> None:
-        """`base` is added to offsets, so that they only grow: see `records.InputPosition`. `on_new_host` gets each host
-        that the ledger does not know, before its first registration is decided. It announces the host, or returns why
-        the registration is refused. `dead_letter_quota` limits the dead letters, and `naming` the messages whose
-        unknown fields are named; None: no limit. `history`: whether history is written."""
+        """`base`: added to offsets, so that they only grow; see `records.InputPosition`. `on_new_host`: called with
+        each host that the ledger does not know, before its first registration is decided. It announces the host, or
+        returns why the registration is refused. `dead_letter_quota` limits the dead letters, and `naming` the messages
+        whose unknown fields are named; None: no limit. `history`: whether history is written."""
         self.ledger = ledger
         self.rules = rules
         self.now = now
@@ -105,15 +111,15 @@ class Batch:
         self.output = CommitOutput(history=history)
         self.report = Report()
         self.effects = Effects()
-        self.refusals = QuotaUse()
+        self.quota_use = QuotaUse()
         self._base = base
         self._on_new_host = on_new_host
         self._dead_letter_quota = dead_letter_quota
         self._naming = naming
 
     def decide(self, event: m.Event) -> Decision | FastGrant:
-        """Decide one event and apply its changes. An event that meets a defect of ours changes nothing: raising would
-        end the manager, and again after every restart."""
+        """Decide one event and apply its changes. An event that meets a defect of Outfitter changes nothing: an error
+        would end the manager, and again after every restart."""
         self.events += 1
         try:
             decision = decide(self.ledger, self.rules, event, self.now)
@@ -188,7 +194,7 @@ class Batch:
         key, record, output, effects = grant.key, grant.record, self.output, self.effects
         self.ledger.grant(key, record, grant.names)
         if key in output.stepless:
-            # nobody will see that an earlier record was deleted under this key, so that its lease is renewed
+            # liveness does not see that an earlier record was deleted under this key: renew its lease
             effects.renewed[key] = None
         effects.allocations[key] = record
         self.report.fast_step(key, output.grant(grant))
@@ -201,20 +207,20 @@ class Batch:
         self.events += 1
         payer = self._known_host(message), understood
         if self._dead_letter_quota is not None and not self._dead_letter_quota.use(payer):
-            omitted = self.refusals.omitted.get(payer)
-            self.refusals.omitted[payer] = (
+            omitted = self.quota_use.omitted.get(payer)
+            self.quota_use.omitted[payer] = (
                 Omitted(first=self._letter(message, reason, field), until=message.offset + 1)
                 if omitted is None
                 else omitted.with_one(message.offset)
             )
             return None
-        self.refusals.rationed[payer] += 1
+        self.quota_use.used[payer] += 1
         letter = self._letter(message, reason, field)
         self.output.add_letter(letter)
         return letter
 
     def _known_host(self, message: Message) -> str:
-        """The host of a message if the ledger knows it, else an empty text."""
+        """The host of a message if the ledger has it, else an empty text."""
         host = (message.key or b"")[:300].decode("utf-8", "replace")
         return host if host in self.ledger.hosts else ""
 
@@ -222,13 +228,13 @@ class Batch:
         return dead_letter(message, reason, field, writer=self.rules.writer, at=self.now)
 
     def sum_up(self, omitted: Mapping[Payer, Omitted]) -> None:
-        """Write one dead letter for all messages that exceeded a quota in its last minute."""
-        for payer, of_one in omitted.items():
-            self.refusals.summed[payer] = of_one
-            self.output.add_letter(of_one.summary())
+        """Write one dead letter for each payer's messages beyond its quota in the last minute."""
+        for payer, messages in omitted.items():
+            self.quota_use.summed[payer] = messages
+            self.output.add_letter(messages.summary())
 
     def set_time(self, now: datetime) -> None:
-        """Decide with this time from now on."""
+        """Decide later events with this time."""
         self.now = now
 
     def announce(self, host: Host) -> None:
@@ -237,7 +243,7 @@ class Batch:
         self.events += 1
 
     def apply(self, changes: Sequence[Change]) -> None:
-        """Apply changes to the ledger and keep the last value of each key for the ledger's batch."""
+        """Apply changes to the ledger, and keep the last value of each key for the commit."""
         output, effects = self.output, self.effects
         for change in changes:
             if type(change) is PutAllocation or type(change) is DropAllocation:
@@ -263,7 +269,8 @@ class Batch:
                 self.effects.before[key] = record
 
     def renumber(self, host: str, full: float) -> bool:
-        """Refresh the queue positions that are shown. Returns False if some do not fit."""
+        """Refresh a host's queue positions in records, until the ledger's batch has `full` bytes. Returns False if some
+        do not fit."""
         output = self.output
         for change in renumber(self.ledger, self.rules, host):
             record = change.record

@@ -1,25 +1,25 @@
 """How much goes into one commit: everything that waits, and smaller pieces after a commit was too large.
 
-A commit that the bus refuses for its size is tried again with fewer events, then with a lower limit of bytes. With that
-the core divides one event's effects into smaller pieces, and finds the grant that is too large. An event that cannot be
-committed even then is alone in its commit.
+If the bus refuses a commit for its size, the manager tries it again with fewer events, then with a lower limit of
+bytes. By this limit the core divides one event's effects into smaller pieces, and finds the grant that is too large. An
+event that cannot be committed even then is alone in its commit, so that the manager can give up this one event.
 """
 
 from __future__ import annotations
 
 RESERVED_SHARE = 16
-"""One part in so many of a commit is for what it has beside decisions: the checkpoint, half of it for hosts that are
-ahead, and the final reason of a grant that fills all the rest."""
+"""One part in so many of a commit is reserved. It holds the checkpoint, half of which may be hosts that are ahead, and
+the final reason of a grant that fills all the rest."""
 FILL = 0.8
 """A commit fills this part of the largest possible ledger batch, so that the next event's output still fits."""
 SMALLEST_BYTES = 4096
-"""The lowest limit of bytes: a record without devices takes some hundred."""
+"""The lowest limit of bytes: a record without devices takes some hundred bytes."""
 
 
 class BatchLimits:
-    """`records`: most events in a commit. `max_bytes`: most bytes of one event, see `Rules`. `rejected_offset`: a
-    message that is refused because its answer alone is too large. `full` and `history_bytes`: a commit with so many
-    bytes in the ledger's batch, or in history's, has no room for more."""
+    """The current limits. `records`: most events in a commit. `max_bytes`: most bytes of one event, see `Rules`.
+    `rejected_offset`: the message that is refused because its answer alone is too large. `full` and `history_bytes`: a
+    commit with so many bytes in the ledger's batch, or in history's, has no room for more."""
 
     def __init__(self, *, records: int, max_bytes: int) -> None:
         self._most = (records, max_bytes)
@@ -36,7 +36,7 @@ class BatchLimits:
         return self.max_bytes == self._most[1]
 
     def set_batch_bytes(self, batch_bytes: int) -> None:
-        """The bus says that it takes so many bytes in one commit."""
+        """The bus takes so many bytes in one commit."""
         self.full = batch_bytes * FILL
         self.history_bytes = batch_bytes  # in one batch, because a second one would wait for the first
         most = batch_bytes - batch_bytes // RESERVED_SHARE
@@ -61,17 +61,18 @@ class BatchLimits:
         return is_new
 
     def stay_small(self, *, until: int) -> None:
-        """Keep the low limits until the events that were too large come again: in the input before `until`."""
+        """Keep the low limits until the commits have passed the offset `until`: by then the events that were too large
+        are decided again."""
         self._small_until = max(until, self._small_until or 0)
 
     def grow(self, position: int, *, idle: bool) -> None:
         """A commit up to `position` succeeded: restore the usual limits if the events that were too large are done.
-        `idle`: no internal event waits, or is decided and not committed."""
+        `idle`: no internal event waits, and none is decided and not committed."""
         if self._small_until is None or (position >= self._small_until and idle):
             self._small_until = self._refused_bytes = None
             self.records, self.max_bytes = self._most
 
     def forget(self) -> None:
-        """The input began again, so that earlier positions mean nothing."""
+        """The input began again, so earlier positions mean nothing."""
         self._small_until = self._refused_bytes = None
         self.rejected_offset = None

@@ -1,4 +1,4 @@
-"""The output of one commit, encoded when it is decided: the ledger's records, history's steps, dead letters."""
+"""The output of one commit: the ledger's records, history's steps, dead letters. Each is encoded when it is decided."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from outfitter_service.runtime.changelog.snapshots import Piece
 class CommitOutput(Struct, kw_only=True):
     """It begins empty, and a batch fills it: nobody passes its fields but `history`.
 
-    `history`: whether history is written. `letters`: dead letters; `notes`: those of the event queue. `values`: the
-    last record of each changed key with its bytes; None is a tombstone. `fast_grants`: the fast grants, in the order of
-    their tokens. `stepless`: keys that were put or deleted without a step in history. `positions`: changed queue
-    positions. `steps`: history's entries. `piece`: of a snapshot. `ledger_bytes`, `history_bytes`: upper bounds of the
-    sizes of the ledger's batch, letters included, and of history's."""
+    `history`: whether history is written. `values`: the last record of each changed key with its encoded value; None is
+    a tombstone. `fast_grants`: records and entries by key, in the order of their tokens. `stepless`: keys that were put
+    or deleted without a step in history. `positions`: changed queue positions by key. `steps`: history's entries.
+    `letters`: dead letters. `notes`: the event queue's notes. `piece`: of a snapshot. `ledger_bytes`, `history_bytes`:
+    upper bounds of the sizes of the ledger's batch, letters included, and of history's."""
 
     history: bool
     values: dict[str, tuple[Allocation | StateRecord | None, bytes | None]] = {}
@@ -36,7 +36,7 @@ class CommitOutput(Struct, kw_only=True):
 
     @property
     def empty(self) -> bool:
-        """Whether there is nothing to write (heartbeats move leases in memory only)."""
+        """Whether the commit has nothing to write (heartbeats move leases in memory only)."""
         return not (self.values or self.fast_grants or self.notes or self.letters)
 
     def put(self, key: str, record: Allocation | StateRecord | None, value: bytes | None = None) -> None:
@@ -45,11 +45,11 @@ class CommitOutput(Struct, kw_only=True):
             value = encode(record)
         self.fast_grants.pop(key, None)
         self.values[key] = (record, value)
-        # an earlier value of this key stays counted: few keys have one, and this is an upper bound
+        # an earlier value of this key stays in the sum: few keys have one, and this is an upper bound
         self.ledger_bytes += len(key) + 16 + (0 if value is None else len(value))
 
     def put_without_step(self, key: str, record: StateRecord | None) -> None:
-        """Write a record other than an allocation, or a tombstone. History has it at the end of the commit."""
+        """Write a record other than an allocation, or a tombstone. History gets it at the end of the commit."""
         self.stepless[key] = None
         self.put(key, record)
 
@@ -70,7 +70,7 @@ class CommitOutput(Struct, kw_only=True):
         return step
 
     def step(self, key: str, step: Transition | Refresh) -> None:
-        """Encode a step at once, because its record's bytes were mostly just made for the ledger."""
+        """Write a step into history. It is encoded at once: its record was mostly just encoded for the ledger."""
         if not self.history:
             return
         if type(step) is Transition:

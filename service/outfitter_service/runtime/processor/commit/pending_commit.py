@@ -1,4 +1,4 @@
-"""One commit, open or under way: its decisions, and their events, which are decided again if it fails."""
+"""One commit, open or under way: its decisions and their events. If it fails, the events are decided again."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from outfitter_service.runtime.processor.commit.batch_limits import BatchLimits
 
 
 class Sealed(Struct, frozen=True, kw_only=True):
-    """The facts of a completed commit. `notes`: how many of the event queue's notes it writes. `stale_positions`: hosts
-    whose queue positions it had to refresh. `deaths_left`: later commits have more deaths by the end of an earlier
-    boot. `closing`: it is the last one of the tenure."""
+    """What is fixed when a commit is completed. `notes`: how many of the event queue's notes it writes.
+    `stale_positions`: hosts whose queue positions it had to refresh. `deaths_left`: later commits have more deaths by
+    the end of an earlier boot. `closing`: it is the last commit of the tenure."""
 
     notes: int = 0
     stale_positions: frozenset[str] = frozenset()
@@ -28,11 +28,12 @@ class Sealed(Struct, frozen=True, kw_only=True):
 class PendingCommit(Struct, kw_only=True):
     """It is begun with four fields, and its own methods write the others.
 
-    `batch`: the decisions. `position`: the input's next offset after it; `ahead`: the same for hosts that are ahead.
+    `batch`: the decisions. `position`: the input's next offset after them; `ahead`: the same for hosts that are ahead.
     `internal`: the manager's own events. `messages` come from the input reader, `looked_ahead` from the look-ahead,
     including those that were decided before; messages of other scopes are dropped. `newest`: the offset of the last
-    decided one. `opening`: the first commit of the tenure. `done`: the bus has answered, after so many `seconds`.
-    `trouble`: why it failed."""
+    decided message. `opening`: it is the first commit of the tenure. `sealed`: what is fixed since its completion; the
+    default until then. `done`: the bus has answered, after so many `seconds`. `trouble`: why the commit failed, or
+    None."""
 
     batch: Batch
     position: int
@@ -60,15 +61,15 @@ class PendingCommit(Struct, kw_only=True):
             self.messages.append(message)
 
     def read_to(self, position: int) -> None:
-        """Nothing is left to decide before `position`; the offsets before it may have gaps."""
+        """All messages before `position` are decided. The offsets before it may have gaps."""
         self.position = max(self.position, position)
 
     def seal(self, sealed: Sealed) -> None:
-        """Nothing more is decided in this commit."""
+        """Complete the commit: nothing more is decided in it."""
         self.sealed = sealed
 
     def ended(self, trouble: BusError | None, seconds: float) -> None:
-        """The bus has answered after so many seconds: the commit is written, or failed with this `trouble`."""
+        """The bus has answered after so many seconds. The commit is written, or it failed with this `trouble`."""
         self.trouble = trouble
         self.seconds = seconds
         self.done = True
@@ -93,8 +94,8 @@ class PendingCommit(Struct, kw_only=True):
         return True
 
     def decide_ahead(self, lookahead_buffer: LookAheadBuffer, scope: Scope, batch_limits: BatchLimits) -> None:
-        """Decide the look-ahead's next message before its turn. Each source skips what the other one had decided, but
-        keeps it here: if this commit fails, both are restored."""
+        """Decide the look-ahead's next message before its turn. Each source skips messages that were decided from the
+        other one, but keeps them in this commit: if it fails, both sources get them back."""
         message = lookahead_buffer.pop()
         self.looked_ahead.append(message)
         if message.offset >= self.position:
@@ -102,7 +103,7 @@ class PendingCommit(Struct, kw_only=True):
             self.ahead[message.key or b""] = message.offset + 1
 
     def input_position(self, cursor: Cursor, partition: int, since: int) -> InputPosition:
-        """The input position for the checkpoint. The commit has read the input from `since` on."""
+        """The input position for the checkpoint. `since`: the offset from which on the commit has read the input."""
         ahead = {key.decode(): offset for key, offset in self.ahead.items() if offset > self.position}
         return InputPosition(
             topic_id=cursor.topic_id,

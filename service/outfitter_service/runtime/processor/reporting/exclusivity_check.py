@@ -1,7 +1,7 @@
 """The self-check of exclusivity: an index of its own, built from committed records, of who holds which device.
 
-It uses none of the indexes that decisions use, so that it notices their defects. It gets each commit's records, and the
-ones before them. It only checks.
+It uses none of the indexes that decisions use: so it notices their defects. It gets each commit's records, and the
+records that these replace. It only checks.
 """
 
 from __future__ import annotations

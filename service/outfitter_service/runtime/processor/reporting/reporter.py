@@ -1,4 +1,4 @@
-"""Reports commits: metrics, log lines, and the self-check of exclusivity. It changes nothing."""
+"""Reports commits: metrics, log lines, and the self-check of exclusivity. The reporter changes nothing."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from outfitter_service.runtime.processor.reporting.gauges import NONE, StateGaug
 
 log = structlog.get_logger("outfitter.processor")
 
-
 LINES_A_SECOND = 50
+"""Log lines that one processor may write in a second."""
 
 
 class LineLimiter:
@@ -33,16 +33,16 @@ class LineLimiter:
         """`clock`: monotonic seconds."""
         self._clock = clock
         self._second = 0
-        self._left = LINES_A_SECOND
+        self._remaining = LINES_A_SECOND
 
-    def allow(self, wanted: int) -> int:
-        """How many of the wanted lines may be written."""
+    def allow(self, lines: int) -> int:
+        """How many of so many lines may be written now. They count as written."""
         second = int(self._clock())
         if second != self._second:
-            self._second, self._left = second, LINES_A_SECOND
-        granted = min(wanted, self._left)
-        self._left -= granted
-        return granted
+            self._second, self._remaining = second, LINES_A_SECOND
+        allowed = min(lines, self._remaining)
+        self._remaining -= allowed
+        return allowed
 
 
 def subject_of(event: m.Event) -> dict[str, str]:
@@ -61,14 +61,14 @@ def subject_of(event: m.Event) -> dict[str, str]:
 class CommitReporter:
     """Metrics and log lines of one processor."""
 
-    def __init__(self, metrics: Metrics, **place: str | int) -> None:
-        """`place`: fields of every line, the host or the partition."""
+    def __init__(self, metrics: Metrics, **log_fields: str | int) -> None:
+        """`log_fields`: the fields of every line, which name the host or the partition."""
         self._metrics = metrics
         self._registered_ms: dict[str, int] = {}
         self._warned_since = -60.0
         self._warned = 0
         self.state_gauges = StateGauges(metrics.resources)
-        self.log = log.bind(**place)
+        self.log = log.bind(**log_fields)
         self._lines = LineLimiter()
         self._unlogged = 0
         self._held_back: set[tuple[str, str]] = set()
@@ -98,8 +98,8 @@ class CommitReporter:
         for kind, count in batch.report.kinds.items():
             metrics.events.labels(kind).inc(count)
         metrics.events.labels("register").inc(sum(map(len, batch.report.granted.values())))
-        omitted = sum(omitted.count for omitted in batch.refusals.omitted.values())
-        metrics.dead_letters.inc(len(batch.output.letters) - len(batch.refusals.summed) + omitted)
+        omitted = sum(messages.count for messages in batch.quota_use.omitted.values())
+        metrics.dead_letters.inc(len(batch.output.letters) - len(batch.quota_use.summed) + omitted)
         metrics.dead_letters_omitted.inc(omitted)
         for letter in batch.output.letters[: self._lines.allow(min(LOGGED, len(batch.output.letters)))]:
             about = batch.report.about.get(letter.key, {})
@@ -126,7 +126,7 @@ class CommitReporter:
         self._report_violations(self.state_gauges.update(batch.effects.allocations, before=batch.effects.before))
 
     def _log_held_back(self, host: str, ledger: Ledger) -> None:
-        """Log when devices of a resource begin to be held back, and when none is any more."""
+        """Log when the first device of a resource is held back, and when none is any more."""
         host_state = ledger.hosts.get(host)
         inventories = host_state.inventories if host_state is not None else {}
         for resource, inventory in inventories.items():
@@ -139,7 +139,7 @@ class CommitReporter:
                     devices=len(inventory.held_back),
                     reason=str(inventory.suspect),
                 )
-        for resource in [resource for known, resource in self._held_back if known == host]:
+        for resource in [resource for logged_host, resource in self._held_back if logged_host == host]:
             if resource not in inventories or not inventories[resource].held_back:
                 self._held_back.discard((host, resource))
                 self.log.info("no devices are held back any more", host=host, resource=resource)
@@ -157,7 +157,8 @@ class CommitReporter:
             self.log.warning("a held device has another name now: its driver may mean another device", **fields)
 
     def _log_unknown_fields(self, batch: Batch) -> None:
-        """A client that misspells a field does so in each message: count all, and log some of each minute."""
+        """Count all messages with unknown fields, and log some of each minute: a client that misspells a field does so
+        in each message."""
         for message, warnings in batch.report.unknown_fields:
             self._metrics.unknown_fields.labels(message.__struct_config__.tag).inc()
             now = time.monotonic()
@@ -181,7 +182,7 @@ class CommitReporter:
         grants = defaultdict(int, {resource: len(arrived) for resource, arrived in batch.report.granted.items()})
         for key, step in batch.report.steps:
             record = step.record
-            if type(record) is not Allocation:  # a fast grant's record is encoded already
+            if type(record) is not Allocation:  # it is encoded already: a fast grant
                 continue
             if step.to != ALLOCATED:
                 self._count_other(key, step, record)
@@ -212,7 +213,7 @@ class CommitReporter:
             metrics.lease_expiries.inc()
 
     def answered(self, trouble: BusError | None, seconds: float) -> None:
-        """The bus has answered a commit after so many seconds."""
+        """The bus has answered a commit after so many seconds, with this `trouble` or none."""
         if trouble is None:
             self._metrics.commit_seconds.observe(seconds)
         self._metrics.commits.labels(_outcome(trouble)).inc()
@@ -246,11 +247,11 @@ class CommitReporter:
 def _renamed(before: Allocation, record: Allocation) -> Iterator[dict[str, str]]:
     """The devices of a holder whose property `name` has changed, as log fields."""
     for resource, infos in record.resources.items():
-        known = {info["id"]: info.get("name") for info in before.resources.get(resource, ())}
+        names_before = {info["id"]: info.get("name") for info in before.resources.get(resource, ())}
         for info in infos:
-            name, now = known.get(info["id"]), info.get("name")
-            if name is not None and now is not None and name != now:
-                yield {"device": info["id"], "resource": resource, "before": name, "now": now}
+            name_before, name = names_before.get(info["id"]), info.get("name")
+            if name_before is not None and name is not None and name_before != name:
+                yield {"device": info["id"], "resource": resource, "before": name_before, "now": name}
 
 
 def _outcome(error: BusError | None) -> str:
