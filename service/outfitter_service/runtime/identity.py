@@ -101,8 +101,7 @@ def machine_id() -> str | None:
 
 
 class SuspendWatch:
-    """Notices that the machine was suspended. Meanwhile CLOCK_BOOTTIME continues, CLOCK_MONOTONIC does not (time(7)).
-    """
+    """Notices that the machine was suspended. Then CLOCK_BOOTTIME is ahead of CLOCK_MONOTONIC (time(7))."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

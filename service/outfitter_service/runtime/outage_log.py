@@ -18,8 +18,7 @@ log = structlog.get_logger("outfitter.bus")
 
 
 class OutageLog:
-    """One manager's outages of its bus. An outage begins when the first activity fails, and ends when all work again.
-    """
+    """Logs a manager's outages of its bus. One begins when the first activity fails, and ends when all work again."""
 
     def __init__(self, clock: Clock = SYSTEM) -> None:
         self._clock = clock

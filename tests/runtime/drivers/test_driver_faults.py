@@ -522,7 +522,7 @@ async def test_a_host_that_is_left_before_its_devices_are_looked_at_is_not_looke
             return object.__new__(cls)
 
         def set(self) -> None:
-            pool.leave("h")
+            pool.stop_host("h")
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(partial(pool.run, lambda _: None, started=LeftAtOnce(), host="h"))

@@ -70,7 +70,7 @@ def test_of_many_that_are_due_some_are_told_at_once_and_each_once_in_a_round() -
         leases.start(f"w{number:02}", 1, now=0)
     for now in (5, 6):
         rounds = [leases.due(now, 10)]
-        while leases.left:
+        while leases.is_round_open:
             rounds.append(leases.due(now, 10))
         assert [len(told) for told in rounds] == [10, 10, 5]
         assert sorted(key for told in rounds for key in told) == sorted(leases.keys())
@@ -99,8 +99,8 @@ def test_renewed_leases_are_looked_at_some_at_a_time_as_well() -> None:
 
     leases._deadline = Deadlines(leases._deadline)
     assert leases.due(5, 10) == []
-    assert (leases.left, renewed) == (True, 20)  # each is asked for its deadline, and then looked at then
-    while leases.left:
+    assert (leases.is_round_open, renewed) == (True, 20)  # each is asked for its deadline, and then looked at then
+    while leases.is_round_open:
         assert leases.due(5, 10) == []
     assert renewed == 60
 
@@ -108,10 +108,10 @@ def test_renewed_leases_are_looked_at_some_at_a_time_as_well() -> None:
 def test_one_that_was_told_ended_and_began_anew_is_told_once_in_the_next_round() -> None:
     leases = Leases(grace_s=1)
     leases.start("a", 1, now=0)
-    assert (leases.due(2, 1), leases.left) == (["a"], False)
+    assert (leases.due(2, 1), leases.is_round_open) == (["a"], False)
     leases.drop("a")
     leases.start("a", 1, now=2)
-    assert (leases.due(4, 1), leases.left) == (["a"], False)
+    assert (leases.due(4, 1), leases.is_round_open) == (["a"], False)
 
 
 @settings(max_examples=200, deadline=None)
@@ -142,7 +142,7 @@ def test_due_is_what_a_plain_list_of_deadlines_says(steps: list[tuple[str, str, 
         else:
             now += number
             told = leases.due(now, most)
-            while leases.left:
+            while leases.is_round_open:
                 assert most is not None
                 told += leases.due(now, most)
             assert sorted(told) == sorted(key for key, at in deadlines.items() if at <= now)

@@ -98,9 +98,9 @@ async def test_the_devices_of_some_hosts_begin_to_be_looked_at_in_a_turn(
             tasks.start_soon(lambda: pool.run(events.append, started=started))
             await started.wait()
             for host in [*HOSTS, *HOSTS]:
-                pool.serve(host)
+                pool.start_host(host)
             assert pool.hosts == set(HOSTS)
-            pool.leave("h9")
+            pool.stop_host("h9")
             while len({event.host for event in events if isinstance(event, m.DriverReport)}) < len(HOSTS) - 1:  # noqa: ASYNC110
                 await anyio.sleep(0.001)
             assert pool.hosts == set(HOSTS) - {"h9"}

@@ -34,9 +34,9 @@ class GrantInfos(Struct, gc=False):
     aliases: dict[str, list[str]] | UnsetType
 
 
-def other_names(device_id: str, known: Iterable[str], classes: Mapping[str, tuple[str, ...]]) -> list[str]:
-    """The other names of a device: the `known` ones, then those that `classes` connects with any of its names."""
-    others = dict.fromkeys(known)
+def other_names(device_id: str, recorded: Iterable[str], classes: Mapping[str, tuple[str, ...]]) -> list[str]:
+    """The other names of a device: the `recorded` ones, then those that `classes` connects with any of its names."""
+    others = dict.fromkeys(recorded)
     for name in (device_id, *others):
         for more in classes.get(name, ()):
             others.setdefault(more)

@@ -1,5 +1,4 @@
-"""Builds one resource's driver from its settings, and checks that a manager can serve it. It does not run the driver.
-"""
+"""Builds one resource's driver from its settings, and checks that a manager can serve it. It calls no driver."""
 
 from __future__ import annotations
 

@@ -31,11 +31,11 @@ HOSTS_AT_ONCE = 50
 class DriverCalls(Protocol):
     """The drivers, as the processor calls them."""
 
-    def serve(self, host: str) -> None: ...
+    def start_host(self, host: str) -> None: ...
 
-    def leave(self, host: str) -> None: ...
+    def stop_host(self, host: str) -> None: ...
 
-    def leave_all_but(self, hosts: Collection[str]) -> None: ...
+    def stop_hosts_except(self, hosts: Collection[str]) -> None: ...
 
     def perform(self, command: m.Command, record: Allocation | None) -> None: ...
 
@@ -75,7 +75,7 @@ class DriverPool:
         """The hosts whose drivers run, or are about to."""
         return self._hosts.keys() | self._waiting_hosts.keys()
 
-    def serve(self, host: str) -> None:
+    def start_host(self, host: str) -> None:
         """Start the drivers of `host`, unless they run. If many hosts come, they start in later turns of the event
         loop."""
         if self._tasks is None or host in self._hosts or host in self._waiting_hosts:
@@ -118,17 +118,17 @@ class DriverPool:
             self._inventory_scopes.setdefault(supervisor.host, []).append(scope)
             await supervisor.keep_inventory(driver)
 
-    def leave(self, host: str) -> None:
+    def stop_host(self, host: str) -> None:
         """Stop the drivers of `host`."""
         self._waiting_hosts.pop(host, None)
         self._hosts.pop(host, None)
         for scope in self._inventory_scopes.pop(host, ()):
             scope.cancel()
 
-    def leave_all_but(self, hosts: Collection[str]) -> None:
+    def stop_hosts_except(self, hosts: Collection[str]) -> None:
         """Stop the drivers of all other hosts."""
         for host in self.hosts - set(hosts):
-            self.leave(host)
+            self.stop_host(host)
 
     def perform(self, command: m.Command, record: Allocation | None) -> None:
         """Start a committed command. Its result comes back as an event."""

@@ -244,8 +244,7 @@ class Supervisor:
         return None
 
     async def unprepare(self, grant: api.Grant) -> None:
-        """Take a grant's devices back. The call is repeated until it succeeds: before that no other worker gets them.
-        """
+        """Take a grant's devices back. The call is repeated until it succeeds: until then no worker gets them."""
         driver = self.served.preparation
         if driver is not None:
             await self._until_done("unprepare", grant, lambda: driver.unprepare(grant))

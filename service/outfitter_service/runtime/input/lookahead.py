@@ -78,11 +78,11 @@ class LookAheadBuffer(PrefetchBuffer):
             # all messages up to that offset are settled, and this is the host's next one
             del self._left[key]
             self._kept[key] = 0
-        kept = self._kept[key]
-        if kept >= self._quiet_limit and kept * len(self._kept) > cursor.position - self.start:
+        count = self._kept[key]
+        if count >= self._quiet_limit and count * len(self._kept) > cursor.position - self.start:
             self._left[key] = message.offset
             return False
-        self._kept[key] = kept + 1
+        self._kept[key] = count + 1
         return True
 
     def decided_before(self, host: bytes) -> int:

@@ -17,8 +17,8 @@ _IN_ROUNDS = -math.inf
 
 
 class Leases:
-    """Deadlines by allocation key. An allocation whose owner is watched has no lease, nor one that wants none. `left`:
-    the current round of `due` is not over."""
+    """Deadlines by allocation key. An allocation whose owner is watched has no lease, nor one that wants none.
+    `is_round_open`: the current round of `due` is not over."""
 
     def __init__(self, grace_s: float) -> None:
         """`grace_s`: seconds between a lease's end and its deadline."""
@@ -31,7 +31,7 @@ class Leases:
         self._heap: list[tuple[float, AllocationKey]] = []
         self._due_now: dict[AllocationKey, None] = {}
         self._done_this_round: dict[AllocationKey, None] = {}
-        self.left = False
+        self.is_round_open = False
 
     def __contains__(self, key: AllocationKey) -> bool:
         return key in self._deadline
@@ -83,7 +83,7 @@ class Leases:
         """Keys whose deadline has passed, the earliest first. They stay until dropped or renewed.
 
         One call returns at most `most` keys, and the next calls return the others. Each key comes once in a round, and
-        `left` says that the round is not over. So keys that cannot be judged yet do not delay the others.
+        `is_round_open` says that the round is not over. So keys that cannot be judged yet do not delay the others.
         """
         self._gather(now, most)
         due: list[AllocationKey] = []
@@ -94,8 +94,8 @@ class Leases:
             else:
                 self._schedule_check(key, self._deadline[key])
         self._done_this_round |= dict.fromkeys(due)
-        self.left = bool(self._due_now) or (bool(self._heap) and self._heap[0][0] <= now)
-        if not self.left:
+        self.is_round_open = bool(self._due_now) or (bool(self._heap) and self._heap[0][0] <= now)
+        if not self.is_round_open:
             self._due_now, self._done_this_round = self._done_this_round, self._due_now
         return sorted(due, key=self._deadline.__getitem__)
 

@@ -81,7 +81,7 @@ class SilenceJudge:
                 judged.append(key)
         for key in judged:
             self._leases.drop(key)
-        self._round_at = now if self._leases.left else None
+        self._round_at = now if self._leases.is_round_open else None
         if self._round_at is None:
             del samples[: bisect_left(samples, self._earliest, key=_AT)]  # no lease waits for these
             self._earliest = math.inf

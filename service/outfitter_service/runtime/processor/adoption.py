@@ -43,9 +43,9 @@ class Adoption(Struct, frozen=True):
         hosts = [own] if own is not None else list(ledger.hosts)
         event_queue.restart(hosts, ended_boot_id=self._ended_boot(restored.checkpoint))
         await self.liveness.restart(ledger, event_queue.ended_boot_id, handed_out=event_queue.deaths())
-        self.drivers.leave_all_but(hosts)
+        self.drivers.stop_hosts_except(hosts)
         for host in hosts:
-            self.drivers.serve(host)
+            self.drivers.start_host(host)
         answered = event_queue.answered()
         for record in ledger.allocations.values():
             command = implied(record)

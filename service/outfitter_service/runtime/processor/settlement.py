@@ -118,9 +118,9 @@ class Settlement:
         ledger = self._tenure.ledger
         host_state = ledger.hosts.get(host)
         if host_state is not None and host_state.record is not None:
-            self._drivers.serve(host)
+            self._drivers.start_host(host)
         else:
-            self._drivers.leave(host)
+            self._drivers.stop_host(host)
             self._event_queue.forget(host)
             ledger.forget(host)
 
@@ -136,7 +136,7 @@ class Settlement:
 
     def narrow(self, commit: PendingCommit, trouble: TooLargeError) -> bool:
         """A commit was too large: try fewer events, then smaller pieces of one event's effects. If an event's own
-        record is too large even then, give up that event. Returns False if there is no such event."""
+        record is too large even then, give up that event. Returns False if that would not help."""
         self._reporter.log.warning(
             "a commit is too large, splitting it", error=str(trouble), events=commit.batch.events
         )

@@ -69,7 +69,7 @@ class SweepContext(Struct, frozen=True, kw_only=True):
     grace_s: float = GRACE_S
 
 
-def _asks(message: Message) -> bool:
+def _needs_answer(message: Message) -> bool:
     """Whether a message needs an answer. Heartbeats and deregistrations for a host without a manager need none, and may
     be many."""
     try:
@@ -211,7 +211,7 @@ class PartitionSweeper:
         status = HostStatus.UNKNOWN
         if why is None and self.host_registry is not None:
             status = self.host_registry.status(host, message.offset)
-        if status is not HostStatus.SERVED and (why is not None or _asks(message)):
+        if status is not HostStatus.SERVED and (why is not None or _needs_answer(message)):
             self._held.put(HeldMessage(message=message, due=due, host=host, why=why))
         return status
 
