@@ -53,7 +53,9 @@ FIRST_DELAY_S, LONGEST_DELAY_S = 0.5, 30.0
 """Seconds between attempts to take the partition."""
 NO_SUMMARIES: Mapping[Payer, Omitted] = {}
 _LOGGED = 20
+"""Most dead letters of one commit that get a log line each."""
 _NAMED = 10
+"""Most hosts that a dead letter names."""
 
 
 class SweepContext(Struct, frozen=True, kw_only=True):
