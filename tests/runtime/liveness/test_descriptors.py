@@ -149,11 +149,11 @@ async def test_a_thousand_processes_are_watched_under_a_small_limit_and_after_a_
     assert manager.metric("outfitter_polled_owners") == 1000 - (256 - descriptors.FOR_PROBES) // 2
     assert descriptors_of(manager) < 256 - 64
     assert manager.outfitter("discover", "gpu", "--config", str(manager.config)).returncode == 0
-    manager.wait_for(lambda: "not every owner process" in manager.log.read_text())
+    manager.wait_for(lambda: "the end of every owner process" in manager.log.read_text())
     first, last = owners.pids[:50], owners.pids[-50:]
     owners.end(first + last)
     manager.wait_for(lambda: manager.metric("outfitter_releases_total", reason="owner-died") == 100)
-    assert manager.log.read_text().count("not every owner process") == 1, "one line for all of them"
+    assert manager.log.read_text().count("the end of every owner process") == 1, "one line for all of them"
     manager.kill9()
     owners.end(owners.pids[:100])
     manager.start()

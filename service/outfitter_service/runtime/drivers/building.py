@@ -27,7 +27,7 @@ class ServableDriver(Struct, frozen=True, kw_only=True):
     an error at any later time.
 
     `timeout_s`: the time limit of each call in seconds. `hint`: advice for workers that wait although the driver
-    reported enough devices. `knows_holders`: it never names a held device.
+    reported enough devices. `knows_holders`: it never names a device that another worker holds.
     `inventory`, `preparation` and `in_use_check`: the driver if it has that interface, else None.
     """
 
