@@ -76,7 +76,7 @@ def test_the_page_has_each_route() -> None:
     app = application(None, Connections(time.monotonic))  # type: ignore[arg-type]  # no request is made
     paths = {resource.canonical for resource in app.router.resources()} - {"/"}
     assert paths
-    assert set(re.findall(r"^\| `(/[\w/-]+)` \|", TEXT, re.MULTILINE)) == paths
+    assert set(re.findall(r"^\| `(/[\w/{}-]+)` \|", TEXT, re.MULTILINE)) == paths
 
 
 def test_the_drivers_page_has_each_driver_and_no_other() -> None:
