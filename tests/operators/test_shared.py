@@ -41,6 +41,13 @@ def test_contexts_with_one_shared_name_have_the_same_devices_until_the_last_is_l
         assert later.incarnation != first.incarnation
 
 
+def test_a_name_that_nobody_uses_any_more_is_forgotten(fake: FakeOutfitter) -> None:
+    context = fake.context({"gpu": 1}, shared="scorer")
+    with context, fake.context({"gpu": 1}, shared="scorer"):
+        assert len(context._shares._by_name) == 1
+    assert context._shares._by_name == {}
+
+
 def test_functions_of_one_chain_share_a_device_until_the_last_is_gone(setup: WorkerSetup) -> None:
     decode, score = Function(), Function()
     for function in (decode, score):

@@ -93,9 +93,25 @@ class Shares:
                     "give the other request another shared= name",
                     code="invalid-request",
                 )
-            share = Share(registration, self._lock)
+            share = Share(self, registration)
             registration.members[share] = on_lease_at_risk
         return share
+
+    def start(self, registration: _Registration) -> Future[None]:
+        """Start the registration's backend if this is the first context that does so. Return when it is ready."""
+        with self._lock:
+            if registration.ready is None:
+                registration.ready = registration.backend.start()
+            return registration.ready
+
+    def remove(self, share: Share, registration: _Registration) -> bool:
+        """Remove a context from its registration. Return whether it was the last."""
+        with self._lock:
+            del registration.members[share]
+            if registration.members:
+                return False
+            self._by_name = {key: other for key, other in self._by_name.items() if other is not registration}
+            return True
 
 
 class _Registration:
@@ -114,7 +130,7 @@ class _Registration:
         """Whether a context that enters now would get no devices from it."""
         refused = self.ready is not None and self.ready.done() and self.ready.exception() is not None
         snapshot = self.backend.allocation_watch.read()
-        return not self.members or refused or snapshot.over or snapshot.closed
+        return refused or snapshot.over or snapshot.closed
 
     def warn(self, error: LeaseLostError) -> None:
         """Tell all members that the lease is at risk."""
@@ -131,26 +147,18 @@ class _Registration:
 class Share:
     """One context's part of a shared registration: a `Backend` that starts with the first and stops with the last."""
 
-    def __init__(self, registration: _Registration, lock: threading.Lock) -> None:
+    def __init__(self, shares: Shares, registration: _Registration) -> None:
         self.settings = registration.settings
         self.allocation_watch: AllocationWatch = registration.backend.allocation_watch
+        self._shares = shares
         self._registration = registration
-        self._lock = lock
 
     def start(self) -> Future[None]:
-        registration = self._registration
-        with self._lock:
-            if registration.ready is None:
-                registration.ready = registration.backend.start()
-            return registration.ready
+        return self._shares.start(self._registration)
 
     def stop(self, reason: str) -> Future[None]:
-        registration = self._registration
-        with self._lock:
-            del registration.members[self]
-            is_last = not registration.members
-        if is_last:
-            return registration.backend.stop(reason)
+        if self._shares.remove(self, self._registration):
+            return self._registration.backend.stop(reason)
         self.allocation_watch.touch()  # so that the iterations of this context end
         done: Future[None] = Future()
         done.set_result(None)
