@@ -127,6 +127,13 @@ def test_a_process_that_is_named_itself_watches_nobody(real: WorkerSetup) -> Non
             assert guards() == before
 
 
+def test_one_that_had_the_pid_of_this_process_before_is_gone(real: WorkerSetup) -> None:
+    own = process_owner()
+    assert own is not None
+    with pytest.raises(outfitter.UnwatchableProcessError, match="is gone already"):
+        real.context(ends_with=structs.replace(own, start_ticks=own.start_ticks - 1)).__enter__()
+
+
 def reused(other: Owner) -> Owner:
     return structs.replace(other, start_ticks=other.start_ticks - 1)
 

@@ -48,7 +48,7 @@ class OrphanGuard:
 
     def start(self) -> Future[None]:
         other = identify(self._other)
-        if other.pid != os.getpid():
+        if (other.pid, other.start_ticks) != (os.getpid(), start_ticks()):
             process_fd = open_process(other)
             self._stopped_fd = os.eventfd(0, os.EFD_CLOEXEC)
             threading.Thread(
