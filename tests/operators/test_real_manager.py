@@ -91,6 +91,19 @@ def test_a_newer_incarnation_tells_the_older_one_that_it_is_over(served: Manager
                 newer.communicate("")
 
 
+def test_a_function_that_is_made_anew_gets_the_devices_of_the_one_that_is_gone(served: Manager) -> None:
+    class Function:
+        def __init__(self) -> None:
+            self.devices = context(served, {"gpu": 2}, wait=30).enter_for(self)
+
+    function: Function | None = Function()
+    for _ in range(3):
+        function = None  # it must go before its successor can have the devices
+        function = Function()
+        assert len(function.devices.get_external_resource_infos("gpu")) == 2
+    function.devices.leave()
+
+
 def test_a_waiting_worker_enters_when_a_device_turns_up(served: Manager) -> None:
     with context(served, {"gpu": 2}), ThreadPoolExecutor() as pool:
         waiting = context(served, {"gpu": 1}, wait=30)

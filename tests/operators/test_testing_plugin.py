@@ -109,7 +109,7 @@ def test_variables_of_a_worker_around_the_tests_do_not_count(
     worker: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OUTFITTER_INCARNATION", "1")
-    monkeypatch.setenv("OUTFITTER_WORKER", "scorer")
+    monkeypatch.setenv("OUTFITTER_CLUSTER", "of/another")
     worker.makepyfile(EXAMPLES)
     worker.runpytest_subprocess().assert_outcomes(passed=4)
 

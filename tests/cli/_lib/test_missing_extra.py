@@ -74,6 +74,14 @@ def test_two_environments_without_the_extra_do_not_send_each_other_round(tmp_pat
         assert run(first, *order, tmp_path / "other").returncode == 7
 
 
+def test_a_shim_that_leads_back_is_tried_once(tmp_path: Path) -> None:
+    worker = put_without(tmp_path / "worker")
+    shim = put(tmp_path / "shim", f'#!/bin/sh\nexec {worker} "$@"\n')
+    assert run(shim, shim.parent, worker.parent).returncode == 127
+    put(tmp_path / "other", OTHER)
+    assert run(shim, shim.parent, worker.parent, tmp_path / "other").returncode == 7
+
+
 BROKEN: dict[str, Callable[[Path], Path]] = {
     "its interpreter is gone": lambda folder: put(folder, "#!/no/such/python\n"),
     "nobody may execute it": lambda folder: put(folder, OTHER),
