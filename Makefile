@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test check asyncapi bench chaos simulate fuzz kafka constraints clean
+.PHONY: demo test check asyncapi examples bench chaos simulate fuzz kafka constraints clean
 
 demo: $(READY)
 	@echo "A manager and three workers on this machine, for a few seconds."
@@ -30,6 +30,10 @@ asyncapi: $(READY) $(ASYNCAPI)/.ready
 $(ASYNCAPI)/.ready:
 	npm install --silent --no-audit --no-fund --no-save --ignore-scripts --prefix $(ASYNCAPI) @asyncapi/parser@$(ASYNCAPI_PARSER)
 	touch $@
+
+# The workers in other languages, each built with its own tools; `make test` has none of them.
+examples: $(READY)
+	$(BIN)/pytest tests/examples --override-ini python_files='example_*.py' $(PYTEST_ARGS)
 
 bench: $(READY)
 	PYTHONPATH=tests $(BIN)/python -m bench --out bench-results.json

@@ -1,0 +1,20 @@
+"""examples/go does what each worker must do."""
+
+from __future__ import annotations
+
+import pytest
+
+from examples.contract import RUNNERS, Program, WorkerContract, built, run_tool, vectors
+
+
+@pytest.fixture(scope="module")
+def program() -> Program:
+    folder = built("go", [["go", "build", "-o", "worker", "."]], also=[RUNNERS / "worker_test.go"])
+    return Program(folder, [str(folder / "worker")])
+
+
+class TestGo(WorkerContract):
+    def test_it_concludes_what_the_vectors_say(self, program: Program) -> None:
+        folder, count = vectors()
+        said = run_tool(["env", f"VECTORS={folder}", "go", "test", "-v", "."], program.folder)
+        assert f"{count} checked\n" in said

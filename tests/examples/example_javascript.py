@@ -1,0 +1,24 @@
+"""examples/javascript does what each worker must do."""
+
+from __future__ import annotations
+
+import pytest
+
+from examples.contract import RUNNERS, Program, WorkerContract, built, needs, run_tool, vectors
+
+
+@pytest.fixture(scope="module")
+def program() -> Program:
+    needs("node")
+    folder = built(
+        "javascript",
+        [["npm", "ci", "--silent", "--no-audit", "--no-fund", "--ignore-scripts"]],
+        also=[RUNNERS / "vectors.mjs"],
+    )
+    return Program(folder, ["node", "worker.mjs"])
+
+
+class TestJavaScript(WorkerContract):
+    def test_it_concludes_what_the_vectors_say(self, program: Program) -> None:
+        folder, count = vectors()
+        assert run_tool(["node", "vectors.mjs", str(folder)], program.folder) == f"{count} checked, 0 wrong\n"

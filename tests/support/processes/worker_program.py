@@ -1,0 +1,76 @@
+"""A worker in another language, as a process of its own: what it prints, and how it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Self
+
+WITHIN_S = 60.0
+"""Seconds that a program may take to print a line or to end: it may start a virtual machine on a busy machine."""
+
+
+class WorkerProgram:
+    """Runs `command` in `folder` with the environment `variables`, in a process group of its own, within a `with`."""
+
+    def __init__(self, command: Sequence[str], *, folder: Path, variables: Mapping[str, str]) -> None:
+        self._command = list(command)
+        self._folder = folder
+        self._variables = dict(variables)
+        self._output = tempfile.NamedTemporaryFile(prefix="worker-", suffix=".log")  # noqa: SIM115  (closed on exit)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        self._process = subprocess.Popen(
+            self._command, cwd=self._folder, env=self._variables, stdin=subprocess.DEVNULL, stdout=self._output,
+            stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.kill()
+        print(f"--- {' '.join(self._command)}\n{self.output()}")
+        self._output.close()
+
+    def output(self) -> str:
+        """All that it has printed, on both streams."""
+        return Path(self._output.name).read_text(errors="replace")
+
+    def lines(self, word: str) -> list[str]:
+        """The lines that begin with `word`."""
+        return [line for line in self.output().splitlines() if line.split(" ")[0].rstrip(":") == word]
+
+    def wait_for(self, word: str) -> str:
+        """Block until a line begins with `word`; return the line."""
+        deadline = time.monotonic() + WITHIN_S
+        while not (lines := self.lines(word)):
+            if self._running.poll() is not None or time.monotonic() > deadline:
+                raise AssertionError(f"it did not print {word!r}, but:\n{self.output()}")
+            time.sleep(0.02)
+        return lines[0]
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the program alone."""
+        self._running.send_signal(number)
+
+    def wait(self) -> int:
+        """Block until it has ended; return its exit code."""
+        return self._running.wait(WITHIN_S)
+
+    def kill(self) -> None:
+        """End the program and all that it has started as a crash would. Repeatable."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._running.pid, signal.SIGKILL)
+        self._running.wait(WITHIN_S)
+
+    @property
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._process is None:
+            raise RuntimeError("the program was not started")
+        return self._process
