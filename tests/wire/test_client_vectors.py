@@ -13,7 +13,7 @@ import pytest
 from outfitter.errors import AllocationEndedError
 from outfitter.session import status
 from outfitter.session.lease import HEARTBEATS_PER_LEASE, Lease
-from outfitter.session.watch import Snapshot
+from outfitter.session.watch import WatchSnapshot
 from outfitter.session.worker_session import WorkerSession
 from outfitter_proto import codec, environment, names, topics
 from outfitter_proto.bus import Bus, Entry, connect
@@ -136,7 +136,7 @@ async def conclusion(bus: Bus, session: WorkerSession, row: Vector) -> str:
     return word(session.allocation_watch.read())
 
 
-def word(snapshot: Snapshot) -> str:
+def word(snapshot: WatchSnapshot) -> str:
     if isinstance(snapshot.error, AllocationEndedError):
         return "over"
     assert snapshot.error is None

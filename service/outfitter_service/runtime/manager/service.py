@@ -275,8 +275,8 @@ class Service:
             tasks.cancel_scope.cancel()
 
     async def _limit_shutdown(self, scope: anyio.CancelScope) -> None:
-        """Give up a last commit that hangs (the bus is away) at its deadline. The next start decides its events again.
-        """
+        """Give up a last commit that hangs (the bus is away) at its deadline. The next start decides its events
+        again."""
         await self._stopping.wait()
         share = self.settings.shutdown_timeout * COMMIT_SHARE
         await anyio.sleep(share)
