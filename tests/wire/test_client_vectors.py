@@ -132,7 +132,7 @@ async def conclusion(bus: Bus, session: WorkerSession, row: Vector) -> str:
         return word(snapshot)  # it reads no more
     _, end = await bus.offsets(topic, RECORDS["partition"])
     while session._host_partition.is_behind(end):
-        await session._fetch()  # what its task for reading does again and again
+        await session._records.fetch()  # what its task for reading does again and again
     return word(session.allocation_watch.read())
 
 
