@@ -78,6 +78,34 @@ def test_a_stranger_s_default_file_is_passed_over(tmp_path: Path, monkeypatch: p
     assert connection("outfitter.toml", environment={}).bus == "sqlite:////nowhere/theirs.db"
 
 
+def test_a_link_of_a_stranger_in_a_directory_of_everybody_is_passed_over(tmp_path: Path) -> None:
+    if os.geteuid() != 0:  # nobody else can make another user's link, so look at the rule alone
+        assert file_ownership.doubt(tmp_path) is None
+        return
+    ours = tmp_path / "ours.toml"
+    ours.write_text(CONFIG)
+    folder = tmp_path / "sticky"
+    folder.mkdir()
+    folder.chmod(0o1777)
+    link = folder / "outfitter.toml"
+    link.symlink_to(ours)
+    assert file_ownership.doubt(link) is None
+    os.chown(link, 4711, 4711, follow_symlinks=False)
+    assert file_ownership.doubt(link) == f"{link} is a symbolic link of user 4711, who may change it"
+    done = outfitter("status", cwd=folder)
+    assert "theirs.db" not in done.stdout + done.stderr
+
+
+def test_a_link_into_a_directory_that_everybody_may_write_is_doubted(tmp_path: Path) -> None:
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    (folder / "target.toml").write_text(CONFIG)
+    folder.chmod(0o777)
+    link = tmp_path / "outfitter.toml"
+    link.symlink_to(folder / "target.toml")
+    assert f"everybody may write the directory of {folder}/target.toml" == file_ownership.doubt(link)
+
+
 def test_a_named_file_and_a_secret_that_others_may_use_are_warned_of(tmp_path: Path) -> None:
     secret = tmp_path / "password"
     secret.write_text("hunter2")

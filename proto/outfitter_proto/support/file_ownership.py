@@ -2,7 +2,8 @@
 
 We trust a file if it and its directory belong to this user or to root, and not all users may write them. Under sudo
 they may also belong to the calling user. All users may write a sticky directory as /tmp, because they cannot replace
-our file in it. We trust a group that may write, because an administrator has set it.
+our file in it. We trust a group that may write, because an administrator has set it. The same holds for a symbolic link
+and for the directory that it leads to.
 """
 
 from __future__ import annotations
@@ -16,12 +17,20 @@ def doubt(path: Path) -> str | None:
     """Why another user can change the file, as a clause for messages; None if no user can, or if it is no regular
     file."""
     try:
-        status, directory = path.stat(), path.absolute().parent.stat()
+        link, status, directory = path.lstat(), path.stat(), path.absolute().parent.stat()
+        target = path.resolve()
+        target_directory = target.parent.stat()
     except (OSError, ValueError):
         return None  # opening it gives the error
     if not stat.S_ISREG(status.st_mode):
         return None
-    return _doubt(str(path), status) or _doubt(f"the directory of {path}", directory)
+    if stat.S_ISLNK(link.st_mode) and link.st_uid not in _ours():
+        return f"{path} is a symbolic link of user {link.st_uid}, who may change it"
+    return (
+        _doubt(str(path), status)
+        or _doubt(f"the directory of {path}", directory)
+        or _doubt(f"the directory of {target}", target_directory)
+    )
 
 
 def read_by_others(path: Path) -> str | None:
