@@ -357,7 +357,7 @@ async def test_whose_transaction_is_open_is_not_told_to_who_may_not_read_and_tha
     async with client(secure_broker, secure_broker.oauth(name)) as bus:
         assert isinstance(bus, KafkaBus)
         said = await open_transactions.sentence(bus._cluster, topic, 0)
-    assert "whose transaction is open there is not told: " in said
+    assert "the broker does not say whose transaction is open there: " in said
     assert f"Read on topic '{topic}' is not granted to User:{name}" in said
 
 
