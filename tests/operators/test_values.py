@@ -87,6 +87,12 @@ def test_a_lease_is_at_risk_after_two_thirds_without_an_acknowledged_heartbeat()
     assert lease.remaining == pytest.approx(9.9)
 
 
+def test_a_lease_says_whether_its_process_begins_or_ceases_to_be_watched() -> None:
+    lease = Lease()
+    assert [lease.set_watched(watched) for watched in (False, True, True, False)] == [False, True, False, True]
+    assert not lease.watched
+
+
 def test_a_heartbeat_counts_from_when_it_was_begun() -> None:
     clock = Clock()
     lease = Lease(clock)
