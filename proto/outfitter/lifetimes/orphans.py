@@ -80,11 +80,11 @@ def identify(process: EndsWith) -> Owner:
     """
     if isinstance(process, Owner):
         return process
-    found = _nearest(process) if isinstance(process, str) else process_owner(process)
-    if found is None:
+    identity = _nearest(process) if isinstance(process, str) else process_owner(process)
+    if identity is None:
         which = f"process {process}" if isinstance(process, int) else f"{process!r} among the parents of this process"
         raise UnwatchableProcessError(f"ends_with={process!r}: there is no {which}, or /proc hides it")
-    return found
+    return identity
 
 
 def open_process(process: Owner) -> int:
