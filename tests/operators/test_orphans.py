@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -132,6 +133,23 @@ def test_one_that_had_the_pid_of_this_process_before_is_gone(real: WorkerSetup) 
     assert own is not None
     with pytest.raises(outfitter.UnwatchableProcessError, match="is gone already"):
         real.context(ends_with=structs.replace(own, start_ticks=own.start_ticks - 1)).__enter__()
+
+
+def test_a_process_that_has_started_the_named_one_is_nobodys_orphan(real: WorkerSetup, tmp_path: Path) -> None:
+    """PyFlink's local execution: the functions run in the Python program that has started the JVM."""
+    (tmp_path / "a-jvm-below").symlink_to(shutil.which("sleep") or "")
+    before = guards()
+    below = subprocess.Popen(["bash", "-c", f"{tmp_path}/a-jvm-below 1000 & echo $!; wait"], stdout=subprocess.PIPE)
+    with below:
+        assert below.stdout is not None
+        pid = int(below.stdout.readline())
+        while Path(f"/proc/{pid}/comm").read_text() != "a-jvm-below\n":
+            os.sched_yield()  # bash has forked, and not yet executed it
+        try:
+            with real.context({"gpu": 1}, ends_with="a-jvm-below"):
+                assert guards() == before
+        finally:
+            os.kill(pid, SIGKILL)
 
 
 def reused(other: Owner) -> Owner:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import select
 import threading
+from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -75,12 +76,17 @@ class OrphanGuard:
 def identify(process: EndsWith) -> Owner:
     """The identity of a process. A name means this process or its nearest ancestor with it.
 
+    If this process has started the one of that name, this process is the answer: it is nobody's orphan. So it is with
+    PyFlink's local execution, where the functions run in the program that starts the JVM.
+
     Raises:
         UnwatchableProcessError: there is none.
     """
     if isinstance(process, Owner):
         return process
     identity = _nearest(process) if isinstance(process, str) else process_owner(process)
+    if identity is None and isinstance(process, str) and _is_below(process):
+        identity = process_owner()
     if identity is None:
         which = f"process {process}" if isinstance(process, int) else f"{process!r} among the parents of this process"
         raise UnwatchableProcessError(f"ends_with={process!r}: there is no {which}, or /proc hides it")
@@ -116,20 +122,31 @@ def open_process(process: Owner) -> int:
 
 
 def _nearest(name: str) -> Owner | None:
-    pid: int | None = os.getpid()
-    while pid:
+    for pid in _ancestry(os.getpid()):
         owner = process_owner(pid)
-        if owner is not None and _command(pid) == name[:_NAME_LENGTH] and start_ticks(pid) == owner.start_ticks:
+        if owner is not None and _has_name(pid, name) and start_ticks(pid) == owner.start_ticks:
             return owner
-        pid = _parent(pid)
     return None
 
 
-def _command(pid: int) -> str | None:
+def _is_below(name: str) -> bool:
+    """Whether this process, or one that it has started, has started a process of this name."""
+    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
+    return any(_has_name(pid, name) and os.getpid() in _ancestry(pid) for pid in pids)
+
+
+def _ancestry(pid: int | None) -> Iterator[int]:
+    """A process, its parent, and so on to the first one of the namespace."""
+    while pid:
+        yield pid
+        pid = _parent(pid)
+
+
+def _has_name(pid: int, name: str) -> bool:
     try:
-        return Path(f"/proc/{pid}/comm").read_text(errors="replace").removesuffix("\n")
+        return Path(f"/proc/{pid}/comm").read_text(errors="replace").removesuffix("\n") == name[:_NAME_LENGTH]
     except OSError:
-        return None
+        return False
 
 
 def _parent(pid: int) -> int | None:
