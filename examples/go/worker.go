@@ -5,7 +5,6 @@ import (
 	"cmp"
 	"context"
 	"crypto/rand"
-	"encoding/json"
 	"fmt"
 	"log"
 	"os"
@@ -17,38 +16,6 @@ import (
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kgo"
 )
-
-type lease struct{ seconds, aliveAt float64 } // 0: none; counts from when we began to send a message
-
-func (l lease) isLost(now float64) bool { return l.seconds > 0 && now >= l.aliveAt+l.seconds }
-
-func (l *lease) acknowledge(sentAt, now float64) {
-	if !l.isLost(now) { // else it proves nothing: somebody else may have the devices by now
-		l.aliveAt = max(l.aliveAt, sentAt)
-	}
-}
-
-type record struct {
-	Type, State, Outcome, Reason string
-	Code                         string `json:"reason_code"`
-	Request                      struct {
-		LeaseS float64 `json:"lease_s"` // null: no lease
-	}
-	Resources json.RawMessage
-}
-
-var words = map[string]string{"allocated": "yours", "allocated superseded": "over", "ended": "over",
-	"releasing": "over", "releasing failed": "failed", "failed": "failed"}
-
-// What a record in our host's partition means for the worker with the key own.
-func status(own, key string, value []byte) (word string, r record) {
-	if value == nil && own == key { // a tombstone
-		return "over", r
-	} else if own != key || json.Unmarshal(value, &r) != nil || r.Type != "allocation" {
-		return "skip", r // another worker's, another run's, a manager's own (@...), or of a later version
-	}
-	return cmp.Or(words[r.State+" "+r.Outcome], words[r.State+" "+r.Code], words[r.State], "waiting"), r
-}
 
 func now() (seconds float64) { // since boot: most clocks stand still while the machine is suspended
 	uptime, _ := os.ReadFile("/proc/uptime")
@@ -70,30 +37,31 @@ func main() {
 	stop, _ := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	client := must(kgo.NewClient(kgo.SeedBrokers(strings.Split(os.Args[1], ",")...), kgo.MetadataMaxAge(5*time.Second),
 		kgo.FetchIsolationLevel(kgo.ReadCommitted()), kgo.DefaultProduceTopic(cluster+".registrations")))
-	publish := func(kind, more string, within time.Duration) (partition int32) { // -1: not acknowledged in time
+	// Returns the partition, or -1 if nothing was acknowledged within so many seconds. The key is the host.
+	publish := func(kind, more string, within float64) int32 {
 		body := fmt.Sprintf(`{"type":%q,"host":%q,"worker":%q,"incarnation":%q%s}`, kind, host, worker, run, more)
-		acknowledged := make(chan int32, 1) // the key is the host, by which the client finds the partition
+		acknowledged := make(chan int32, 1)
 		client.Produce(context.Background(), kgo.KeySliceRecord([]byte(host), []byte(body)), func(r *kgo.Record, err error) {
 			if err == nil {
 				acknowledged <- r.Partition
 			}
 		})
 		select {
-		case partition = <-acknowledged:
+		case partition := <-acknowledged:
 			return partition
-		case <-time.After(within):
+		case <-time.After(time.Duration(within * float64(time.Second))):
 			return -1
 		}
 	}
 	leave := func(code int, why ...any) {
 		fmt.Println(why...)
-		publish("deregister", `,"reason":"the worker ends"`, 3*time.Second) // if it is over, this changes nothing
+		publish("deregister", `,"reason":"the worker ends"`, 3) // if it is over, this changes nothing
 		os.Exit(code)
 	}
 	ends := must(kadm.NewClient(client).ListEndOffsets(stop, ledger)) // the answer comes behind them
 	ours := lease{aliveAt: now()}
 	sentAt, request := ours.aliveAt, fmt.Sprintf(`,"resources":{%q:{"amount":%s}},"lease_s":%s`, resource, amount, asked)
-	home := publish("register", request, 30*time.Second)
+	home := publish("register", request, 30)
 	if home < 0 {
 		log.Fatal("the registration was not acknowledged")
 	}
@@ -105,7 +73,7 @@ func main() {
 			word, r := status(own, string(fetched.Key), fetched.Value)
 			switch word {
 			case "waiting", "yours":
-				fmt.Println(word, r.Reason, string(r.Resources))
+				fmt.Println(word, map[string]string{"waiting": r.Reason, "yours": string(r.Resources)}[word])
 				ours.seconds = r.Request.LeaseS
 			case "over", "failed":
 				leave(1, word, r.Reason) // the devices are no longer ours
@@ -114,11 +82,10 @@ func main() {
 		cancel()
 		if third := ours.seconds / 3; third > 0 && now() >= sentAt+third {
 			sentAt = now()
-			switch publish("heartbeat", "", time.Duration(third*float64(time.Second))) {
-			case home:
+			within := min(third, ours.aliveAt+ours.seconds-sentAt) // no longer than the lease
+			if partition := publish("heartbeat", "", within); partition == home {
 				ours.acknowledge(sentAt, now())
-			case -1: // the next one may be acknowledged
-			default:
+			} else if partition >= 0 {
 				leave(1, "lost: partitions were added")
 			}
 		}

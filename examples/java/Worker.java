@@ -4,6 +4,7 @@ import java.nio.file.*;
 import java.time.Duration;
 import java.util.*;
 import java.util.concurrent.*;
+import java.util.concurrent.atomic.AtomicBoolean;
 import java.util.stream.Stream;
 import org.apache.kafka.clients.consumer.KafkaConsumer;
 import org.apache.kafka.clients.producer.*;
@@ -14,7 +15,8 @@ import org.apache.kafka.common.serialization.*;
 public final class Worker {
     static final ObjectMapper JSON = new ObjectMapper();
     static final String CLUSTER = System.getenv().getOrDefault("OUTFITTER_CLUSTER", "outfitter");
-    static volatile int exitCode = 0; // of SIGTERM and SIGINT
+    static final Path UPTIME = Path.of("/proc/uptime");
+    static final AtomicBoolean ended = new AtomicBoolean(); // by a signal, or by ourselves: whichever is first
     static double lease = Double.POSITIVE_INFINITY, aliveAt; // seconds; counts from when we began to send a message
     static boolean isLost(double now) { return now >= aliveAt + lease; }
     // An acknowledgement after the lease's end proves nothing: somebody else may have the devices by then.
@@ -39,9 +41,7 @@ public final class Worker {
     }
 
     /** Seconds since boot: most clocks stand still while the machine is suspended, and the lease does not. */
-    static double now() throws Exception {
-        return Double.parseDouble(Files.readString(Path.of("/proc/uptime")).split(" ")[0]);
-    }
+    static double now() throws Exception { return Double.parseDouble(Files.readString(UPTIME).split(" ")[0]); }
 
     /** Publishes `more` about this `run`. The key is the host: by it Kafka's client finds the partition. */
     static Future<RecordMetadata> publish(Producer<String, String> to, Map<String, String> run, Map<String, ?> more) {
@@ -51,7 +51,10 @@ public final class Worker {
         return to.send(new ProducerRecord<>(CLUSTER + ".registrations", run.get("host"), text));
     }
 
-    static void end(Object why) { System.out.println(why); exitCode = 1; System.exit(1); }
+    static void end(Object why) {
+        if (ended.compareAndSet(false, true)) System.out.println(why);
+        System.exit(1); // runs the shutdown hook
+    }
 
     public static void main(String[] args) throws Exception {
         Thread.setDefaultUncaughtExceptionHandler((thread, error) -> end(error)); // an unreachable broker, for example
@@ -70,10 +73,11 @@ public final class Worker {
         var beat = publish(producer, run, Map.of("type", "register", "resources", resources, "lease_s", asked));
         var home = new TopicPartition(ledger, beat.get().partition());
         Runtime.getRuntime().addShutdownHook(new Thread(() -> { // once it is over this changes nothing
-            int code = exitCode; // from now on it is over because of ourselves
+            boolean signalled = ended.compareAndSet(false, true);
             publish(producer, run, Map.of("type", "deregister", "reason", "the worker ends"));
             producer.close(Duration.ofSeconds(3));
-            Runtime.getRuntime().halt(code);
+            if (signalled) System.out.println("released");
+            Runtime.getRuntime().halt(signalled ? 0 : 1);
         }));
         consumer.assign(List.of(home));
         consumer.seek(home, ends.get(home));
@@ -82,7 +86,7 @@ public final class Worker {
                 JsonNode body = parse(record.value());
                 String status = status(own, record.key(), body);
                 if (status.equals("skip")) continue;
-                String line = status + " " + body.path(status.equals("yours") ? "resources" : "reason");
+                String line = status + " " + (status.equals("yours") ? body.path("resources") : body.path("reason"));
                 if (List.of("over", "failed").contains(status)) end(line); // the devices are no longer ours
                 System.out.println(line);
                 lease = body.path("request").path("lease_s").asDouble(Double.POSITIVE_INFINITY); // null: no lease
@@ -93,10 +97,8 @@ public final class Worker {
                 if (beat.isDone()) acknowledge(sentAt, now); // once more changes nothing
             } catch (ExecutionException notAcknowledged) { /* the next one may be */ }
             if (isLost(now)) end("lost: no heartbeat was acknowledged for a whole lease"); // no longer ours, either
-            if (beat.isDone() && now >= sentAt + lease / 3) {
-                sentAt = now;
-                beat = publish(producer, run, Map.of("type", "heartbeat"));
-            }
+            boolean due = beat.isDone() && now >= sentAt + lease / 3;
+            if (due) { sentAt = now; beat = publish(producer, run, Map.of("type", "heartbeat")); }
         }
     }
 }

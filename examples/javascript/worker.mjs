@@ -42,9 +42,9 @@ async function main(bootstrap, host, worker, wanted, asked = "30") {
     const sending = producer.send({ topic: `${cluster}.registrations`, messages: [{ key: host, value }] });
     return (await Promise.race([sending, sleep(within * 1000, [])]))[0]?.partition;
   };
-  let leaving = false;
+  let leaving = false; // by a signal, or by ourselves: whichever is first
   const leave = async (code, ...why) => {
-    if (leaving) return sleep(1e9); // it is over because of ourselves
+    if (leaving) return sleep(1e9);
     leaving = true;
     console.log(...why);
     await publish({ type: "deregister", reason: "the worker ends" }, 3).catch(() => {}); // once over: changes nothing
@@ -58,7 +58,7 @@ async function main(bootstrap, host, worker, wanted, asked = "30") {
     const [word, record] = status(own, home, { key: key?.toString(), value, partition });
     if (word === "over" || word === "failed") return leave(1, word, record?.reason); // the devices are no longer ours
     if (word === "skip") return;
-    console.log(word, JSON.stringify(word === "yours" ? record.resources : record.reason));
+    console.log(word, word === "yours" ? JSON.stringify(record.resources) : record.reason);
     lease.seconds = record.request.lease_s; // null: no lease
   };
   await consumer.subscribe({ topic: ledger, fromBeginning: true });
@@ -73,7 +73,8 @@ async function main(bootstrap, host, worker, wanted, asked = "30") {
     await sleep(100);
     if (lease.seconds !== null && now() >= sentAt + lease.seconds / 3) {
       sentAt = now(); // without an answer the next heartbeat may be acknowledged
-      const partition = await publish({ type: "heartbeat" }, lease.seconds / 3).catch(() => undefined);
+      const within = Math.min(lease.seconds / 3, lease.aliveAt + lease.seconds - sentAt);
+      const partition = await publish({ type: "heartbeat" }, within).catch(() => undefined);
       if ((partition ?? home) !== home) await leave(1, "lost: partitions were added");
       if (partition !== undefined) lease.acknowledge(sentAt, now());
     }

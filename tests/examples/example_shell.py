@@ -1,0 +1,80 @@
+"""examples/shell does what each worker must do."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from typing import Any
+
+import pytest
+
+from examples.contract import Program, WorkerContract, built, needs, vectors
+from support.documents import ROOT
+
+
+@pytest.fixture(scope="module")
+def program() -> Program:
+    needs("bash", "jq", "java", "mvn")
+    folder = built("shell", [])
+    clients = ROOT / "deploy" / "kafka" / "bin"
+    # each heartbeat starts a Java virtual machine, which may take seconds
+    return Program(folder, ["env", f"PATH={clients}:{os.environ['PATH']}", "bash", "worker.sh"], lease_s=30)
+
+
+class TestShell(WorkerContract):
+    def test_it_concludes_what_the_vectors_say(self, program: Program) -> None:
+        folder, _ = vectors()
+        file = json.loads((folder / "records.json").read_text())
+        own = "/".join(file[name] for name in ("host", "worker", "incarnation"))
+        # it reads all partitions, and has no host's partition to compare with
+        rows = [row for row in file["vectors"] if row["partition"] == file["partition"]]
+        assert words(program, own, rows) == [row["then"] for row in rows]
+        for sequence in json.loads((folder / "sequences.json").read_text())["vectors"]:
+            rows = [row for row in sequence["records"] if row["partition"] == file["partition"]]
+            if "only" in sequence:  # it never registers again
+                continue
+            now, concluded = "waiting", []
+            for word in words(program, own, rows):
+                now = now if word == "skip" or now in {"over", "failed"} else word
+                concluded.append(now)
+            assert concluded == [row["then"] for row in rows], sequence["name"]
+
+    def test_its_lease_is_lost_when_the_vectors_say_so(self, program: Program) -> None:
+        folder, _ = vectors()
+        script = 'while read -r command; do eval "$command"; done'
+        for vector in json.loads((folder / "leases.json").read_text())["vectors"]:
+            lines = [f"lease={hundredths(vector['lease_s'] or 0)} alive_at={hundredths(vector['registered_at'])}"]
+            for step in vector["steps"]:
+                now = hundredths(step["at"])
+                if "acknowledged" in step:
+                    lines.append(f"acknowledge {hundredths(step['acknowledged'])} {now}")
+                lines.append(f"is_lost {now} && echo lost || echo held")
+            expected = [step["then"].replace("at-risk", "held") for step in vector["steps"]]
+            assert functions(program, script, lines) == expected, vector["name"]
+
+
+def words(program: Program, own: str, rows: list[dict[str, Any]]) -> list[str]:
+    """What the script says of each row."""
+    script = 'while IFS= read -r key && IFS= read -r body; do status "$own" "$key" "$body"; done'
+    return functions(program, script, [line for row in rows for line in (row["key"], body(row))], own=own)
+
+
+def body(row: dict[str, Any]) -> str:
+    """A record's body as the console consumer prints it."""
+    return str(row["text"]) if "text" in row else json.dumps(row["value"])
+
+
+def hundredths(seconds: float) -> int:
+    return round(seconds * 100)
+
+
+def functions(program: Program, script: str, lines: list[str], **variables: str) -> list[str]:
+    """What `script` prints for `lines` on its standard input, beside the functions of the worker."""
+    given = [f"{name}={value}" for name, value in variables.items()]
+    done = subprocess.run(
+        ["env", *given, "bash", "-c", f". ./worker.sh\n{script}"],
+        cwd=program.folder, input="\n".join([*lines, ""]), capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
