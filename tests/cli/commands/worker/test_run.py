@@ -54,6 +54,8 @@ def test_the_exit_code_is_the_commands_or_says_why_it_never_ran(
         ("./plain", 126, "Permission denied"),
         ("notes", 126, "Permission denied"),
         ("/" + 5000 * "x", 126, "File name too long"),
+        ("./empty", 126, "it is empty"),
+        ("./lost", 127, "its interpreter '/no/such/interpreter' does not exist"),
     ],
 )
 def test_a_command_that_cannot_be_executed_is_told_before_anybody_waits_for_devices(
@@ -62,7 +64,10 @@ def test_a_command_that_cannot_be_executed_is_told_before_anybody_waits_for_devi
     (tmp_path / "bin").mkdir()
     for name in ("bin/tool", "bin/notes", "plain"):
         (tmp_path / name).write_text("#!/bin/sh\n")
-    (tmp_path / "bin/tool").chmod(0o755)
+    (tmp_path / "empty").touch()
+    (tmp_path / "lost").write_text("#! /no/such/interpreter -x\n")
+    for name in ("bin/tool", "empty", "lost"):
+        (tmp_path / name).chmod(0o755)
     done = subprocess.run(
         [*OUTFITTER, "run", "--bus", f"sqlite://{tmp_path}/bus.db", "--wait-for-manager", "--", command],
         env=environment(PATH="bin"), cwd=tmp_path, capture_output=True, text=True, timeout=60,
