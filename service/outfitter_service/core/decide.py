@@ -49,7 +49,7 @@ def decide_in_full(ledger: Ledger, rules: Rules, event: m.Incoming, now: datetim
         registration.heartbeat(builder, message)
     elif type(message) is Deregister:
         builder = DecisionBuilder(ledger, rules, now, cause="deregister", source=source)
-        registration.deregister(builder, message, source)
+        registration.deregister(builder, message, source, event.warnings)
     else:
         raise TypeError(f"no rule for a message of type {type(message).__name__}")
     registration.make_room(builder, message)

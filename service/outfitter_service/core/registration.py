@@ -169,15 +169,17 @@ def heartbeat(builder: DecisionBuilder, message: Heartbeat) -> None:
         builder.renew(key)
 
 
-def deregister(builder: DecisionBuilder, message: Deregister, source: Source) -> None:
-    """End the named incarnation, or the worker's newest one."""
+def deregister(builder: DecisionBuilder, message: Deregister, source: Source, warnings: Sequence[str]) -> None:
+    """End the named incarnation, or the worker's newest one. The record's reason has the `warnings`: a misspelt
+    incarnation, for example, ends the newest one."""
     key: AllocationKey | None
     if message.incarnation is None:
         key = builder.host_state(message.host).newest(message.worker)
     else:
         key = allocation_key(message.host, message.worker, message.incarnation)
     record = builder.record(key) if key is not None else None
-    text = f"deregistered: {reasons.shortened(message.reason)}" if message.reason else "deregistered"
+    said = "; ".join([message.reason, *warnings] if message.reason else warnings)
+    text = f"deregistered: {reasons.shortened(said)}" if said else "deregistered"
     if record is None or (message.incarnation is None and record.source.offset == UNSEEN):
         _deregister_unseen(builder, message, source, text)
     elif record.state in FINAL_STATES:

@@ -47,6 +47,15 @@ async def test_one_that_waits_or_fails_names_them_too(serve: Serve) -> None:
             assert (await in_process.state(worker, state))["warnings"] == [MISSPELT]
 
 
+async def test_a_deregistration_that_misspells_its_run_says_so_in_the_reason_of_what_it_ended(serve: Serve) -> None:
+    async with serve(static()) as in_process:
+        await in_process.say(register("w", gpu=1))
+        await in_process.state("w", "allocated")
+        await in_process.say({**deregister("w", None), "incarnaton": "0", "reason": "done"})
+        reason = (await in_process.state("w", "ended"))["reason"]
+        assert reason == "deregistered: done; unknown field $.incarnaton was ignored; did you mean incarnation?"
+
+
 async def test_heartbeats_and_deregistrations_are_counted_and_logged(
     serve: Serve, capsys: pytest.CaptureFixture[str]
 ) -> None:
