@@ -12,7 +12,7 @@ from typing import Any
 import structlog
 
 LONGEST_VALUE = 300
-"""Most characters of one value in a line, because workers' own text may be in it."""
+"""Most characters of one value in a line. It may be text of a worker."""
 
 
 def _shortened(_logger: object, _method: str, event: dict[str, Any]) -> dict[str, Any]:
@@ -23,7 +23,7 @@ def _shortened(_logger: object, _method: str, event: dict[str, Any]) -> dict[str
 
 
 LIBRARIES = frozenset({"aiokafka"})
-"""Libraries that log each failed attempt."""
+"""Libraries that log each failed attempt, at the level of an error."""
 
 
 def configure(log_format: str, level: str) -> None:
@@ -67,8 +67,10 @@ def configure(log_format: str, level: str) -> None:
 
 
 class _Libraries(logging.Filter):
-    """Lowers the level of libraries' lines, which only help to find defects. We log the errors that need action
-    ourselves: `outfitter.bus`."""
+    """Lowers the level of libraries' lines to DEBUG, because they only help to find defects.
+
+    `outfitter.bus` logs the errors that need action.
+    """
 
     def __init__(self, threshold: int) -> None:
         super().__init__()

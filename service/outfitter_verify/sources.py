@@ -27,7 +27,8 @@ def verify(
     `patience_s`: time limit of each wait for brokers and open transactions.
 
     Raises:
-        UnreadableError: no such bus or topics, no rights, a transaction that stays open, confluent-kafka is missing.
+        UnreadableError: the bus or a topic does not exist, rights are missing, a transaction stays open, or
+            confluent-kafka is not installed.
     """
     if bus.startswith("sqlite:"):
         from outfitter_verify.buses import embedded

@@ -26,7 +26,7 @@ MESSAGES = 60
 @pytest.fixture
 def fine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look as closely as a history of weeks would be looked at."""
-    monkeypatch.setattr(history_reader, "COARSE", 2)
+    monkeypatch.setattr(history_reader, "MAX_SCANNED", 2)
     monkeypatch.setattr(history_reader, "MARGIN", timedelta())
     monkeypatch.setattr(rebuild, "FIRST_GUESS", timedelta(milliseconds=1))
 
@@ -59,13 +59,12 @@ async def test_a_moment_is_found_in_the_log_by_halves(place: tuple[Bus, str]) ->
         assert all(one.timestamp_ms < message.timestamp_ms for one in found if one.offset < offset)
         assert (
             sum(one.timestamp_ms < message.timestamp_ms for one in found if one.offset >= offset)
-            <= history_reader.COARSE
+            <= history_reader.MAX_SCANNED
         )
     assert await history_reader.offset_at(bus, topic, 0, datetime(2000, 1, 1, tzinfo=UTC)) == found[0].offset
     end = (await bus.offsets(topic, 0))[1]
-    assert (
-        await history_reader.offset_at(bus, topic, 0, datetime(2999, 1, 1, tzinfo=UTC)) >= end - history_reader.COARSE
-    )
+    last = await history_reader.offset_at(bus, topic, 0, datetime(2999, 1, 1, tzinfo=UTC))
+    assert last >= end - history_reader.MAX_SCANNED
 
 
 class Hesitant(FaultyBus):
@@ -93,7 +92,7 @@ async def test_a_moment_is_found_however_slow_the_bus_is(tmp_path: Path) -> None
         for number in range(MESSAGES):
             await bus.publish(topic, 0, Entry(b"k", b"%d" % number))
         found = await history_reader.offset_at(bus, topic, 0, datetime(2999, 1, 1, tzinfo=UTC))
-        assert found >= MESSAGES - history_reader.COARSE
+        assert found >= MESSAGES - history_reader.MAX_SCANNED
 
 
 @pytest.mark.usefixtures("fine")

@@ -25,7 +25,7 @@ def letter(offset: int, host: str, code: str = NobodysCode.NO_MANAGER, *, ago_s:
     )  # fmt: skip
 
 
-async def found(folder: Path, *letters: DeadLetter) -> unserved_hosts.LostMessage:
+async def found(folder: Path, *letters: DeadLetter) -> unserved_hosts.LostMessages:
     """What of these is told within the last minute, while `served` has a manager."""
     async with connect(f"sqlite://{folder}/bus.db?synchronous=NORMAL") as bus:
         await all_topics.create(bus, CLUSTER, partitions=1)

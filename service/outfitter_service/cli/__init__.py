@@ -21,7 +21,7 @@ if lacking := missing_extra.missing():
 import click
 
 from outfitter_proto import __version__
-from outfitter_service.cli._lib.errors import complain, exit_code_of
+from outfitter_service.cli._lib.errors import exit_code_of, print_error
 from outfitter_service.cli._lib.lazy import CommandEntry, LazyGroup
 
 _COLLECT_EVERY = 10_000
@@ -99,7 +99,7 @@ def _guarded(arguments: list[str]) -> int:
         raise
     except BaseException as error:  # noqa: BLE001 - any error ends as text and an exit code
         entry = LazyGroup.chosen(context)
-        complain(error, debug=LazyGroup.debug(context))
+        print_error(error, debug=LazyGroup.debug(context))
         return exit_code_of(error, entry)
     return result if isinstance(result, int) else 0
 
@@ -121,7 +121,7 @@ def _flush(code: int) -> int:
     except BrokenPipeError:
         return _closed_pipe()
     except OSError as error:
-        complain(error, debug=False)
+        print_error(error, debug=False)
         _detach_stdout()
         return code or 1
     return code

@@ -1,6 +1,6 @@
 """The option table: every setting and every resource option, with type, default and purpose.
 
-Both syntaxes, the environment, the command line, `config show` and the documentation go through it. A manager's
+Both syntaxes, the environment, the command line, `config show` and the documentation use this table. A manager's
 setting `lease-grace` is a top-level key in TOML, `outfitter.lease-grace` in a file of Flink's, and
 `OUTFITTER_LEASE_GRACE` in the environment. A resource's option `sharing` is `external-resource.<name>.sharing`.
 """
@@ -19,7 +19,8 @@ from outfitter_proto.support.units import LONGEST_S, format_duration, parse_dura
 _LONGEST_SESSION = 24 * 86_400.0
 """Kafka counts a session's milliseconds in 32 bits."""
 USUAL_SESSION = (6.0, 1_800.0)
-"""What brokers accept by default: group.min.session.timeout.ms and group.max.session.timeout.ms, in seconds."""
+"""The bounds that brokers have by default, in seconds: group.min.session.timeout.ms and
+group.max.session.timeout.ms."""
 _TRUE = frozenset({"true", "yes", "on", "1"})
 _FALSE = frozenset({"false", "no", "off", "0"})
 _AMOUNT = r"\+?[0-9]{1,40}"
@@ -86,7 +87,7 @@ def text(value: str) -> str:
 
 
 def utf8_text(value: str) -> str:
-    """As `text`, but no bytes that are not UTF-8, as a variable or a path may have."""
+    """As `text`, and valid UTF-8. A variable or a path may have other bytes."""
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -186,69 +187,69 @@ def _always(value: str | None) -> Callable[[], str | None]:
 SETTINGS: tuple[Option, ...] = (
     Option(
         "bus", "URL", bus_url, _always(DEFAULT_BUS),
-        "Where registrations and allocations meet: kafka://host:9092[,host:9092], or sqlite:///PATH for one machine "
-        "without a broker. The default is one file for the whole system, so that all its users' workers meet.",
+        "The bus of registrations and allocations: kafka://host:9092[,host:9092], or sqlite:///PATH for one machine "
+        "without a broker. The default is one file for the whole system, which all its users' workers share.",
     ),
     Option(
         "cluster", "name", name_of("cluster"), _always(DEFAULT_CLUSTER),
-        "Prefixes topics, transactional ids and groups: `prod` and `staging` live side by side on one broker.",
+        "The prefix of topics, transactional ids and groups. `prod` and `staging` can share one broker.",
     ),
     Option(
         "host", "name", name_of("host"), default_host,
-        "The name under which this machine's workers register. The machine's hostname, lower-cased, by default.",
+        "The name under which this machine's workers register. Default: the machine's hostname in lower case.",
     ),
     Option(
         "scope", "host or cluster", choice("host", "cluster"), _always("host"),
-        "host: this manager serves the workers of its own machine. cluster: it is one of several that share out all "
-        "hosts by partitions; drivers must then be able to look from afar.",
+        "host: this manager serves the workers of its own machine. cluster: several managers share all hosts by "
+        "partitions, and drivers must be able to look from afar.",
     ),
     Option(
         "replica", "name", name_of("replica"), _always(None),
-        "Cluster scope: this manager's own stable name in the group, so that a restart within `session-timeout` moves "
-        "no partition. No two may have the same. Without: a new member with each start.",
+        "Cluster scope: this manager's stable name in the group. With it, a restart within `session-timeout` moves no "
+        "partition. No two managers may have the same name. Without it, each start is a new member.",
     ),
     Option(
         "session-timeout", "duration", duration(least=1.0, most=_LONGEST_SESSION), _always("10s"),
-        "Cluster scope: how long a manager may be silent until its partitions are given to others. The brokers' "
+        "Cluster scope: how long a manager may be silent until the group gives its partitions to others. The brokers' "
         "group.min.session.timeout.ms (6 s by default) and group.max.session.timeout.ms (30 min) bound it.",
     ),
     Option(
         "on-stop", "leave or stay", choice("leave", "stay"), _always("leave"),
-        "Cluster scope, an orderly shutdown: leave the group and serve on until others have taken over, or stay a "
+        "Cluster scope, in an orderly shutdown: leave the group and serve until others have taken over, or stay a "
         "member for a restart within `session-timeout` (needs `replica`).",
     ),
     Option(
         "http", "HOST:PORT", http_address, _always("127.0.0.1:9477"),
-        "Where /metrics, /livez and /readyz are served. Loopback by default: nothing there asks who is calling.",
+        "The address of /metrics, /livez and /readyz. Loopback by default, because there is no log-in.",
     ),
     Option(
         "lease", "duration or none", duration(least=0.1, none=True), _always("30s"),
-        "How long a worker may be silent before what it holds is taken back, where its registration does not say. "
+        "How long a worker may be silent before the manager takes its devices back, if its registration does not say. "
         "none: until it deregisters or its owner process dies.",
     ),
     Option(
         "lease-grace", "duration", duration(), _always("2s"),
-        "How long after a lease's end its devices stay held, for clocks and networks that lag behind.",
+        "How long the devices stay held after a lease's end, for clocks and networks that lag behind.",
     ),
     Option(
         "wait", "duration or none", duration(none=True), _always("none"),
-        "How long a registration that does not say waits for devices before it fails. none: for ever.",
+        "How long a registration waits for devices before it fails, if it does not say. none: for ever.",
     ),
     Option(
         "ended-retention", "duration", duration(), _always("1h"),
-        "How long ended and failed allocations stay in the ledger for readers, before they are deleted there.",
+        "How long ended and failed allocations stay in the ledger for readers, before the manager deletes them.",
     ),
     Option(
         "checkpoint-interval", "duration", duration(least=0.1), _always("1h"),
-        "How often the position in the input is written when nothing else is: what a restart reads again at most.",
+        "How often the manager writes its input position if it writes nothing else. A restart reads the rest again.",
     ),
     Option(
         "shutdown-timeout", "duration", duration(least=0.1), _always("10s"),
-        "How long an orderly shutdown may take before the process ends as it stands. Nothing decided is lost then.",
+        "How long an orderly shutdown may take before the process ends at once. Nothing decided is lost then.",
     ),
     Option(
         "log-format", "auto, text or json", choice("auto", "text", "json"), _always("auto"),
-        "Log lines for people or for programs. auto: text in a terminal, JSON otherwise.",
+        "Log lines for people (text) or for programs (json). auto: text in a terminal, JSON otherwise.",
     ),
     Option(
         "log-level", "debug, info, warning or error", choice("debug", "info", "warning", "error"), _always("info"),
@@ -256,45 +257,44 @@ SETTINGS: tuple[Option, ...] = (
     ),
     Option(
         "history", "true or false", flag, _always("true"),
-        "Write every change, and why, into the topic `history`, for `outfitter history` and `outfitter replay`. false: "
-        "nothing is written there, and that topic need not exist.",
+        "Write every change and its reason into the topic `history`, for `outfitter history` and `outfitter replay`. "
+        "false: write nothing there, and that topic need not exist.",
     ),
     Option(
         "strict", "true or false", flag, _always("false"),
-        "Refuse to start when any resource is misconfigured, instead of serving the others.",
+        "Refuse to start if any resource is misconfigured, instead of serving the others.",
     ),
 )  # fmt: skip
 
 KAFKA = "kafka."
-"""How to be let in by Kafka's brokers: the settings below it are those of
-`outfitter_proto.bus.kafka.connecting.login`."""
+"""The prefix of the settings for logging in to Kafka's brokers: `outfitter_proto.bus.kafka.connecting.login`."""
 
 SETTINGS += (
     Option(
         "kafka.security-protocol", "PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL",
         choice("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"), _always(None),
-        "What the brokers' listener speaks. PLAINTEXT by default, which believes everybody.",
+        "The protocol of the brokers' listener. PLAINTEXT by default, which trusts everybody.",
     ),
     Option(
         "kafka.sasl-mechanism", "PLAIN, SCRAM-SHA-256, SCRAM-SHA-512 or OAUTHBEARER",
         choice("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"), _always(None),
-        "How to log in with a SASL protocol. SCRAM-SHA-512 by default.",
+        "The mechanism for logging in with a SASL protocol. SCRAM-SHA-512 by default.",
     ),
     Option(
         "kafka.sasl-username", "text", utf8_text, _always(None),
-        "Who logs in. Not with OAUTHBEARER, where the token says so.",
+        "The user that logs in. Not with OAUTHBEARER, where the token names the user.",
     ),
     Option(
         "kafka.sasl-password-file", "path", text, _always(None),
-        "The file with the password, read anew for each connection. Or the variable OUTFITTER_KAFKA_SASL_PASSWORD.",
+        "The file with the password, which is read for each connection. Or the variable OUTFITTER_KAFKA_SASL_PASSWORD.",
     ),
     Option(
         "kafka.sasl-token-file", "path", text, _always(None),
-        "The file with the OAUTHBEARER token, read anew for each connection: whoever keeps it fresh replaces it whole.",
+        "The file with the OAUTHBEARER token, which is read for each connection. Replace the whole file to renew it.",
     ),
     Option(
         "kafka.ca-file", "path", text, _always(None),
-        "The certificate authorities that may have signed the brokers' certificates (PEM). The system's by default.",
+        "The certificate authorities that may sign the brokers' certificates (PEM). The system's by default.",
     ),
     Option(
         "kafka.cert-file", "path", text, _always(None),
@@ -325,13 +325,13 @@ def login(values: Mapping[str, Any]) -> dict[str, str]:
 RESOURCE_OPTIONS: tuple[ResourceOption, ...] = (
     ResourceOption(
         "amount", "whole number", amount, None,
-        "How many devices a worker gets that asks for no amount of its own, and what Kubernetes or YARN are asked "
-        "for. 0: listed, but switched off on this host.",
+        "How many devices a worker gets that names no amount. Kubernetes and YARN are asked for as many. 0: the "
+        "resource is listed, but switched off on this host.",
     ),
     ResourceOption(
         "driver-factory.class", "driver", text, None,
-        "What finds the devices: the name of an installed driver, a Python path (package.module:Factory), or "
-        "Flink's class name of its GPU driver. Without: the amount is still requested from Kubernetes or YARN.",
+        "The driver that finds the devices: the name of an installed one, a Python path (package.module:Factory), or "
+        "Flink's class name of its GPU driver. Without it, the amount is still requested from Kubernetes or YARN.",
         aliases=("driver",),
     ),
     ResourceOption(
@@ -346,12 +346,12 @@ RESOURCE_OPTIONS: tuple[ResourceOption, ...] = (
     ),
     ResourceOption(
         "sharing", "exclusive or shared", choice("exclusive", "shared"), "exclusive",
-        "exclusive: a device belongs to one worker at a time. shared: every worker gets all that the driver names.",
+        "exclusive: one worker at a time has a device. shared: every worker gets all devices that the driver names.",
     ),
     ResourceOption(
         "on-failure", "fail-worker, no-info or wait", choice("fail-worker", "no-info", "wait"), "fail-worker",
-        "What a worker gets when the driver fails for good: a failed allocation, its other resources without "
-        "infos of this one (Flink's way), or a place in the queue until the driver recovers.",
+        "What a worker gets if the driver fails for good: a failed allocation, its other resources without infos of "
+        "this one (as in Flink), or a place in the queue until the driver recovers.",
     ),
     ResourceOption(
         "driver-timeout", "duration", duration(least=0.001), None,

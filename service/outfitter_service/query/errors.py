@@ -8,7 +8,7 @@ from outfitter_proto.support.printable import printable
 
 
 class OutfitterCliError(Exception):
-    """A command has failed. The message is for people and has the valid values.
+    """A command has failed. The message is for people, and names the valid values.
 
     `exit_code` None: the command's own code for failures (1; for `outfitter run` 125).
     """

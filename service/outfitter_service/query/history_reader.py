@@ -20,9 +20,9 @@ _Record = TypeVar("_Record")
 
 MARGIN = timedelta(minutes=10)
 """Longest difference between clocks or in the order of messages. A search begins this much earlier."""
-COARSE = 10_000
+MAX_SCANNED = 10_000
 """Most messages that are read instead of halving the search range again."""
-PATIENCE = 60
+MAX_EMPTY_FETCHES = 60
 """Most empty fetches in a row, of a second each, before the end."""
 
 
@@ -44,7 +44,7 @@ async def topic_of(bus: Bus, where: Connection) -> str:
     return topic
 
 
-def nothing(where: Connection, topic: str) -> str:
+def no_history_text(where: Connection, topic: str) -> str:
     """The text why there may be no history."""
     off = (
         "history is switched off (history = false)" if not where.history else "it may be switched off (history = false)"
@@ -66,12 +66,12 @@ def decoded(message: Message, decode: Callable[[bytes], _Record]) -> _Record | N
 async def offset_at(bus: Bus, topic: str, partition: int, moment: datetime) -> int:
     """An offset slightly before the first message written at `moment` or later."""
     low, high = await bus.offsets(topic, partition)
-    if high - low <= COARSE:
+    if high - low <= MAX_SCANNED:
         return low
     moment_ms = (moment - MARGIN).timestamp() * 1000
     high = await bus.stable_end(topic, partition)  # undecided records cannot be read yet
     async with await bus.open_reader(topic, partition, start=low, committed=True) as reader:
-        while high - low > COARSE:
+        while high - low > MAX_SCANNED:
             middle = (low + high) // 2
             await reader.seek(middle)
             messages: list[Message] = []
@@ -95,13 +95,13 @@ class HistoryRange:
 
     async def next(self) -> Message | None:
         """The next message; None at the end."""
-        empty = 0
+        empty_fetches = 0
         while not self._messages:
             if self.reader.position >= self._end:
                 return None
             self._messages = (await fetch_what_is_left(self.reader))[::-1]
-            empty = 0 if self._messages else empty + 1
-            if empty > PATIENCE:
+            empty_fetches = 0 if self._messages else empty_fetches + 1
+            if empty_fetches > MAX_EMPTY_FETCHES:
                 raise OutfitterCliError(f"{self._where} could not be read from offset {self.reader.position} on")
         return self._messages.pop() if self._messages[-1].offset < self._end else None
 
@@ -111,7 +111,7 @@ class HistoryRange:
         return rest
 
 
-async def stretch(
+async def open_range(
     stack: AsyncExitStack, bus: Bus, topic: str, partition: int, *, start: int | None, end: int | None = None
 ) -> HistoryRange:
     """Open a range up to the committed end, or up to another end. `stack` closes it."""
@@ -122,29 +122,29 @@ async def stretch(
     return HistoryRange(reader, topic, partition, end)
 
 
-async def stretches(
+async def open_ranges(
     stack: AsyncExitStack, bus: Bus, topic: str, partitions: Iterable[int], since: datetime | None
 ) -> list[HistoryRange]:
     """Open a range of each partition from about `since` on (None: all) up to the committed end. `stack` closes them."""
-    opened: list[HistoryRange] = []
+    ranges: list[HistoryRange] = []
     for partition in partitions:
         start = None if since is None else await offset_at(bus, topic, partition, since)
-        opened.append(await stretch(stack, bus, topic, partition, start=start))
-    return opened
+        ranges.append(await open_range(stack, bus, topic, partition, start=start))
+    return ranges
 
 
-async def merged(stretches: list[HistoryRange]) -> AsyncIterator[Message]:
+async def merged(ranges: list[HistoryRange]) -> AsyncIterator[Message]:
     """The messages of all ranges in the order of time, as far as each range is in that order."""
     import heapq
 
     heads: list[tuple[int, int, Message]] = []
 
     async def advance(index: int) -> None:
-        message = await stretches[index].next()
+        message = await ranges[index].next()
         if message is not None:
             heapq.heappush(heads, (message.timestamp_ms, index, message))
 
-    for index in range(len(stretches)):
+    for index in range(len(ranges)):
         await advance(index)
     while heads:
         _, index, message = heapq.heappop(heads)

@@ -33,7 +33,7 @@ READ_WITHIN = 120.0
 """Time limit for reading one partition to its end in seconds: some millions of records."""
 
 _AT_ONCE = 8
-
+"""Partitions that are read at the same time."""
 
 R = TypeVar("R", bound=StateRecord)
 
@@ -76,7 +76,7 @@ class LedgerView:
                 self._others[change.key] = change.record
 
     def of(self, kind: type[R]) -> list[R]:
-        """The records of a kind that is no allocation."""
+        """The records of one kind, which is not `Allocation`."""
         return [record for record in self._others.values() if isinstance(record, kind)]
 
     @property
@@ -154,7 +154,7 @@ async def read(bus: Bus, cluster: str, host: str | None = None) -> LedgerView:
     """The current committed ledger of all hosts, or of `host` only.
 
     Raises:
-        BusError: see the bus port; UnknownTopicError if there is no such cluster.
+        BusError: see the bus port; UnknownTopicError if the cluster does not exist.
         OutfitterCliError: it took longer than `READ_WITHIN`.
     """
     topic = names.topics(cluster).allocations
@@ -172,8 +172,8 @@ async def read(bus: Bus, cluster: str, host: str | None = None) -> LedgerView:
     ledger = LedgerView()
     for change in (change for of_partition in changes for change in of_partition):
         if change.message.value is None:
-            continue  # it is the last of its partition; where a host was moved, its records are in another one
-        if host is None or speaks_of(change, host):
+            continue  # the key is deleted here; if its host was moved, another partition has its records
+        if host is None or is_about(change, host):
             ledger.put(change)
     return ledger
 
@@ -184,7 +184,7 @@ async def partitions(bus: Bus, cluster: str, host: str | None) -> Iterable[int]:
     return range(count) if host is None else (partition_of(host, count),)
 
 
-def speaks_of(change: Change, host: str) -> bool:
+def is_about(change: Change, host: str) -> bool:
     """Whether a record is about `host`."""
     return keys.host_of(change.message.key or b"") == host
 

@@ -126,7 +126,7 @@ def _may_write_for(checkpoint: Checkpoint, host: str | None) -> bool:
 async def _oldest_message_at(bus: Bus, topic: str, partition: int) -> datetime | None:
     """The time of the oldest message; None if there is none."""
     async with AsyncExitStack() as stack:
-        first = await (await history_reader.stretch(stack, bus, topic, partition, start=None)).next()
+        first = await (await history_reader.open_range(stack, bus, topic, partition, start=None)).next()
     return datetime.fromtimestamp(first.timestamp_ms / 1000, UTC) if first is not None else None
 
 
@@ -143,8 +143,8 @@ async def _play(
 ) -> Replay:
     """Replay from `start` to `end`, or until the replay of each of `writers` is finished."""
     async with AsyncExitStack() as stack:
-        stretch = await history_reader.stretch(stack, bus, topic, partition, start=start, end=end)
-        while (message := await stretch.next()) is not None:
+        history_range = await history_reader.open_range(stack, bus, topic, partition, start=start, end=end)
+        while (message := await history_range.next()) is not None:
             replay.add(message.value or b"")
             if all((progress := replay.writers.get(writer)) is not None and progress.finished for writer in writers):
                 break
@@ -157,8 +157,8 @@ async def oldest(bus: Bus, where: Connection, part: RebuiltPartition, writers: C
     replay = Replay()
     moments: dict[str, datetime] = {}
     async with AsyncExitStack() as stack:
-        stretch = await history_reader.stretch(stack, bus, topic, part.partition, start=None)
-        while len(moments) < len(writers) and (message := await stretch.next()) is not None:
+        history_range = await history_reader.open_range(stack, bus, topic, part.partition, start=None)
+        while len(moments) < len(writers) and (message := await history_range.next()) is not None:
             replay.add(message.value or b"")
             for writer, progress in replay.writers.items():
                 if progress.complete_since is not None and writer in writers:

@@ -16,11 +16,12 @@ from outfitter_proto.records import DeadLetter, NobodysCode
 from outfitter_service.query import ledger_view
 
 NEWEST = 2_000
-"""Dead letters of each partition that are read."""
+"""How many dead letters of each partition are read: the last ones."""
 _AT_ONCE = 8
+"""Partitions that are read at the same time."""
 
 
-class Unserved(NamedTuple):
+class UnservedHost(NamedTuple):
     """A host without a manager: the number of its messages among the newest dead letters, and the time of the last."""
 
     host: str
@@ -28,22 +29,22 @@ class Unserved(NamedTuple):
     last: datetime
 
 
-class LostMessage(NamedTuple):
+class LostMessages(NamedTuple):
     """`misdirected`: the number, by code, of messages that no host's manager would have read."""
 
-    hosts: list[Unserved]
+    hosts: list[UnservedHost]
     misdirected: dict[str, int]
 
 
 async def find(
     bus: Bus, cluster: str, *, served: Collection[str], since: datetime, host: str | None = None
-) -> LostMessage:
+) -> LostMessages:
     """The messages lost since a moment, of all hosts or of `host` only. `served`: the hosts with a manager.
 
     Raises:
         BusError: the dead letters cannot be read.
     """
-    hosts: dict[str, Unserved] = {}
+    hosts: dict[str, UnservedHost] = {}
     misdirected: Counter[str] = Counter()
     limiter = anyio.CapacityLimiter(_AT_ONCE)
 
@@ -58,13 +59,13 @@ async def find(
                     misdirected[letter.code] += count
                 elif key is not None and key not in served:
                     before = hosts.get(key)
-                    hosts[key] = Unserved(key, count + (before.messages if before else 0), letter.at)
+                    hosts[key] = UnservedHost(key, count + (before.messages if before else 0), letter.at)
 
     async with anyio.create_task_group() as group:
         # a message in a wrong partition is a dead letter there
         for partition in await ledger_view.partitions(bus, cluster, None):
             group.start_soon(read_one, partition)
-    return LostMessage(sorted(hosts.values()), dict(misdirected))
+    return LostMessages(sorted(hosts.values()), dict(misdirected))
 
 
 async def _newest(bus: Bus, topic: str, partition: int) -> list[DeadLetter]:

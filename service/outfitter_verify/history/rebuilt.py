@@ -38,7 +38,7 @@ class RebuiltRecords:
         self._whole: dict[str, CommitId] = {}
         """Where each key's last whole record is."""
         self._gapped: dict[ChangeId, CommitId | None] = {}
-        """Changes with a gap between them and their last whole record (None: there is no such record)."""
+        """Changes with a gap between them and their last whole record (None: there is none)."""
 
     def step(self, record: wire.Allocation) -> None:
         """Add a transition, with the whole record after it."""

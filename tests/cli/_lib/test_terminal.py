@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import outfitter_service
 from outfitter_proto.support.printable import printable, printable_json
 from outfitter_service.cli._lib import output
-from outfitter_service.cli._lib.errors import complain
+from outfitter_service.cli._lib.errors import print_error
 from outfitter_service.query.errors import OutfitterCliError, warn
 from support.managers.process import Manager, files_config
 
@@ -61,7 +61,7 @@ def test_no_message_of_ours_can_hold_a_second_line(capsys: pytest.CaptureFixture
 
 
 def test_further_lines_of_an_error_are_indented(capsys: pytest.CaptureFixture[str]) -> None:
-    complain(OutfitterCliError(f"one\noutfitter: two {EVIL}"), debug=False)
+    print_error(OutfitterCliError(f"one\noutfitter: two {EVIL}"), debug=False)
     first, *more = capsys.readouterr().err.splitlines()
     assert first == "outfitter: one"
     assert all(line.startswith("  ") for line in more)

@@ -18,8 +18,10 @@ from outfitter_service.runtime.drivers.building import UnservableDriverError, bu
 
 
 def driver_problems(configuration: Settings | Inspection | None) -> Iterator[Problem]:
-    """The errors and warnings of drivers about their settings, also for resources with other errors. If a setting may
-    be right on another machine, its error is a warning."""
+    """The errors and warnings of drivers about their settings, also for resources with other errors.
+
+    If a setting may be right on another machine, its error is a warning.
+    """
     if configuration is None:
         return
     settings = configuration if isinstance(configuration, Settings) else configuration.settings

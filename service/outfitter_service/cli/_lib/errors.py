@@ -19,7 +19,7 @@ from outfitter_service.query.errors import OutfitterCliError
 _USAGE = 2
 
 
-def complain(error: BaseException, *, debug: bool) -> None:
+def print_error(error: BaseException, *, debug: bool) -> None:
     """Print the error on standard error: one line for each exception in a group."""
     if debug and not isinstance(error, click.UsageError):
         import traceback

@@ -1,6 +1,6 @@
 """Prints results on standard output: JSON for programs, tables and ages for people.
 
-Progress, warnings and errors go to standard error, through `errors.warn` and `errors.complain`.
+Progress, warnings and errors go to standard error, through `errors.warn` and `errors.print_error`.
 """
 
 from __future__ import annotations

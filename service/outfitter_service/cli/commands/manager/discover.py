@@ -45,7 +45,7 @@ def discover(resource: str, config: str | None, host: str | None, amount: int | 
     if not amount:
         raise OutfitterCliError(chosen.reason or f"{chosen.key('amount')} is not known; use --amount")
     with contextlib.redirect_stdout(sys.stderr):  # a driver's prints are no data
-        driver = _built(chosen)
+        driver = _build(chosen)
         devices = anyio.run(_call, driver, amount, Worker(host=host or default_host(), resource=resource))
     infos = [dict(info) for info in devices]
     if as_json:
@@ -71,7 +71,7 @@ def _chosen(inspection: Inspection, resource: str) -> ResourceConfig:
     return resources[resource]
 
 
-def _built(config: ResourceConfig) -> ExternalResourceDriver:
+def _build(config: ResourceConfig) -> ExternalResourceDriver:
     from outfitter_service.runtime.drivers.building import build_error_text, build_served
 
     if config.driver is None:
@@ -79,7 +79,7 @@ def _built(config: ResourceConfig) -> ExternalResourceDriver:
             config.reason or f"{config.name} has no driver; set {config.key('driver-factory.class')}"
         )
     try:
-        # whatever the configured scope: this command looks at the machine that it runs on
+        # build it for host scope, whatever is configured: this command looks at its own machine
         return build_served(config, "host", lambda warning: warn(f"{config.key('param.')}{warning}")).driver
     except Exception as error:
         # foreign code: report any error of it
@@ -87,7 +87,7 @@ def _built(config: ResourceConfig) -> ExternalResourceDriver:
 
 
 async def _call(driver: ExternalResourceDriver, amount: int, worker: Worker) -> list[ExternalResourceInfo]:
-    """Call the driver once, within its time limit. Flink silently accepts fewer devices; here that is a failure.
+    """Call the driver once, within its time limit. Fewer devices than `amount` are a failure, unlike in Flink.
 
     Raises:
         OutfitterCliError: it failed, took too long, or named fewer devices than `amount`.

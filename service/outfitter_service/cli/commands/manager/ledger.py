@@ -43,7 +43,7 @@ def ledger() -> None:
 def forget(where: Connection, /, key: str, yes: bool) -> None:
     """Delete the record under KEY (HOST/WORKER/INCARNATION, @host/HOST, @device/HOST/ID) from the ledger.
 
-    For a damaged record because of which managers refuse a host: their message names the key. The devices of a deleted
+    Use it if managers refuse a host because of a damaged record. Their message names the key. The devices of a deleted
     allocation count as free. No history has the deletion, so `outfitter replay --check` and `outfitter verify` name
     it afterwards. The command says what must be true first, and asks.
     """  # fmt: skip

@@ -40,7 +40,7 @@ def serve(ctx: click.Context, /, config: str | None, take_over: bool, adopt_ledg
     """Serve this host's workers: answer registrations, run drivers, keep leases, publish allocations."""
     from outfitter_service.runtime.liveness import descriptors
 
-    descriptors.prepare()  # before anything that needs one, and fails for another reason
+    descriptors.prepare()  # first, so that no lack of descriptors shows as another error
 
     from outfitter_service import logs, memory
     from outfitter_service.config import Severity, load
@@ -59,7 +59,7 @@ def serve(ctx: click.Context, /, config: str | None, take_over: bool, adopt_ledg
 async def _serve(service: Service) -> None:
     from outfitter_service.http.server import listening
 
-    # take the host before the port: for a second manager of a host, another port is no remedy
+    # claim the host before the port: a second manager of the host must not be told to use another port
     with service.alone(), anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async with listening(service, service.settings.http) as address, anyio.create_task_group() as tasks:
             who = f"host {service.settings.host}" if service.settings.scope == "host" else "cluster scope"
@@ -68,20 +68,20 @@ async def _serve(service: Service) -> None:
                 f"metrics at http://{address}/metrics"
             )
 
-            async def obey() -> None:
+            async def stop_on_signal() -> None:
                 async for _signal in signals:
                     if not service.stopping:
                         _end_by_force(service.settings.shutdown_timeout)
                     service.stop()
 
-            tasks.start_soon(obey)
+            tasks.start_soon(stop_on_signal)
             await service.run()
             tasks.cancel_scope.cancel()
 
 
 def _end_by_force(after_s: float) -> None:
-    """End the process despite a thread that hangs (in a driver's blocking call) and cannot be cancelled. It is as
-    harmless as SIGKILL."""
+    """End the process even if a thread hangs in a driver's blocking call and cannot be cancelled. This is as harmless
+    as SIGKILL."""
 
     def end() -> None:
         warn(f"the shutdown took longer than {after_s:g} s, ending as it stands")

@@ -74,9 +74,9 @@ def create(where: Connection, /, partitions: int | None, replication: int | None
 def check(where: Connection, /, as_json: bool) -> int:
     """Report how the topics differ from what they must be, why it matters, and the remedy: exit code 1 if they do.
 
-    What "must be" different keeps a manager from starting; a manager logs the rest when it starts. The command reads
-    the whole ledger: each host's records must be in the partition that its name and the number of partitions give, and
-    in the topic that they were written to.
+    A difference that says "must be" keeps a manager from starting. A manager logs the others when it starts. The
+    command reads the whole ledger: each host's records must be in the partition that its name and the number of
+    partitions give, and in the topic that they were written to.
     """
     import anyio
 

@@ -82,7 +82,7 @@ def dead_letters(
     follow: bool,
     as_json: bool,
 ) -> None:
-    """Show the messages that managers refused, the oldest first: why, their place, their text.
+    """Show the messages that managers refused, the oldest first: the reason, the place, the text.
 
     --host shows messages whose key is that host. With --json each line is an object. `text` has the message if it is
     UTF-8; otherwise `base64` has its bytes. A dead letter has at most 4 KiB of its message.
@@ -100,10 +100,10 @@ async def _print(where: Connection, chosen: LetterFilter, limit: int, follow: bo
     topic = names.topics(where.cluster).dead_letters
     async with ledger_view.opened(where) as bus, AsyncExitStack() as stack:
         partitions = await ledger_view.partitions(bus, where.cluster, None)
-        stretches = await history_reader.stretches(stack, bus, topic, partitions, chosen.since)
+        ranges = await history_reader.open_ranges(stack, bus, topic, partitions, chosen.since)
         last: deque[ShownLetter] = deque(maxlen=limit)
         left_out = 0
-        async for message in history_reader.merged(stretches):
+        async for message in history_reader.merged(ranges):
             letter = _decoded(message, chosen)
             if letter is not None:
                 left_out += len(last) == limit
@@ -116,11 +116,11 @@ async def _print(where: Connection, chosen: LetterFilter, limit: int, follow: bo
             _show(letter, as_json=as_json)
         if follow:
             async with anyio.create_task_group() as group:
-                for stretch in stretches:
-                    group.start_soon(_follow, stretch, chosen, as_json)
+                for history_range in ranges:
+                    group.start_soon(_follow, history_range, chosen, as_json)
 
 
-async def _follow(stretch: HistoryRange, chosen: LetterFilter, as_json: bool) -> None:
+async def _follow(history_range: HistoryRange, chosen: LetterFilter, as_json: bool) -> None:
     from outfitter_proto.bus.reading import read_on
 
     def show(messages: Iterable[Message]) -> None:
@@ -129,8 +129,8 @@ async def _follow(stretch: HistoryRange, chosen: LetterFilter, as_json: bool) ->
             if letter is not None:
                 _show(letter, as_json=as_json)
 
-    show(stretch.rest())
-    async for messages in read_on(stretch.reader):
+    show(history_range.rest())
+    async for messages in read_on(history_range.reader):
         show(messages)
 
 

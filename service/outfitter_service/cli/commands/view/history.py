@@ -103,11 +103,11 @@ async def _show_history(where: Connection, show: _Lines, follow: bool, limit: in
     async with ledger_view.opened(where) as bus, AsyncExitStack() as stack:
         topic = await history_reader.topic_of(bus, where)
         partitions = await ledger_view.partitions(bus, where.cluster, chosen.host)
-        stretches = await history_reader.stretches(stack, bus, topic, partitions, chosen.since)
+        ranges = await history_reader.open_ranges(stack, bus, topic, partitions, chosen.since)
         has_history = False
         last: deque[Message] = deque(maxlen=limit)
         left_out = 0
-        async for message in history_reader.merged(stretches):
+        async for message in history_reader.merged(ranges):
             has_history = True
             if limit is None:
                 show(message)
@@ -120,28 +120,28 @@ async def _show_history(where: Connection, show: _Lines, follow: bool, limit: in
         for message in last:
             show(message)
         if not has_history and chosen.since is None:
-            warn(history_reader.nothing(where, topic))
+            warn(history_reader.no_history_text(where, topic))
         if follow:
             async with anyio.create_task_group() as group:
-                for partition, stretch in zip(partitions, stretches, strict=True):
-                    group.start_soon(_follow, bus, topic, partition, stretch, show)
+                for partition, history_range in zip(partitions, ranges, strict=True):
+                    group.start_soon(_follow, bus, topic, partition, history_range, show)
 
 
-async def _follow(bus: Bus, topic: str, partition: int, stretch: HistoryRange, show: _Lines) -> None:
+async def _follow(bus: Bus, topic: str, partition: int, history_range: HistoryRange, show: _Lines) -> None:
     """Show the new steps of one partition: for ever, or those that are committed by the time of `--until`."""
     from outfitter_proto.bus.reading import read_on, read_to
 
-    for message in stretch.rest():
+    for message in history_range.rest():
         show(message)
     until = show.chosen.until
 
     def seconds_left() -> float:
         return math.inf if until is None else (until - datetime.now(UTC)).total_seconds()
 
-    async for messages in read_on(stretch.reader, seconds_left=seconds_left):
+    async for messages in read_on(history_range.reader, seconds_left=seconds_left):
         for message in messages:
             show(message)
-    async for messages in read_to(stretch.reader, await bus.stable_end(topic, partition)):
+    async for messages in read_to(history_range.reader, await bus.stable_end(topic, partition)):
         for message in messages:
             show(message)
 

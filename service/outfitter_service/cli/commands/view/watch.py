@@ -69,7 +69,7 @@ async def _follow_partition(reader: Reader, end: int, host: str | None, show: fu
 def _show(change: Change, host: str | None, show: functools.partial[None]) -> None:
     from outfitter_service.query import ledger_view
 
-    if keys.writer_of(change.message.key or b"") is None and (host is None or ledger_view.speaks_of(change, host)):
+    if keys.writer_of(change.message.key or b"") is None and (host is None or ledger_view.is_about(change, host)):
         show(change)
 
 

@@ -79,14 +79,14 @@ def deregister(
         )
     host = options.host_of(options.given(ctx).get("host"), worker)
     where = connection(config, options.given(ctx) | ({"host": host} if host else {}))
-    leaving = Deregister(
+    message = Deregister(
         host=where.host, worker=worker.worker, incarnation=incarnation or worker.incarnation, reason=reason[:200]
     )
     try:
-        codec.decode_registration(codec.encode(leaving))
+        codec.decode_registration(codec.encode(message))
     except codec.WireError as error:
         raise click.UsageError(f"no manager would accept this {error}") from error
-    ending = anyio.run(_send, where, leaving) if not wait else anyio.run(_end, where, leaving, wait)
+    ending = anyio.run(_send, where, message) if not wait else anyio.run(_end, where, message, wait)
     if as_json:
         output.print_json(ending)
     else:
@@ -95,16 +95,16 @@ def deregister(
         output.say(f"{ending.host}/{ending.worker}{run}  {ending.state}{why}")
 
 
-async def _send(where: Connection, leaving: Deregister) -> Ending:
+async def _send(where: Connection, message: Deregister) -> Ending:
     """Send it without waiting."""
     from outfitter_service.cli._lib.conversation import conversing
 
-    async with conversing(where, leaving.worker) as conversation:
-        await conversation.publish(leaving)
-    return Ending(host=leaving.host, worker=leaving.worker, incarnation=leaving.incarnation, state="sent")
+    async with conversing(where, message.worker) as conversation:
+        await conversation.publish(message)
+    return Ending(host=message.host, worker=message.worker, incarnation=message.incarnation, state="sent")
 
 
-async def _end(where: Connection, leaving: Deregister, wait: float) -> Ending:
+async def _end(where: Connection, message: Deregister, wait: float) -> Ending:
     """Send it, and wait for the result.
 
     Raises:
@@ -112,17 +112,17 @@ async def _end(where: Connection, leaving: Deregister, wait: float) -> Ending:
     """
     from outfitter_service.cli._lib.conversation import conversing
 
-    async with conversing(where, leaving.worker) as conversation:
+    async with conversing(where, message.worker) as conversation:
         ledger = await conversation.read_ledger()
-        before = {stored.record.key: stored for stored in ledger.allocations if stored.record.worker == leaving.worker}
-        if leaving.host not in ledger.hosts:
+        before = {stored.record.key: stored for stored in ledger.allocations if stored.record.worker == message.worker}
+        if message.host not in ledger.hosts:
             raise OutfitterCliError(await conversation.no_manager_text())
-        current = _target(before, leaving)
+        current = _target(before, message)
         was_over = current is not None and _is_over(current)
-        offset = await conversation.publish(leaving)
+        offset = await conversation.publish(message)
 
         def ended() -> Allocation | None:
-            record = _target(before | conversation.records, leaving)
+            record = _target(before | conversation.records, message)
             return record if record is not None and record.key in conversation.records and _is_over(record) else None
 
         def answered() -> bool:
@@ -135,7 +135,7 @@ async def _end(where: Connection, leaving: Deregister, wait: float) -> Ending:
             if letter is not None:
                 raise OutfitterCliError(letter.reason)
             if current is None or not was_over:
-                raise OutfitterCliError(await _no_answer_text(conversation, leaving, offset, wait))
+                raise OutfitterCliError(await _no_answer_text(conversation, message, offset, wait))
             warn(f"it had ended already, at {current.since:%Y-%m-%dT%H:%M:%SZ}")
             record = current
         if record.source.offset < 0:
@@ -150,13 +150,13 @@ async def _end(where: Connection, leaving: Deregister, wait: float) -> Ending:
         )
 
 
-def _target(records: Mapping[AllocationKey, Stored], leaving: Deregister) -> Allocation | None:
+def _target(records: Mapping[AllocationKey, Stored], message: Deregister) -> Allocation | None:
     """The allocation that a deregistration ends: that of the named incarnation, else of the newest registered one."""
     return max(
         (
             record
             for record, _ in records.values()
-            if leaving.incarnation == record.incarnation or (leaving.incarnation is None and record.source.offset >= 0)
+            if message.incarnation == record.incarnation or (message.incarnation is None and record.source.offset >= 0)
         ),
         key=lambda record: record.source.offset,
         default=None,
@@ -180,11 +180,11 @@ def _warn_of_older_runs(before: Mapping[AllocationKey, Stored], ended: Allocatio
             )
 
 
-async def _no_answer_text(conversation: Conversation, leaving: Deregister, offset: int, wait: float) -> str:
+async def _no_answer_text(conversation: Conversation, message: Deregister, offset: int, wait: float) -> str:
     if conversation.decided > offset:
         return (
-            f"the manager of {leaving.host} has read the deregistration without effect: "
-            f"{leaving.host}/{leaving.worker} seems not to be registered there"
+            f"the manager of {message.host} has read the deregistration without effect: "
+            f"{message.host}/{message.worker} seems not to be registered there"
         )
     return (
         f"no answer within {wait:g} s: {await conversation.no_manager_text()}; "

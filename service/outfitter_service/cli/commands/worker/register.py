@@ -36,7 +36,7 @@ def register(where: Connection, /, wait: float | None, as_json: bool, **request:
 
     The registration has no owner process and no heartbeats: register again within its lease, or deregister.
 
-    Without --wait the command only sends, and perhaps nobody has answered yet. With --wait it prints the final
+    Without --wait the command only sends, and does not wait for an answer. With --wait it prints the final
     allocation record (with --json as on the bus). The exit code is 0 if it is allocated, else 1.
     """  # fmt: skip
     import anyio
@@ -48,7 +48,7 @@ def register(where: Connection, /, wait: float | None, as_json: bool, **request:
 
 
 async def _announce(where: Connection, message: Register, as_json: bool) -> int:
-    """Publish, and print when the allocation ends: one lease from before sending."""
+    """Publish, and print when the allocation ends: one lease after the moment of sending."""
     from msgspec import UNSET
 
     from outfitter_proto.keys import allocation_key
