@@ -115,8 +115,8 @@ def test_watch_shows_them_as_text(harmed: Manager) -> None:
 
 
 def test_only_the_edge_prints() -> None:
-    """Whoever prints past it forgets what it does. A document for another program passes as it is."""
+    """Code that prints elsewhere forgets what the edge does. Without click there is no edge to print through."""
     prints = re.compile(r"click\.echo\(|(?<![.\w])print\(|sys\.std(out|err)\.write")
     service = Path(outfitter_service.__file__).parent
     found = {file.name for file in service.rglob("*.py") if prints.search(file.read_text())}
-    assert found == {"output.py", "errors.py", "demonstration.py"}
+    assert found == {"output.py", "errors.py", "demonstration.py", "missing_extra.py"}
