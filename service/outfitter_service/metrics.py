@@ -29,6 +29,7 @@ from prometheus_client.registry import Collector
 from outfitter_proto import __version__
 from outfitter_proto.records import AllocationState, Health, NobodysCode, ReasonCode, Unwatched
 from outfitter_proto.support import descriptors
+from outfitter_service.core.decide import INTERNAL_KINDS
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
@@ -41,24 +42,7 @@ RELEASE_REASONS = (
     ReasonCode.PREPARE_FAILED,
 )
 PENDING_REASONS = (ReasonCode.BUSY, ReasonCode.INFEASIBLE, ReasonCode.NOT_REPORTED, ReasonCode.DRIVER_FAILED)
-EVENT_KINDS = (
-    "register",
-    "heartbeat",
-    "deregister",
-    "repeated",
-    "late",
-    "driver-report",
-    "driver-retry",
-    "owner-died",
-    "owner-unwatched",
-    "lease-expired",
-    "prepared",
-    "unprepared",
-    "tick",
-    "reschedule",
-    "dead-letter",
-    "defect",
-)
+EVENT_KINDS = ("register", "heartbeat", "deregister", "repeated", "late", *INTERNAL_KINDS, "dead-letter", "defect")
 HELD_BACK = "held-back"
 """The state of a device that is not granted, because a worker may hold it under another name."""
 

@@ -87,6 +87,9 @@ _INTERNAL: Mapping[type, tuple[str, Callable[[DecisionBuilder, Any], object]]] =
 }
 """The cause and the rule of each internal event. A `Reschedule` has a cause of its own."""
 
+INTERNAL_KINDS = tuple(cause for cause, _ in _INTERNAL.values())
+"""The causes of internal events."""
+
 
 def _internal(ledger: Ledger, rules: Rules, event: m.Event, now: datetime) -> Decision:
     if type(event) not in _INTERNAL:

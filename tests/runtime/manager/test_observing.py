@@ -28,7 +28,9 @@ ZERO = {
     "outfitter_driver_seconds_count": [{"resource": "gpu", "call": "inventory"}],
     "outfitter_releases_total": [{"reason": reason} for reason in ("deregistered", "lease-expired", "owner-died")],
     "outfitter_failures_total": [{"reason": str(reason)} for reason in ReasonCode],
-    "outfitter_events_total": [{"kind": kind} for kind in ("register", "heartbeat", "deregister", "dead-letter")],
+    "outfitter_events_total": [
+        {"kind": kind} for kind in ("register", "heartbeat", "deregister", "dead-letter", "release-delayed")
+    ],
     "outfitter_dead_letters_total": [{}],
     "outfitter_ledger_restore_seconds": [{}],
     "outfitter_ledger_restored_records": [{}],
