@@ -67,6 +67,7 @@ class WorkerSession:
         cluster: the manager's cluster.
         allocation_watch: gets the records; by default a new one.
         attach: follow an allocation that another process registered and keeps alive. Publish nothing.
+        registered: another session has registered this incarnation, so that `deregister` counts even before `open`.
         manager_patience: seconds without an answer after which `wait` raises `NoManagerError`; None: never.
         on_lease_at_risk: called once each time the lease of granted devices gets at risk, instead of a log line. It
             must not block.
@@ -80,6 +81,7 @@ class WorkerSession:
         cluster: str = names.DEFAULT_CLUSTER,
         allocation_watch: AllocationWatch | None = None,
         attach: bool = False,
+        registered: bool = False,
         manager_patience: float | None = MANAGER_PATIENCE,
         on_lease_at_risk: Callable[[LeaseLostError], object] | None = None,
     ) -> None:
@@ -96,7 +98,7 @@ class WorkerSession:
         self._outage_log = WorkerOutageLog(self._key, self.allocation_watch.lease.clock)
         self._host_partition = HostPartition(bus, self._topics, registration.host, worker=self._key)
         self._records = RecordReader(self._host_partition, self.allocation_watch, registration, attach=attach)
-        self._registered = False
+        self._registered = registered
         self._running: AbstractAsyncContextManager[None] | None = None
 
     @property

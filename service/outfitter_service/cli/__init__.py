@@ -30,6 +30,9 @@ _COLLECT_EVERY = 10_000
 RUN_FAILED = 125
 """`outfitter run` returns its command's exit code, so its own failures have a code that commands avoid."""
 
+HOLD_FAILED = 125
+"""`outfitter hold` has the codes of `outfitter run`, because the same programs read both."""
+
 VERIFY_FAILED = 125
 """`outfitter verify` returns 1 for violations, so its own failures have another code."""
 
@@ -42,6 +45,7 @@ def _entry(module: str, about: str, *, failure: int = 1) -> CommandEntry:
 COMMANDS = {
     "serve": _entry("manager.serve", "Manage this machine's resources (runs in the foreground)."),
     "run": _entry("worker.run", "Run a command that holds devices while it lives.", failure=RUN_FAILED),
+    "hold": _entry("worker.hold", "Hold devices for another process and print them as JSON.", failure=HOLD_FAILED),
     "demo": _entry("worker.demo", "Show registrations, allocations and a queue at work, in a few seconds."),
     "register": _entry("worker.register", "Ask for devices on behalf of a worker."),
     "deregister": _entry("worker.deregister", "Give back what a worker holds."),

@@ -21,6 +21,7 @@ from outfitter_proto.records import (
     FINAL_STATES,
     HOLDING_STATES,
     Allocation,
+    AllocationState,
     Checkpoint,
     Host,
     LedgerRecord,
@@ -130,6 +131,14 @@ def devices_in_words(record: Allocation) -> str:
             for name, devices in record.resources.items()
         )
     return ", ".join(f"{name}={amount}" for name, amount in record.request.amounts.items())
+
+
+def waiting_in_words(record: Allocation) -> str:
+    """Why a worker waits: its state, its request, the reason, and its position in the queue."""
+    position = "" if record.queue_position is None else f" (position {record.queue_position} in the queue)"
+    request = ", ".join(f"{name}={amount}" for name, amount in record.request.amounts.items())
+    default = "its driver prepares the devices" if record.state == AllocationState.PREPARING else "no reason"
+    return f"{record.worker}: {record.state}, {request}: {record.reason or default}{position}"
 
 
 def warnings_of(record: Allocation) -> list[str]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from cli.commands.worker.holding import read_line
 from support.kafka.broker import KafkaBroker
 from support.managers.process import Manager, files_config
 
@@ -37,6 +39,19 @@ def test_a_killed_run_makes_way_for_the_next(on_kafka: Manager) -> None:
             out, err = second.communicate(timeout=60)
         first.communicate(timeout=60)
     assert (second.returncode, out) == (0, "GPU-0\n"), err
+
+
+def test_a_killed_hold_goes_on_with_the_same_devices_and_its_input_gives_them_back(on_kafka: Manager) -> None:
+    arguments = ["hold", "--worker", "w", "--incarnation", "run-1"]
+    with on_kafka.popen(*arguments, stdin=subprocess.PIPE) as first:
+        before = read_line(first)
+        first.kill()
+        first.communicate(timeout=60)
+    with on_kafka.popen(*arguments, stdin=subprocess.PIPE) as second:
+        assert read_line(second)["token"] == before["token"]
+        _, err = second.communicate(timeout=60)
+    assert second.returncode == 0, err
+    assert on_kafka.wait_for_state("w", "ended")["reason_code"] == "deregistered"
 
 
 def test_register_prints_the_record_and_the_others_see_it(on_kafka: Manager) -> None:

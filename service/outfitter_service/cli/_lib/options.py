@@ -21,7 +21,9 @@ from outfitter_service.cli._lib.lazy import TEXT
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def _named(what: str) -> Callable[[click.Context, click.Parameter, str | None], str | None]:
+def named(what: str) -> Callable[[click.Context, click.Parameter, str | None], str | None]:
+    """A callback for options with a name that goes over the wire."""
+
     def check(_ctx: click.Context, _param: click.Parameter, value: str | None) -> str | None:
         if value is None:
             return None
@@ -48,10 +50,10 @@ config = _from_environment(
     type=click.Path(),
 )
 host = _from_environment(
-    "host", "NAME", "The host's name on the bus. Default: the machine's hostname.", callback=_named("host")
+    "host", "NAME", "The host's name on the bus. Default: the machine's hostname.", callback=named("host")
 )
 only_host = click.option(
-    "--host", metavar="NAME", callback=_named("host"),
+    "--host", metavar="NAME", callback=named("host"),
     help="Only this host. Default: all hosts (OUTFITTER_HOST counts only for registrations).",
 )  # fmt: skip
 """For commands that show data: only `--host` restricts them to a host."""
@@ -59,7 +61,7 @@ cluster = _from_environment(
     "cluster",
     "NAME",
     "The cluster, which is the prefix of its topics. Default: outfitter.",
-    callback=_named("cluster"),
+    callback=named("cluster"),
 )
 
 

@@ -1,4 +1,4 @@
-"""Shared by `register` and `run`: the options of a registration, and the registration built from them."""
+"""Shared by `register`, `run` and `hold`: the options of a registration, and the registration built from them."""
 
 from __future__ import annotations
 
@@ -85,8 +85,9 @@ def registration(
     labels: Iterable[str],
     owner: Owner | None = None,
     wait_s: float | None = None,
+    incarnation: str | None = None,
 ) -> Register:
-    """The registration from the options, as a new incarnation.
+    """The registration from the options. `incarnation` None: a new one.
 
     Raises:
         click.UsageError: every manager would refuse it.
@@ -105,7 +106,7 @@ def registration(
     message = Register(
         host=host,
         worker=worker_name(worker),
-        incarnation=new_incarnation(),
+        incarnation=incarnation or new_incarnation(),
         resources=requests(amounts) if amounts else None,
         operators={operator: requests(share) for operator, share in shares.items()} if shares else None,
         owner=owner,

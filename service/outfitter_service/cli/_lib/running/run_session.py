@@ -17,7 +17,7 @@ from outfitter.session.heartbeats import LONGEST_SLEEP
 from outfitter.session.status import AllocationStatus, environment, status_of
 from outfitter.session.watch import AllocationWatch, lease_lost
 from outfitter.session.worker_session import MANAGER_PATIENCE, WorkerSession
-from outfitter_proto.records import Allocation, AllocationState, Register
+from outfitter_proto.records import Allocation, Register
 from outfitter_service.cli._lib import output
 from outfitter_service.cli._lib.running.child import Child
 from outfitter_service.cli._lib.running.signals import Received, SignalFile
@@ -158,7 +158,7 @@ class RunSession:
                         waited = output.age((datetime.now(UTC) - begun).total_seconds())
                         warn(f"has {ledger_view.devices_in_words(record)} after {waited}")
                     return
-                words = _waiting_words(record)
+                words = ledger_view.waiting_in_words(record)
                 if words != printed:
                     warn(words)
                     printed = words
@@ -193,13 +193,6 @@ class RunSession:
         if seconds is None or remaining is None:
             return math.inf
         return remaining - min(self._kill_after, seconds / 3)
-
-
-def _waiting_words(record: Allocation) -> str:
-    position = "" if record.queue_position is None else f" (position {record.queue_position} in the queue)"
-    request = ", ".join(f"{name}={amount}" for name, amount in record.request.amounts.items())
-    default = "its driver prepares the devices" if record.state == AllocationState.PREPARING else "no reason"
-    return f"{record.worker}: {record.state}, {request}: {record.reason or default}{position}"
 
 
 def _lost(record: Allocation | None, error: Exception | None) -> str | None:

@@ -18,15 +18,17 @@ import anyio
 SI_KERNEL = 128
 _INFO_BYTES = 128
 _MASK_BYTES = 128
-_INFO = struct.Struct("=Iii")
-"""The first fields of `struct signalfd_siginfo` in signalfd(2): number, errno, code."""
+_INFO = struct.Struct("=IiiI")
+"""The first fields of `struct signalfd_siginfo` in signalfd(2): number, errno, code, pid."""
 
 
 class Received(NamedTuple):
-    """A signal to this process, from the kernel (a terminal) or from a process."""
+    """A signal to this process, from the kernel (a terminal) or from a process. `sender`: its pid, 0 if it has none
+    here."""
 
     number: int
     by_kernel: bool
+    sender: int
 
 
 class SignalFile:
@@ -61,8 +63,8 @@ class SignalFile:
             info = os.read(self._file, _INFO_BYTES)
         except BlockingIOError:
             return None
-        number, _, code = _INFO.unpack_from(info)
-        return Received(number, code == SI_KERNEL)
+        number, _, code, sender = _INFO.unpack_from(info)
+        return Received(number, code == SI_KERNEL, sender)
 
     def close(self) -> None:
         """Stop reading. The signals stay blocked, because the process is about to end."""

@@ -1,0 +1,1 @@
+"""`outfitter hold` and `outfitter-lease`: devices for another process than their own."""

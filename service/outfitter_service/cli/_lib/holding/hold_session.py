@@ -1,0 +1,261 @@
+"""The work of `outfitter hold`: register for the owner, print its record at each change, and decide how it ends.
+
+Devices that the owner may be using are given back by the owner alone: it closes standard input, signals, or ends. All
+else that may end this process leaves them to the owner.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import signal
+from functools import partial
+from typing import Final
+
+import anyio
+from msgspec import Struct
+
+from outfitter.errors import AllocationEndedError, AllocationError, NoManagerError, OutfitterError, WaitedTooLongError
+from outfitter.session.status import AllocationStatus, status_of
+from outfitter.session.watch import AllocationWatch, WatchSnapshot, lease_lost
+from outfitter.session.worker_session import MANAGER_PATIENCE, WorkerSession
+from outfitter_proto.bus import Bus, BusError
+from outfitter_proto.records import Allocation, Register
+from outfitter_service.cli._lib.errors import complain
+from outfitter_service.cli._lib.holding import lines, streams
+from outfitter_service.cli._lib.holding.owner import ENDING_WITHIN, OwnerProcess
+from outfitter_service.cli._lib.running.signals import Received, SignalFile
+from outfitter_service.config import Connection
+from outfitter_service.core.request_check import differences
+from outfitter_service.query import ledger_view
+from outfitter_service.query.errors import OutfitterCliError, warn
+
+LOST: Final = 123
+"""The exit code after an allocation that ended before its owner did."""
+WAITED_TOO_LONG: Final = 124
+FAILED: Final = 125
+
+_EXIT_CODES = ((WaitedTooLongError, WAITED_TOO_LONG), (AllocationEndedError, LOST))
+
+ENDING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+"""The signals that end it."""
+
+
+class End(enum.Enum):
+    """Why it ends in order. The value is the reason of the deregistration."""
+
+    GIVEN_BACK = "given back by its owner"
+    OWNER_ENDED = "its owner has ended"
+    SIGNALLED = "ended by a signal before the grant"
+
+
+class Request(Struct, frozen=True):
+    """What to hold, and how.
+
+    `named`: the caller has chosen the incarnation, so this may be a restart. `reads_stdin`: the end of standard input
+    gives the devices back. `wait_for_manager`: however long.
+    """
+
+    where: Connection
+    registration: Register
+    owner: OwnerProcess
+    named: bool
+    reads_stdin: bool
+    wait_for_manager: bool
+
+
+class HoldSession:
+    """One `outfitter hold`. `run` returns its exit code."""
+
+    def __init__(self, request: Request, *, signals: SignalFile, writer: streams.LineWriter) -> None:
+        self._request = request
+        self._signals = signals
+        self._writer = writer
+        self._end: End | None = None
+        self._working = anyio.CancelScope()
+        self._is_granted = False
+        self._printed = ""
+        self._code = 0
+
+    async def run(self) -> int:
+        """Do everything, and return the exit code.
+
+        Raises:
+            BusError: the bus cannot be used from the start.
+            OutfitterCliError: the incarnation was registered with another request.
+        """
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._await_signals)
+            tasks.start_soon(self._await_owner)
+            tasks.start_soon(self._await_streams)
+            with self._working:
+                await self._hold()
+            tasks.cancel_scope.cancel()
+        return self._code
+
+    # --- how it ends ---------------------------------------------------------------------------------------
+
+    def _finish(self, end: End) -> None:
+        self._end = self._end or end
+        self._working.cancel()
+
+    async def _await_owner(self) -> None:
+        await self._request.owner.ended()
+        self._finish(End.OWNER_ENDED)
+
+    async def _await_streams(self) -> None:
+        """Wait until the owner closes a stream. The kernel does so, too, while the owner dies."""
+        closed, owner = anyio.Event(), self._request.owner
+        wake = partial(asyncio.get_running_loop().call_soon_threadsafe, closed.set)
+        streams.watch(wake, stdin=self._request.reads_stdin)
+        await closed.wait()
+        if owner.is_ending:
+            with anyio.move_on_after(ENDING_WITHIN):
+                await owner.ended()
+        self._finish(End.OWNER_ENDED if owner.has_ended else End.GIVEN_BACK)
+
+    async def _await_signals(self) -> None:
+        while True:
+            self._take(await self._signals.next())
+
+    def _take(self, received: Received) -> None:
+        """Obey a signal, unless the terminal sent it to the owner as well."""
+        owner = self._request.owner
+        if received.by_kernel and owner.shares_group:
+            return
+        self._finish(End.GIVEN_BACK if received.by_kernel or received.sender == owner.pid else End.SIGNALLED)
+
+    def _gives_back(self, session: WorkerSession) -> bool:
+        """Whether to deregister. Before the grant nobody uses the devices; then only the owner gives them back. Its
+        death is the manager's to judge, if the manager sees it."""
+        if self._end is End.OWNER_ENDED:
+            return not session.allocation_watch.lease.watched
+        return self._end is End.GIVEN_BACK or not self._is_granted
+
+    # --- its work ------------------------------------------------------------------------------------------
+
+    async def _hold(self) -> None:
+        async with ledger_view.opened(self._request.where, create=True) as bus:
+            earlier = await self._earlier(bus) if self._request.named else None
+            if earlier is not None:
+                self._compare(earlier)
+                if status_of(earlier) in (AllocationStatus.OVER, AllocationStatus.FAILED):
+                    self._end_lost(earlier)
+                    return
+                if status_of(earlier) is AllocationStatus.YOURS:
+                    self._print_record(earlier)
+            session = self._session(bus, is_known=earlier is not None)
+            try:
+                await session.open()
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(session.follow)
+                    tasks.start_soon(session.keep_lease)
+                    await self._report(session)
+                    tasks.cancel_scope.cancel()
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await self._leave(session)
+
+    async def _earlier(self, bus: Bus) -> Allocation | None:
+        """The record of this incarnation, if it was registered before."""
+        look = WorkerSession(bus, self._request.registration, cluster=self._request.where.cluster, attach=True)
+        try:
+            await look.open()
+        except (AllocationEndedError, NoManagerError):
+            return None
+        finally:
+            await look.aclose()
+        return look.record
+
+    def _compare(self, earlier: Allocation) -> None:
+        registration = self._request.registration
+        if fields := differences(earlier, registration):
+            raise OutfitterCliError(
+                f"incarnation {registration.incarnation!r} of worker {registration.worker!r} was registered with other "
+                f"{', '.join(fields)}"
+            )
+
+    def _session(self, bus: Bus, *, is_known: bool) -> WorkerSession:
+        waits = is_known or self._request.wait_for_manager
+        return WorkerSession(
+            bus,
+            self._request.registration,
+            cluster=self._request.where.cluster,
+            registered=is_known,
+            manager_patience=None if waits else MANAGER_PATIENCE,
+            on_lease_at_risk=lambda error: warn(str(error)),
+        )
+
+    async def _leave(self, session: WorkerSession) -> None:
+        if self._gives_back(session):
+            await session.deregister(self._end.value if self._end is not None else "withdrawn")
+        elif self._end is not End.OWNER_ENDED and not session.allocation_watch.read().ended:
+            warn(f"{session.record.key if session.record else 'the allocation'} stays with process "
+                 f"{self._request.owner.pid}")  # fmt: skip
+        await session.aclose()
+
+    async def _report(self, session: WorkerSession) -> None:
+        """Print the record when it is granted and at each change, until the allocation is over."""
+        async with anyio.create_task_group() as tasks:
+            if not self._is_granted:
+                tasks.start_soon(_tell_reasons, session.allocation_watch)
+            try:
+                await session.wait()
+            except (OutfitterError, BusError) as error:
+                self._end_failed(error)
+                return
+            finally:
+                tasks.cancel_scope.cancel()
+        snapshot = session.allocation_watch.read()
+        while self._print(snapshot, session.allocation_watch):
+            snapshot = await session.allocation_watch.changed(snapshot.version)
+
+    def _print(self, snapshot: WatchSnapshot, allocation_watch: AllocationWatch) -> bool:
+        """Print what is new. Returns whether the allocation goes on."""
+        record = snapshot.record
+        if record is not None and status_of(record) is not AllocationStatus.YOURS:
+            self._end_lost(record)
+        elif snapshot.error is not None:
+            self._end_failed(snapshot.error)
+        elif allocation_watch.lease.at_risk:
+            self._put(lines.at_risk(self._request.registration, str(lease_lost(allocation_watch))))
+        elif record is not None:
+            self._print_record(record)
+        return self._code == 0
+
+    def _print_record(self, record: Allocation) -> None:
+        self._is_granted = True
+        self._put(lines.of_record(record))
+
+    def _end_lost(self, record: Allocation) -> None:
+        """Print the last record of an allocation that is over."""
+        self._put(lines.of_record(record))
+        warn(f"{record.key} is over ({record.state}: {record.reason})")
+        self._code = LOST
+
+    def _end_failed(self, error: Exception) -> None:
+        """Print why there are no devices: the manager's last record, or an error."""
+        record = error.record if isinstance(error, AllocationError) else None
+        is_verdict = record is not None and status_of(record) in (AllocationStatus.OVER, AllocationStatus.FAILED)
+        self._put(lines.of_record(record) if record is not None and is_verdict else lines.of_error(error))
+        complain(error, debug=False)
+        self._code = next((code for kind, code in _EXIT_CODES if isinstance(error, kind)), FAILED)
+
+    def _put(self, line: str) -> None:
+        if line != self._printed:
+            self._printed = line
+            self._writer.put(line)
+
+
+async def _tell_reasons(allocation_watch: AllocationWatch) -> None:
+    """Print on standard error why the worker waits, at each change."""
+    printed = ""
+    snapshot = allocation_watch.read()
+    while True:
+        record = snapshot.record
+        waits = record is not None and status_of(record) is AllocationStatus.WAITING
+        words = ledger_view.waiting_in_words(record) if record is not None and waits else printed
+        if words != printed:
+            warn(words)
+            printed = words
+        snapshot = await allocation_watch.changed(snapshot.version)

@@ -1,0 +1,128 @@
+"""The standard streams of `outfitter hold`: lines for its parent, and how the parent ends it.
+
+Threads read and write them, so that a parent that does not read stops no heartbeat. The streams may be shared with
+other processes, so nothing changes their blocking mode.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import stat
+import threading
+from collections.abc import Callable
+
+from outfitter_service.query.errors import OutfitterCliError
+
+STDIN, STDOUT, STDERR = range(3)
+_CHUNK = 65_536
+
+
+def check(*, reads_stdin: bool) -> bool:
+    """Check the standard streams before anything else is opened. Returns whether standard input can tell the end.
+
+    A terminal's input cannot: a background process must not read it. A signal ends the command there.
+
+    Raises:
+        OutfitterCliError: there is no standard output, or standard input has ended already.
+    """
+    if _mode(STDOUT) is None:
+        raise OutfitterCliError("standard output is closed: there is nowhere to print the allocation")
+    mode = _mode(STDIN)
+    told = mode is not None and (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode))
+    if reads_stdin and not told and not (mode is not None and os.isatty(STDIN)):
+        what = "closed" if mode is None else "no pipe, socket or terminal"
+        raise OutfitterCliError(
+            f"standard input is {what}, so its end cannot say that the devices are given back: "
+            "pass the read end of a pipe, or --no-stdin"
+        )
+    for descriptor in (STDIN, STDERR):
+        if _mode(descriptor) is None:
+            os.open(os.devnull, os.O_RDWR)  # it takes the lowest free number, before the event loop does
+    return reads_stdin and told
+
+
+def _mode(descriptor: int) -> int | None:
+    try:
+        return os.fstat(descriptor).st_mode
+    except OSError:
+        return None
+
+
+class LineWriter:
+    """Writes lines on standard output. Only the newest line waits: it replaces one whose writing has not begun."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._next: bytes | None = None
+        self._busy = False
+        self._broken = False
+        threading.Thread(target=self._run, name="outfitter-output", daemon=True).start()
+
+    def put(self, line: str) -> None:
+        """Write this line as soon as the reader has taken those before. Never blocks."""
+        with self._changed:
+            self._next = line.encode() + b"\n"
+            self._changed.notify_all()
+
+    def finish(self, within: float) -> None:
+        """Wait until all is written, at most so many seconds."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._broken or (self._next is None and not self._busy), within)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._busy = False
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._next is not None)
+                line, self._next, self._busy = self._next or b"", None, True
+            try:
+                _write(line)
+            except OSError:  # nobody reads; `watch` reports it
+                with self._changed:
+                    self._broken = True
+                    self._changed.notify_all()
+                return
+
+
+def _write(line: bytes) -> None:
+    while line:
+        try:
+            line = line[os.write(STDOUT, line) :]
+        except BlockingIOError:
+            _wait(STDOUT, select.POLLOUT)
+
+
+def watch(ended: Callable[[], object], *, stdin: bool) -> None:
+    """Call `ended` from a thread, once: at the end of standard input (if `stdin`), or when nobody reads standard output
+    any more."""
+    threading.Thread(target=_watch, args=(ended, stdin), name="outfitter-input", daemon=True).start()
+
+
+def _watch(ended: Callable[[], object], stdin: bool) -> None:
+    poller = select.poll()
+    poller.register(STDOUT, 0)  # errors and hang-ups only
+    if stdin:
+        poller.register(STDIN, select.POLLIN)
+    while True:
+        ready = [descriptor for descriptor, _ in poller.poll()]
+        if STDOUT in ready or (STDIN in ready and not _discard()):
+            ended()
+            return
+
+
+def _discard() -> bool:
+    """Read what there is on standard input. Returns False at its end."""
+    try:
+        return bool(os.read(STDIN, _CHUNK))
+    except BlockingIOError:  # another process has read it
+        return True
+    except OSError:
+        return False
+
+
+def _wait(descriptor: int, events: int) -> None:
+    poller = select.poll()
+    poller.register(descriptor, events)
+    poller.poll()
