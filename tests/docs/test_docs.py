@@ -20,6 +20,7 @@ from outfitter_drivers.gpu_discovery import HELP
 from outfitter_proto import codec
 from outfitter_service.cli import outfitter as command_line
 from outfitter_service.cli._lib.driver_check import driver_problems
+from outfitter_service.cli.lease import lease
 from outfitter_service.config import Problem, Severity, inspect
 from support.documents import DOCUMENTS, ROOT, Snippet, here_documents, name_of, prose, shell_lines, snippets
 
@@ -130,6 +131,7 @@ def _check(words: list[str], line: str) -> None:
 def test_every_option_that_is_named_alone_is_one_of_our_programs(document: Path) -> None:
     known = {"--help", *KAFKAS, *(name for command in _all(command_line) for name in _options(command))}
     scripts = [*document.parent.glob("*.py"), ROOT / "deploy/kafka/local_kafka.py", ROOT / "tests/bench/__main__.py"]
+    known |= {*_options(lease)}
     known |= set(re.findall(r"--[a-z-]+", HELP + "".join(path.read_text() for path in scripts)))
     assert set(re.findall(r"`(--[a-z-]+)", prose(document))) <= known
 

@@ -39,6 +39,7 @@ class RecordReader:
     `registration`: the session's request. `attach`: another process registered, and keeps the lease.
     `new_manager`: before the first answer, a manager has appeared since the last `answer_new_manager`. It may not have
     read the registration, because messages from before it may have become dead letters.
+    `watcher`: who says which processes the manager can watch; None before the first answer's commit was read.
     `registered_anew`: the allocation had ended, and a repeated registration began another one under the same key.
     """
 
@@ -65,7 +66,7 @@ class RecordReader:
         self._reached = 0  # the input offset before which the manager has read everything
         self._fetching_since = self._fetched_before = 0.0  # the beginnings of the last fetch and of the one before it
         # The newest record that shows whether the manager watches the owner.
-        self._watcher: ManagerIdentity | Checkpoint | None = None
+        self.watcher: ManagerIdentity | Checkpoint | None = None
         self._logged_left_out: set[str] = set()
 
     @property
@@ -161,7 +162,7 @@ class RecordReader:
             return
         manager = record.manager
         if self._watch.read().answered:
-            self._watcher = manager
+            self.watcher = manager
             self._update_watched()
         elif manager.stopped_at is None:
             self.new_manager = self.new_manager or manager.instance not in self._known_managers
@@ -170,15 +171,15 @@ class RecordReader:
     @property
     def _needs_checkpoint(self) -> bool:
         """Whether the session needs checkpoints now. There is one in each commit, so it skips most of them."""
-        waits = self._registering or self._lease.claimed or self._watcher is None
+        waits = self._registering or self._lease.claimed or self.watcher is None
         return not self._attach and self.record is not None and waits
 
     def _apply_checkpoint(self, record: LedgerRecord | None) -> None:
         """Read from a commit's checkpoint who watches this process and how far the manager had read."""
         if not isinstance(record, Checkpoint):
             return
-        if self._watcher is None:
-            self._watcher = record
+        if self.watcher is None:
+            self.watcher = record
             self._update_watched()
         if record.input.partition == self._host_partition.number:
             self._reached = max(record.input.to, (record.input.ahead or {}).get(self._registration.host, 0))
@@ -187,9 +188,9 @@ class RecordReader:
     def _update_watched(self) -> None:
         """Update whether the manager watches this process."""
         owner, record = self._registration.owner, self.record
-        if self._attach or owner is None or self._watcher is None:
+        if self._attach or owner is None or self.watcher is None:
             return
-        watched = self._watcher.watches(owner) and not (record is not None and record.unwatched)
+        watched = self.watcher.watches(owner) and not (record is not None and record.unwatched)
         if self._lease.set_watched(watched):
             self._watch.touch()
 

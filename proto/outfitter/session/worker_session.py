@@ -36,7 +36,15 @@ from outfitter_proto.bus.port import (
     Entry,
     UnknownTopicError,
 )
-from outfitter_proto.records import Allocation, Deregister, Heartbeat, Register, Registration
+from outfitter_proto.records import (
+    Allocation,
+    Checkpoint,
+    Deregister,
+    Heartbeat,
+    ManagerIdentity,
+    Register,
+    Registration,
+)
 from outfitter_proto.support.backoff import Backoff
 
 MANAGER_PATIENCE = 4.0
@@ -105,6 +113,11 @@ class WorkerSession:
     def record(self) -> Allocation | None:
         """The newest record of this incarnation, None before the first."""
         return self.allocation_watch.read().record
+
+    @property
+    def watcher(self) -> ManagerIdentity | Checkpoint | None:
+        """Who says which processes the manager can watch; None before the first answer's commit was read."""
+        return self._records.watcher
 
     # --- the context manager --------------------------------------------------------------------------
 
@@ -182,6 +195,13 @@ class WorkerSession:
         with anyio.move_on_after(None if limit is None else limit + VERDICT_GRACE):
             return await self._await_verdict()
         raise WaitedTooLongError(f"no verdict on {self._key} within {limit:g} s", record=self.record)
+
+    async def confirm(self) -> Allocation | None:
+        """Register again, wait until the manager has decided that, and return the newest record. `follow` must run."""
+        await self._publish(self.registration)
+        while self.allocation_watch.lease.claimed and not self.allocation_watch.read().over:
+            await self.allocation_watch.changed(self.allocation_watch.read().version)
+        return self.record
 
     async def follow(self) -> None:
         """Post each new record of this incarnation to the watch, until one is final."""

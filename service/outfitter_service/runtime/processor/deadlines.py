@@ -60,6 +60,8 @@ class Deadlines:
     def check(self, batch: Batch) -> None:
         """Queue the events that are due by the time of `batch`, and write the summaries of ended quotas into it."""
         liveness, event_queue = self._liveness, self._event_queue
+        # not only when the tick is due: a worker that registers again hears by the answer whether it is watched
+        event_queue.extend(liveness.take_unreported())
         if self.unfinished:
             if liveness.more_suspects:
                 self._judge_silence()
@@ -71,7 +73,6 @@ class Deadlines:
         batch.sum_up(self._quotas.letters.due())
         self._quotas.naming.due()  # starts its next minute
         self._judge_silence()
-        event_queue.extend(liveness.take_unreported())
         event_queue.queue_due_retries()
         self._hosts = list(self._ledger.hosts)
         self._ticking = {event.host for event in event_queue.queue if type(event) is m.Tick}

@@ -18,6 +18,20 @@ sys.stdin.read()
 """
 """Starts the command that is its arguments, prints the command's pid, and lives until its own input ends."""
 
+DYING_PARENT = """
+import ctypes, subprocess, sys, threading
+hold = subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE)
+def obey():
+    print(hold.pid, flush=True)
+    sys.stdin.readline()
+    hold.stdin.close()
+    print("closed", flush=True)
+    threading.Event().wait()
+threading.Thread(target=obey).start()
+ctypes.CDLL(None).pthread_exit(None)
+"""
+"""The same, but its main thread has ended. Told anything, it closes the command's input."""
+
 
 def read_line(process: subprocess.Popen[str]) -> dict[str, Any]:
     """The next line that it prints. An empty one means that it has ended."""
@@ -29,12 +43,16 @@ def read_line(process: subprocess.Popen[str]) -> dict[str, Any]:
 
 
 @contextmanager
-def parent_of_hold(manager: Manager, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """A process that has started `outfitter hold`, and the pid of the latter. Both print on the parent's output."""
-    command = [sys.executable, "-c", PARENT, *OUTFITTER, "hold", *arguments]
+def parent_of_hold(
+    manager: Manager, *arguments: str, program: str = PARENT
+) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A process of `program` that has started `outfitter hold`, and the pid of the latter. Both have one output."""
+    command = [sys.executable, "-c", program, *OUTFITTER, "hold", *arguments]
     with subprocess.Popen(
         command, env=manager.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as parent:
         assert parent.stdout is not None
-        yield parent, int(parent.stdout.readline())
-        parent.kill()
+        try:
+            yield parent, int(parent.stdout.readline())
+        finally:
+            parent.kill()

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from cli.commands.worker.conftest import PATIENCE, finish
-from cli.commands.worker.holding import parent_of_hold, read_line
+from cli.commands.worker.holding import DYING_PARENT, parent_of_hold, read_line
 from support.documents import ROOT, blocks
 from support.managers.process import OUTFITTER, Manager, add_device
-from support.processes.ending import wait_until_ended
+from support.processes.ending import has_ended, wait_until_ended
 
 NAMED = ("--worker", "w", "--incarnation", "run-1")
 
@@ -158,6 +158,21 @@ def test_ended_while_it_waits_it_withdraws(one_gpu: Manager, how: str) -> None:
 def test_the_death_of_the_owner_frees_the_devices_and_ends_it(one_gpu: Manager, option: list[str]) -> None:
     with parent_of_hold(one_gpu, "--worker", "w", "--lease", "none", *option) as (parent, pid):
         assert read_line(parent)["request"]["owner"]["pid"] == parent.pid
+        parent.kill()
+        assert one_gpu.wait_for_state("w", "ended")["reason_code"] == "owner-died"
+        wait_until_ended(pid)
+
+
+def test_an_input_that_ends_because_the_owner_is_dying_does_not_give_back_before_it_is_dead(one_gpu: Manager) -> None:
+    """Its main thread has ended, as in a process that the kernel takes down: its files are closed before it is gone."""
+    with parent_of_hold(one_gpu, "--worker", "w", program=DYING_PARENT) as (parent, pid):
+        read_line(parent)
+        assert parent.stdin is not None
+        parent.stdin.write("close\n")
+        parent.stdin.flush()
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == "closed\n"
+        assert not has_ended(pid, within=1.0)
         parent.kill()
         assert one_gpu.wait_for_state("w", "ended")["reason_code"] == "owner-died"
         wait_until_ended(pid)

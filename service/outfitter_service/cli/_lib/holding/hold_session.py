@@ -15,7 +15,7 @@ from typing import Final
 import anyio
 from msgspec import Struct
 
-from outfitter.errors import AllocationEndedError, AllocationError, NoManagerError, OutfitterError, WaitedTooLongError
+from outfitter.errors import AllocationEndedError, AllocationError, OutfitterError, WaitedTooLongError
 from outfitter.session.status import AllocationStatus, status_of
 from outfitter.session.watch import AllocationWatch, WatchSnapshot, lease_lost
 from outfitter.session.worker_session import MANAGER_PATIENCE, WorkerSession
@@ -23,6 +23,7 @@ from outfitter_proto.bus import Bus, BusError
 from outfitter_proto.records import Allocation, Register
 from outfitter_service.cli._lib.errors import complain
 from outfitter_service.cli._lib.holding import lines, streams
+from outfitter_service.cli._lib.holding.earlier import find
 from outfitter_service.cli._lib.holding.owner import ENDING_WITHIN, OwnerProcess
 from outfitter_service.cli._lib.running.signals import Received, SignalFile
 from outfitter_service.config import Connection
@@ -110,8 +111,7 @@ class HoldSession:
         streams.watch(wake, stdin=self._request.reads_stdin)
         await closed.wait()
         if owner.is_ending:
-            with anyio.move_on_after(ENDING_WITHIN):
-                await owner.ended()
+            await anyio.sleep(ENDING_WITHIN)  # its end comes first, and ends this
         self._finish(End.OWNER_ENDED if owner.has_ended else End.GIVEN_BACK)
 
     async def _await_signals(self) -> None:
@@ -136,7 +136,8 @@ class HoldSession:
 
     async def _hold(self) -> None:
         async with ledger_view.opened(self._request.where, create=True) as bus:
-            earlier = await self._earlier(bus) if self._request.named else None
+            request = self._request
+            earlier = await find(bus, request.where.cluster, request.registration) if request.named else None
             if earlier is not None:
                 self._compare(earlier)
                 if status_of(earlier) in (AllocationStatus.OVER, AllocationStatus.FAILED):
@@ -155,17 +156,6 @@ class HoldSession:
             finally:
                 with anyio.CancelScope(shield=True):
                     await self._leave(session)
-
-    async def _earlier(self, bus: Bus) -> Allocation | None:
-        """The record of this incarnation, if it was registered before."""
-        look = WorkerSession(bus, self._request.registration, cluster=self._request.where.cluster, attach=True)
-        try:
-            await look.open()
-        except (AllocationEndedError, NoManagerError):
-            return None
-        finally:
-            await look.aclose()
-        return look.record
 
     def _compare(self, earlier: Allocation) -> None:
         registration = self._request.registration

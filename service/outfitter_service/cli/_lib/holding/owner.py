@@ -64,6 +64,14 @@ class OwnerProcess:
             return self.has_ended
 
     @property
+    def program(self) -> str | None:
+        """The file name of the program that it runs; None if that is another user's secret."""
+        try:
+            return Path(f"/proc/{self.pid}/exe").readlink().name
+        except OSError:
+            return None
+
+    @property
     def shares_group(self) -> bool:
         """Whether a terminal sends its signals to both this process and the owner."""
         try:
