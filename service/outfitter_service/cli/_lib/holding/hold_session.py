@@ -21,7 +21,7 @@ from outfitter.session.watch import AllocationWatch, WatchSnapshot, lease_lost
 from outfitter.session.worker_session import MANAGER_PATIENCE, WorkerSession
 from outfitter_proto.bus import Bus, BusError
 from outfitter_proto.records import Allocation, Register
-from outfitter_service.cli._lib.errors import complain
+from outfitter_service.cli._lib.errors import print_error
 from outfitter_service.cli._lib.holding import lines, streams
 from outfitter_service.cli._lib.holding.earlier import find
 from outfitter_service.cli._lib.holding.owner import ENDING_WITHIN, OwnerProcess
@@ -228,7 +228,7 @@ class HoldSession:
         record = error.record if isinstance(error, AllocationError) else None
         is_verdict = record is not None and status_of(record) in (AllocationStatus.OVER, AllocationStatus.FAILED)
         self._put(lines.of_record(record) if record is not None and is_verdict else lines.of_error(error))
-        complain(error, debug=False)
+        print_error(error, debug=False)
         self._code = next((code for kind, code in _EXIT_CODES if isinstance(error, kind)), FAILED)
 
     def _put(self, line: str) -> None:
