@@ -216,6 +216,19 @@ def test_its_own_death_loses_nothing_and_a_restart_goes_on_with_the_same_devices
         waiter.communicate(timeout=PATIENCE)
 
 
+def test_an_owner_that_gives_back_while_it_is_started_again_has_given_back(one_gpu: Manager) -> None:
+    with one_gpu.popen("hold", *NAMED, stdin=subprocess.PIPE) as process:
+        read_line(process)
+        process.kill()
+        process.communicate(timeout=PATIENCE)
+    with one_gpu.popen("hold", *NAMED, stdin=subprocess.PIPE) as again:
+        assert again.stdin is not None
+        again.stdin.close()  # long before it has found its allocation
+        assert again.wait(PATIENCE) == 0
+    record = one_gpu.wait_for_state("w", "ended")
+    assert (record["reason_code"], record["reason"]) == ("deregistered", "deregistered: given back by its owner")
+
+
 def test_a_restart_prints_the_record_while_there_is_no_manager_and_goes_on_when_there_is(one_gpu: Manager) -> None:
     with one_gpu.popen("hold", *NAMED, stdin=subprocess.PIPE) as process:
         before = read_line(process)

@@ -42,6 +42,10 @@ ENDING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 """The signals that end it."""
 
 
+GIVEN_BACK_WITHIN: Final = 10.0
+"""Seconds for giving back what an earlier `hold` of the same incarnation has got, where this one had just begun."""
+
+
 class End(enum.Enum):
     """Why it ends in order. The value is the reason of the deregistration."""
 
@@ -77,6 +81,7 @@ class HoldSession:
         self._is_granted = False
         self._printed = ""
         self._code = 0
+        self._left = False
 
     async def run(self) -> int:
         """Do everything, and return the exit code.
@@ -91,6 +96,9 @@ class HoldSession:
             tasks.start_soon(self._await_streams)
             with self._working:
                 await self._hold()
+            if self._end is End.GIVEN_BACK and not self._left:
+                with anyio.move_on_after(GIVEN_BACK_WITHIN):
+                    await self._give_back_earlier()
             tasks.cancel_scope.cancel()
         return self._code
 
@@ -176,7 +184,16 @@ class HoldSession:
             on_lease_at_risk=lambda error: warn(str(error)),
         )
 
+    async def _give_back_earlier(self) -> None:
+        """The owner gave back before this restart had found the allocation: end it all the same."""
+        request = self._request
+        async with ledger_view.opened(request.where, create=False) as bus:
+            earlier = await find(bus, request.where.cluster, request.registration) if request.named else None
+            if earlier is not None and status_of(earlier) not in (AllocationStatus.OVER, AllocationStatus.FAILED):
+                await self._leave(self._session(bus, is_known=True))
+
     async def _leave(self, session: WorkerSession) -> None:
+        self._left = True
         if self._gives_back(session):
             await session.deregister(self._end.value if self._end is not None else "withdrawn")
         elif self._end is not End.OWNER_ENDED and not session.allocation_watch.read().ended:
