@@ -183,7 +183,7 @@ def embedded_rows(data: bytes) -> None:
                 assert isinstance(message.key, bytes | None)
                 assert isinstance(message.value, bytes | None)
             for part in housekeeping._parts(connection):
-                housekeeping._seen(connection, part, 0, 300)
+                housekeeping._headers(connection, part, 0, 300)
 
 
 TARGETS: dict[str, Target] = {

@@ -44,7 +44,7 @@ async def not_ready(in_process: InProcessManager) -> None:
 
 async def limit(bus: FaultyBus, pages: int) -> None:
     """What SQLite says of a disk without room, for this connection."""
-    writing: Database = bus._inner._held.writing  # type: ignore[attr-defined]  # the embedded bus's own connection
+    writing: Database = bus._inner._open.writing  # type: ignore[attr-defined]  # the embedded bus's own connection
     await writing.exclusively(lambda connection: connection.execute(f"PRAGMA max_page_count={pages}").fetchall())
 
 
@@ -111,7 +111,7 @@ async def test_a_file_that_is_read_only_for_a_while_is_said_so(
 
 
 async def query_only(bus: FaultyBus, on: bool) -> None:
-    writing: Database = bus._inner._held.writing  # type: ignore[attr-defined]  # the embedded bus's own connection
+    writing: Database = bus._inner._open.writing  # type: ignore[attr-defined]  # the embedded bus's own connection
     await writing.exclusively(lambda connection: connection.execute(f"PRAGMA query_only={on:d}").fetchall())
 
 
@@ -146,7 +146,7 @@ async def test_an_input_that_was_deleted_unread_goes_on_at_the_earliest_there_is
         await in_process.say(register(f"lost{index}", gpu=1))
     await in_process.say(register("b", gpu=1))
     remove = partial(_cut, before=6)
-    writing: Database = bus._inner._held.writing  # type: ignore[attr-defined]  # the embedded bus's own connection
+    writing: Database = bus._inner._open.writing  # type: ignore[attr-defined]  # the embedded bus's own connection
     await writing.commit(remove)
     async with serve(static(2)) as in_process:
         await in_process.state("b", "allocated")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from aiokafka.errors import KafkaConnectionError
 from aiokafka.protocol.produce import ProduceRequest
+from aiokafka.protocol.transaction import EndTxnRequest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -38,14 +39,16 @@ def test_records_are_not_copied() -> None:
     assert any(piece is records for piece in pieces(prepared))
 
 
-async def test_a_write_to_a_connection_that_is_lost_can_be_tried_again(kafka_broker: KafkaBroker) -> None:
+@pytest.mark.parametrize("kind", ["produce", "end the transaction"])
+async def test_a_write_to_a_connection_that_is_lost_can_be_tried_again(kafka_broker: KafkaBroker, kind: str) -> None:
     """Until aiokafka hears of the loss a transport may take whatever it gets, or fail in its own way."""
     connector = Connector(login_of(kafka_broker.url))
     [node] = connector.login.nodes
     connection = await connector.connect(node, timeout=3)
     connection._writer.transport.abort()
+    written = request([("t", [(0, b"x")])], None) if kind == "produce" else EndTxnRequest("w", 1, 0, True)
     with pytest.raises(KafkaConnectionError) as raised:
-        connection.send(request([("t", [(0, b"x")])], None))
+        connection.send(written)
     assert raised.value.retriable
     assert connection.idle
     assert not connection.connected()

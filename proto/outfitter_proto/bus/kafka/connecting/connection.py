@@ -58,6 +58,9 @@ class Connection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka has no t
 
     def send(self, request: Any, expect_response: bool = True) -> Any:
         """See aiokafka. Time-outs of writes do not count against this broker, because writes wait for other brokers."""
+        if self._writer is not None and self._writer.is_closing():
+            # its transport is closed, and some transports then refuse writes with a RuntimeError (uvloop, gh-136234)
+            self.close(reason=CloseReason.CONNECTION_BROKEN)
         if isinstance(request, ProduceRequest) and expect_response:
             return self._produce(request)
         answer = super().send(request, expect_response)
@@ -65,9 +68,6 @@ class Connection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka has no t
 
     def _produce(self, request: ProduceRequest) -> Awaitable[Any]:
         """As aiokafka's `send` for a request with an answer, but without copying its records."""
-        if self._writer is not None and self._writer.is_closing():
-            # its transport is closed, and then some transports refuse writelines (gh-136234)
-            self.close(reason=CloseReason.CONNECTION_BROKEN)
         if self._writer is None:
             raise kafka_errors.KafkaConnectionError(f"No connection to broker at {self.host}:{self.port}")
         prepared, number = request.prepare(self._versions), self._next_correlation_id()
