@@ -38,6 +38,11 @@ class WorkerProgram:
         print(f"--- {' '.join(self._command)}\n{self.output()}")
         self._output.close()
 
+    @property
+    def pid(self) -> int:
+        """The program's process id."""
+        return self._running.pid
+
     def output(self) -> str:
         """All that it has printed, on both streams."""
         return Path(self._output.name).read_text(errors="replace")
