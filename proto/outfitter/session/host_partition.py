@@ -46,6 +46,11 @@ class HostPartition:
         return self._reader.position if self._reader is not None else None
 
     @property
+    def has_answered(self) -> bool:
+        """See `Reader.has_answered`."""
+        return self._reader is not None and self._reader.has_answered
+
+    @property
     def is_left(self) -> bool:
         """Whether the reader still reads the host's former partition."""
         return self._read_number != self.number

@@ -74,6 +74,11 @@ class RecordReader:
         """The newest record of this incarnation, None before the first."""
         return self._watch.read().record
 
+    @property
+    def has_answered(self) -> bool:
+        """Whether the bus has answered since its last error; see `Reader.has_answered`."""
+        return self._host_partition.has_answered
+
     def answer_new_manager(self) -> None:
         """Note that the session has registered again because of the new manager, or need not."""
         self.new_manager = False

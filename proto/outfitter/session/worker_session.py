@@ -212,9 +212,10 @@ class WorkerSession:
                 if self._records.new_manager and self._registered and not self._is_answered:
                     await self._publish(self.registration)
                 self._records.answer_new_manager()
-                backoff.reset()
-                has_fetched = True
-                self._outage_log.passed(_FOLLOWING)
+                if self._records.has_answered:  # an empty fetch does not show that the bus works
+                    backoff.reset()
+                    has_fetched = True
+                    self._outage_log.passed(_FOLLOWING)
             except (BusUnavailableError, BusAccessError) as error:
                 if isinstance(error, BusAccessError) and not has_fetched:  # no right to read from the start
                     self.allocation_watch.close(error)

@@ -166,7 +166,8 @@ class Reader(Closable):
     position: int
     """The next offset to read. It skips holes and commit markers, so compare it and not the offset of a message."""
     has_answered: bool = True
-    """False until the bus has answered this reader once. Before that an empty list proves nothing."""
+    """Whether the bus has answered this reader since its last error; False before the first answer. Without that an
+    empty list proves nothing."""
 
     @abstractmethod
     async def fetch(self, *, max_records: int = 1000, timeout: float = 1.0) -> list[Message]:

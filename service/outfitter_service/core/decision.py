@@ -17,21 +17,23 @@ from outfitter_service.core.state.host_state import HostState
 from outfitter_service.core.state.ledger import Change, DropAllocation, Ledger, PutAllocation
 from outfitter_service.core.state.overlay import HostOverlay
 from outfitter_service.core.state.sizes import ENTRY_BYTES, FullError, OversizeError
-from outfitter_service.core.states import Step, advance
+from outfitter_service.core.states import RELEASING, Step, advance
 
 _REFUSABLE = frozenset({Step.GRANT, Step.PREPARE, Step.REFRESH, Step.REGISTER, Step.FAIL})
 """Steps that a decision may postpone or refuse. All others end or release something, and a decision always takes them.
 """
+_ENDING = (*FINAL_STATES, RELEASING)
 
 
 class Rules(Struct, frozen=True, kw_only=True):
     """What a decision depends on besides the ledger.
 
-    `writer`: the name of the writer whose records are decided. `specs`: the configured resources by name. `lease_s`
-    and `wait_s`: the defaults of registrations in seconds (None: no lease, no end of waiting). `retention_s`: how many
+    `writer`: the name of the writer whose records are decided. `specs`: the configured resources by name. `lease_s` and
+    `wait_s`: the defaults of registrations in seconds (None: no lease, no end of waiting). `retention_s`: how many
     seconds final records stay. `chunk`: about how many allocations one decision changes at most. `max_bytes`: how many
-    bytes it writes at most; the bus takes somewhat more in one commit. `forgets_hosts`: delete a host's record once no
-    allocation of it is retained.
+    bytes it writes at most; the bus takes somewhat more in one commit. `brief`: the bus takes even less, so a decision
+    changes one record where it can, and what ends or releases is written as short as possible. `forgets_hosts`: delete
+    a host's record once no allocation of it is retained.
 
     Limits per host against a flood of names: `max_waiting` workers wait, `max_live` live workers have no exclusive
     device, `max_final` final records are retained; of one worker `max_incarnations`. Beyond these the oldest final
@@ -45,6 +47,7 @@ class Rules(Struct, frozen=True, kw_only=True):
     retention_s: float = 3600.0
     chunk: int = 256
     max_bytes: int = 800_000
+    brief: bool = False
     forgets_hosts: bool = False
     max_waiting: int = 10_000
     max_live: int = 10_000
@@ -161,7 +164,7 @@ class DecisionBuilder:
         """Delete records, as many as fit into this decision. Returns how many do not fit."""
         for done, key in enumerate(keys):
             size = len(key) + ENTRY_BYTES
-            if self.bytes + size > self.rules.max_bytes and self.bytes:
+            if self.bytes and (self.rules.brief or self.bytes + size > self.rules.max_bytes):
                 return len(keys) - done
             self.bytes += size
             self.decision.changes.append(DropAllocation(key))
@@ -252,20 +255,26 @@ class DecisionBuilder:
     ) -> tuple[Allocation, bytes]:
         """The record as it can be written, and its encoded value. Adds its size to `bytes`.
 
-        A message must be answered. So a final record can always be written, if need be without its devices.
+        A message must be answered, and a worker's end written. So a final record can always be written, if need be
+        without its devices. The end of an allocation can be written without what its registration said, too.
         """
         value = encode(after)
         size = len(key) + len(value) + ENTRY_BYTES
-        most = self.rules.max_bytes
-        if size + self.bytes > most or size > most // 4:
+        most, brief = self.rules.max_bytes, self.rules.brief
+        if brief or size + self.bytes > most or size > most // 4:
             if step in _REFUSABLE:
                 bound = sizes.most_bytes(most, step, after)
                 if grows and bound is not None and size > bound:
                     raise OversizeError(size, bound)
-                if self.bytes and self.bytes + size > most and (not new or step in (Step.GRANT, Step.PREPARE)):
+                is_full = brief or self.bytes + size > most
+                if self.bytes and is_full and (not new or step in (Step.GRANT, Step.PREPARE)):
                     raise FullError
             if size > most and after.state in FINAL_STATES:
                 after = sizes.without_devices(after)
+                value = encode(after)
+                size = len(key) + len(value) + ENTRY_BYTES
+            if (brief or size > most) and not new and after.state in _ENDING:
+                after = sizes.shortest(after)
                 value = encode(after)
                 size = len(key) + len(value) + ENTRY_BYTES
         self.bytes += size

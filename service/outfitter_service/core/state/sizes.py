@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from msgspec import UNSET, structs
 
 from outfitter_proto.codec import MAX_MESSAGE_BYTES, encode
-from outfitter_proto.records import Allocation
+from outfitter_proto.records import FINAL_STATES, Allocation
 from outfitter_service.core.state.infos import GrantInfos
 from outfitter_service.core.states import GRANTED_STATES, PENDING, Step
 
@@ -21,6 +21,9 @@ HEALTH_BYTES = 24
 """Growth of a granted device's info when the device becomes unhealthy: `,"health":"unhealthy"`, without a reason."""
 REQUEST_BYTES = 2 * MAX_MESSAGE_BYTES + 8192
 """Most bytes of a record besides its devices: its registration (with the amounts twice), names and reason."""
+SHORTEST_REASON = 200
+"""Most characters of a reason in a record that `shortest` made."""
+_LASTING = ("id", "index", "local_index")
 LONGEST_REASON = 2000
 """Most characters of a reason. Drivers and workers write them."""
 
@@ -78,6 +81,32 @@ def without_devices(record: Allocation) -> Allocation:
         unavailable={},
         aliases={} if record.aliases else UNSET,
         common={} if record.common else UNSET,
+    )
+
+
+def shortest(record: Allocation) -> Allocation:
+    """A final or `releasing` record with only what the worker's end needs, because the topics take no more. History
+    has the rest in earlier steps. A `releasing` record keeps its devices and their names, so that nobody else gets
+    them."""
+    request = structs.replace(record.request, resources=None, operators=None, labels={})
+    if record.state in FINAL_STATES:
+        record = without_devices(record)
+    resources = {
+        name: [{field: info[field] for field in _LASTING if field in info} for info in infos]
+        for name, infos in record.resources.items()
+    }
+    return structs.replace(
+        record,
+        request=request,
+        resources=resources,
+        operators={},
+        env={},
+        cdi=[],
+        unavailable={},
+        common={} if record.common else UNSET,
+        warnings=UNSET,
+        reason=record.reason and record.reason[:SHORTEST_REASON],
+        delayed_by=UNSET,
     )
 
 

@@ -55,7 +55,7 @@ class CommitBuilder:
         """A new commit that begins where `after` ends in the input. `opening`: it is the first one of the tenure."""
         batch = Batch(
             self._tenure.ledger,
-            structs.replace(self._rules, max_bytes=self.batch_limits.max_bytes),
+            self._rules_now(),
             self._clock.utc(),
             base=self._tenure.cursor.base,
             on_new_host=self._announcer.on_new_host,
@@ -66,9 +66,14 @@ class CommitBuilder:
         ahead = {key: offset for key, offset in after.ahead.items() if offset > after.position}
         return PendingCommit(batch=batch, position=after.position, ahead=ahead, opening=opening)
 
+    def _rules_now(self) -> Rules:
+        return structs.replace(self._rules, max_bytes=self.batch_limits.max_bytes, brief=self.batch_limits.brief)
+
     def start_slice(self, batch: Batch) -> None:
         """Set the batch's time, and announce waiting hosts as far as there is room."""
         batch.set_time(self._clock.utc())
+        if not batch.events:
+            batch.rules = self._rules_now()  # the limits may have changed since it was opened
         self._announcer.announce_waiting(batch, self.batch_limits.full, self.batch_limits.records)
 
     def is_due(self, commit: PendingCommit) -> bool:

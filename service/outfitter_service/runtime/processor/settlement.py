@@ -136,7 +136,8 @@ class Settlement:
 
     def narrow(self, commit: PendingCommit, trouble: TooLargeError) -> bool:
         """A commit was too large: try fewer events, then smaller pieces of one event's effects. If an event's own
-        record is too large even then, give up that event. Returns False if that would not help."""
+        record is too large even then, give up that event, but no deregistration: it waits until the topics take more.
+        Returns False if that would not help."""
         self._reporter.log.warning(
             "a commit is too large, splitting it", error=str(trouble), events=commit.batch.events
         )
@@ -146,7 +147,8 @@ class Settlement:
             self._give_up(self._event_queue.pop(), trouble)
             narrowed = True
         else:
-            narrowed = commit.newest >= 0 and self._builder.batch_limits.refuse(commit.newest)
+            may_refuse = commit.newest >= 0 and not commit.deregisters
+            narrowed = may_refuse and self._builder.batch_limits.refuse(commit.newest)
         if narrowed:
             # the same events come again, behind announcements and reports, and the pieces stay small until then
             self._builder.batch_limits.stay_small(until=commit.position)

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from pathlib import Path
 
 import anyio
 import anyio.lowlevel
 import pytest
+from msgspec import to_builtins
 
 from outfitter_proto.bus import Entry, TooLargeError, Writer
+from outfitter_proto.support.processes import process_owner
 from outfitter_service.core import model as m
 from outfitter_service.runtime.processor import event_queue
 from runtime.conftest import Serve
 from support.bus.faulty_bus import FaultyBus, WrappedWriter
 from support.checker.verdict import verdict
-from support.managers.in_process import TOPICS, InProcessManager, bulky, deregister, register, static
+from support.drivers.preparing import BENCHES, Bench
+from support.managers.in_process import TOPICS, InProcessManager, bulky, deregister, preparing, register, static
 
 
 @pytest.fixture(params=[False, True], ids=["kept", "spent"], autouse=True)
@@ -233,3 +237,78 @@ async def test_a_grant_that_the_bus_does_not_take_although_it_promised_to_fails_
         assert (await manager.state("large", "failed"))["reason_code"] == "too-large"
         await manager.reported()
         assert manager.metric("outfitter_dead_letters_total") == 0
+
+
+LOWERED = 2500
+"""A limit in bytes that a worker's record keeps to if it has none of `LABELS`."""
+LABELS = {"note": "x" * 3000}
+
+
+@pytest.mark.parametrize("cause", ["deregistered", "owner-died", "lease-expired"])
+async def test_whatever_ends_an_allocation_is_written_although_its_record_is_larger_than_the_topics_take_by_now(
+    url: str, serve: Serve, cause: str
+) -> None:
+    """The final record then lacks what history has: labels, owner, devices."""
+    async with NarrowBus(url) as bus, serve(static(1), on=bus) as manager:
+        lease_s = 0.5 if cause == "lease-expired" else None
+        owner = to_builtins(process_owner()) if cause == "owner-died" else None
+        await manager.say(register("a", gpu=1, labels=LABELS, lease_s=lease_s, owner=owner))
+        await manager.state("a", "allocated")
+        bus.most = LOWERED
+        await manager.say(register("next", gpu=1))
+        await manager.until(lambda records: "h/next/1" in records)
+        if cause == "deregistered":
+            await manager.say(deregister("a"))
+        elif cause == "owner-died":
+            manager.processor.event_queue.add(m.OwnerDied(allocation="h/a/1", detail="gone"))
+        ended = await manager.state("a", "ended")
+        assert (ended["reason_code"], ended["request"]["labels"]) == (cause, {})
+        await manager.state("next", "allocated")
+        bus.most = NarrowBus.most
+        await manager.say(register("small", gpu=1))  # after its commit the usual limits apply again
+        await manager.until(lambda records: "h/small/1" in records)
+        await manager.say(deregister("small"))
+        await manager.state("small", "ended")
+        await manager.reported()
+        await manager.say(register("last", gpu=1, labels=LABELS), deregister("next"))
+        assert (await manager.state("last", "allocated"))["request"]["labels"] == LABELS
+        await manager.say(deregister("last"))
+        assert (await manager.state("last", "ended"))["request"]["labels"] == LABELS
+        await manager.reported()
+        assert manager.metric("outfitter_dead_letters_total") == 0
+        assert (await verdict(bus.url)).violations == ()
+
+
+async def test_devices_are_taken_back_from_a_record_that_is_larger_than_the_topics_take_by_now(
+    url: str, serve: Serve, tmp_path: Path
+) -> None:
+    BENCHES[str(tmp_path)] = bench = Bench(str(tmp_path), 1)
+    async with NarrowBus(url) as bus, serve(preparing(bench.name), on=bus) as manager:
+        await manager.say(register("a", gpu=1, labels=LABELS))
+        await manager.state("a", "allocated")
+        bus.most = LOWERED
+        await manager.say(deregister("a"), register("b", gpu=1))
+        assert (await manager.state("a", "ended"))["request"]["labels"] == {}
+        await manager.state("b", "allocated")
+        await manager.reported()
+        assert manager.metric("outfitter_dead_letters_total") == 0
+        assert (await verdict(bus.url)).violations == ()
+    assert bench.violations == []
+
+
+async def test_a_deregistration_waits_while_the_topics_take_not_even_the_shortest_record(
+    url: str, serve: Serve
+) -> None:
+    async with NarrowBus(url) as bus, serve(static(1), on=bus) as manager:
+        await manager.say(register("a", gpu=1))
+        await manager.state("a", "allocated")
+        bus.refused = b'"h","worker":"a"'
+        await manager.say(deregister("a"))
+        with anyio.fail_after(20):
+            while "at most" not in manager.processor.condition:  # noqa: ASYNC110 - it tells nobody
+                await anyio.sleep(0.01)
+        assert not manager.processor.ready
+        bus.refused = None
+        await manager.state("a", "ended")
+        assert manager.metric("outfitter_dead_letters_total") == 0
+        assert (await verdict(bus.url)).violations == ()

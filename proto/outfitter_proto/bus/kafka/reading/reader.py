@@ -89,6 +89,7 @@ class KafkaReader(Reader):
             if not self._fetching.done():
                 return []
             fetched, self._fetching = self._fetching, None
+            self.has_answered = False
             try:
                 self._answer = fetched.result()
             finally:

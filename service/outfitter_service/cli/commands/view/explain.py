@@ -130,7 +130,8 @@ def _sentences(record: Allocation, explanation: Explanation, host: Host | None) 
     duration = f"for {age} (since {since})"
     match status_of(record):
         case AllocationStatus.YOURS:
-            yield f"{worker} has held {request} {duration}."
+            held = _in_words({name: len(devices) for name, devices in record.resources.items()})
+            yield f"{worker} has held {held} {duration}."
         case AllocationStatus.WAITING if explanation.state == "pending":
             yield f"{worker} has waited for {request} {duration}."
         case AllocationStatus.WAITING:

@@ -2,7 +2,8 @@
 
 If the bus refuses a commit for its size, the manager tries it again with fewer events, then with a lower limit of
 bytes. By this limit the core divides one event's effects into smaller pieces, and finds the grant that is too large. An
-event that cannot be committed even then is alone in its commit, so that the manager can give up this one event.
+event that cannot be committed even then is alone in its commit. The manager tries it once more, as brief as possible,
+before it gives up this one event.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ SMALLEST_BYTES = 4096
 
 class BatchLimits:
     """The current limits. `records`: most events in a commit. `max_bytes`: most bytes of one event, see `Rules`.
-    `rejected_offset`: the message that is refused because its answer alone is too large. `full` and `history_bytes`: a
-    commit with so many bytes in the ledger's batch, or in history's, has no room for more."""
+    `brief`: see `Rules`. `rejected_offset`: the message that is refused because its answer alone is too large. `full`
+    and `history_bytes`: a commit with so many bytes in the ledger's batch, or in history's, has no room for more."""
 
     def __init__(self, *, records: int, max_bytes: int) -> None:
         self._most = (records, max_bytes)
         self.records, self.max_bytes = self._most
+        self.brief = False
         self.rejected_offset: int | None = None
         self._small_until: int | None = None
         self._refused_bytes: int | None = None
@@ -49,9 +51,11 @@ class BatchLimits:
             self.records = max(1, min(self.records, events) // 2)
         elif self._refused_bytes is None or size < self._refused_bytes * 9 // 10:
             self._refused_bytes = size
-            self.max_bytes = max(SMALLEST_BYTES, min(self.max_bytes, size) // 2)
+            self.max_bytes = min(self.max_bytes, max(SMALLEST_BYTES, min(self.max_bytes, size) // 2))
+        elif not self.brief:
+            self.brief = True  # the event's own record: with a lower limit it was as large as before
         else:
-            return False  # the event's own record: with a lower limit it was as large as before
+            return False
         return True
 
     def refuse(self, offset: int) -> bool:
@@ -70,6 +74,7 @@ class BatchLimits:
         `idle`: no internal event waits, and none is decided and not committed."""
         if self._small_until is None or (position >= self._small_until and idle):
             self._small_until = self._refused_bytes = None
+            self.brief = False
             self.records, self.max_bytes = self._most
 
     def forget(self) -> None:

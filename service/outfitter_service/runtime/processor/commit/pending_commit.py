@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from msgspec import UNSET, Struct
 
 from outfitter_proto.bus import BusError, Message
-from outfitter_proto.records import InputPosition
+from outfitter_proto.codec import WireError, decode_registration
+from outfitter_proto.records import Deregister, InputPosition
 from outfitter_service.core import model as m
 from outfitter_service.runtime.input.input_reader import Cursor
 from outfitter_service.runtime.input.lookahead import LookAheadBuffer
@@ -101,6 +104,15 @@ class PendingCommit(Struct, kw_only=True):
         if message.offset >= self.position:
             self.decide(message, scope, batch_limits)
             self.ahead[message.key or b""] = message.offset + 1
+
+    @property
+    def deregisters(self) -> bool:
+        """Whether the last decided message is a deregistration, which must not become a dead letter for its size."""
+        for message in (*self.messages[-1:], *self.looked_ahead[-1:]):
+            if message.offset == self.newest:
+                with suppress(WireError):
+                    return isinstance(decode_registration(message.value, key=message.key), Deregister)
+        return False
 
     def input_position(self, cursor: Cursor, partition: int, since: int) -> InputPosition:
         """The input position for the checkpoint. `since`: the offset from which on the commit has read the input."""
