@@ -12,6 +12,9 @@ import anyio
 import pytest
 
 from outfitter import RuntimeContext
+from outfitter.session.worker_session import WorkerSession
+from outfitter_proto.bus import connect
+from outfitter_proto.records import Register
 from support.kafka.broker import Broker
 from support.managers.process import Manager, files_config
 
@@ -82,3 +85,24 @@ def test_a_command_that_has_just_begun_and_is_watched_survives_an_outage(two_gpu
         out, err = young.communicate("survived\n", timeout=PATIENCE)
     assert (young.returncode, out) == (0, "survived\n"), err
     assert "lost" not in err
+
+
+async def test_a_worker_logs_one_line_at_the_beginning_of_an_outage_and_one_at_its_end(
+    two_gpus: Manager, own_broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An empty fetch of a broker that hangs does not show that the bus works again."""
+    request = Register(host=two_gpus.host, worker="w", incarnation="1", lease_s=None)
+    async with connect(two_gpus.bus_url) as bus, WorkerSession(bus, request) as session:
+        await session.wait()
+        own_broker.pause()
+        try:
+            await anyio.sleep(20)  # it lasts so long: several fetches fail, and several are empty
+            lines = [record.message for record in caplog.records if "the bus works again" in record.message]
+            assert lines == []
+        finally:
+            own_broker.resume()
+        with anyio.fail_after(PATIENCE):
+            while "the bus works again" not in caplog.text:  # noqa: ASYNC110 - it tells nobody
+                await anyio.sleep(0.05)
+        assert caplog.text.count("fails and is tried again") == 1
+        assert caplog.text.count("the bus works again") == 1
