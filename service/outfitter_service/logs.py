@@ -1,6 +1,7 @@
 """The service's log on standard error: text in a terminal, JSON otherwise.
 
-Libraries log the same way, so that a JSON log has only JSON.
+Libraries log the same way, so that a JSON log has only JSON. A thread writes the lines, so that a reader that
+hangs stops nobody (standard_error.py).
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import sys
 from typing import Any
 
 import structlog
+
+from outfitter_service import standard_error
 
 LONGEST_VALUE = 300
 """Most characters of one value in a line. It may be text of a worker."""
@@ -60,10 +63,17 @@ def configure(log_format: str, level: str) -> None:
             foreign_pre_chain=shared, processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *renderer]
         )
     )
+    standard_error.go_background(lambda count: _loss(handler, count))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(max(threshold, logging.WARNING))
     logging.getLogger("outfitter").setLevel(threshold)
+
+
+def _loss(handler: logging.Handler, count: int) -> str:
+    """A log line that says how many others were dropped."""
+    about = {"name": "outfitter.service", "levelno": logging.WARNING, "levelname": "WARNING"}
+    return handler.format(logging.makeLogRecord({**about, "msg": f"{count} log lines were dropped"})) + "\n"
 
 
 class _Libraries(logging.Filter):

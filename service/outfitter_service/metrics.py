@@ -29,6 +29,7 @@ from prometheus_client.registry import Collector
 from outfitter_proto import __version__
 from outfitter_proto.records import AllocationState, Health, NobodysCode, ReasonCode, Unwatched
 from outfitter_proto.support import descriptors
+from outfitter_service import standard_error
 from outfitter_service.core.decide import INTERNAL_KINDS
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -175,17 +176,16 @@ class Waits(Collector):
         yield family
 
 
-class _LoginRefusals(Collector):
-    """Reads the counter of failed authentications at each scrape."""
+class _CountedElsewhere(Collector):
+    """Reads a counter that other code keeps, at each scrape."""
 
-    def __init__(self, count: Callable[[], int]) -> None:
+    def __init__(self, name: str, documentation: str, count: Callable[[], int]) -> None:
+        self._name = name
+        self._documentation = documentation
         self._count = count
 
     def collect(self) -> Iterator[Metric]:
-        family = CounterMetricFamily(
-            "outfitter_authentication_failures",
-            "Connections that failed because the bus or the manager could not authenticate the other.",
-        )
+        family = CounterMetricFamily(self._name, self._documentation)
         family.add_metric([], self._count())
         yield family
 
@@ -256,6 +256,13 @@ class Metrics:
         self.violations = counter(
             "outfitter_exclusivity_violations", "Devices in two live allocations, found by the self-check. Must be 0."
         )
+        r.register(
+            _CountedElsewhere(
+                "outfitter_log_lines_dropped",
+                "Lines that the manager could not write on standard error.",
+                standard_error.dropped,
+            )
+        )
         for kind in EVENT_KINDS:
             self.events.labels(kind)
         for code in NobodysCode:
@@ -279,7 +286,13 @@ class Metrics:
 
     def count_refusals(self, count: Callable[[], int]) -> None:
         """Register the counter of refused connections; called once."""
-        self.registry.register(_LoginRefusals(count))
+        self.registry.register(
+            _CountedElsewhere(
+                "outfitter_authentication_failures",
+                "Connections that failed because the bus or the manager could not authenticate the other.",
+                count,
+            )
+        )
 
     def exposition(self) -> bytes:
         """The text that Prometheus scrapes (`CONTENT_TYPE`)."""

@@ -18,6 +18,7 @@ from outfitter_service.cli._lib.holding.lease import worker_name
 from support.kafka.broker import KafkaBroker
 from support.managers.process import Manager, StartManager, add_device, files_config
 from support.processes.owners import owner_of
+from support.processes.standard_error import MUTE, mute, redirected
 
 SCRIPT, SPARKS = (str(Path(sys.executable).parent / name) for name in ("outfitter-lease", "outfitter-lease-spark"))
 PATIENCE = 30.0
@@ -275,6 +276,27 @@ def test_a_shell_is_no_caller_unless_it_is_replaced(shared_manager: Manager, tmp
         wrapper.write_text(f"#!/bin/sh\nexec {SCRIPT} $1\n")
         assert flink.call(str(wrapper), "1") == (0, "0\n", "")
         assert shared_manager.records()[-1]["request"]["owner"]["pid"] == flink.process.pid
+
+
+def test_without_standard_output_nothing_is_leased(shared_manager: Manager) -> None:
+    before = len(shared_manager.records())
+    done = subprocess.run(
+        redirected([SCRIPT, "1"], ">&-"), env=shared_manager.environment, stderr=subprocess.PIPE, text=True,
+        timeout=PATIENCE, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "standard output is closed" in done.stderr
+    assert len(shared_manager.records()) == before
+
+
+@pytest.mark.parametrize("kind", MUTE)
+def test_a_refusal_that_nobody_reads_has_the_same_code(shared_manager: Manager, kind: str) -> None:
+    with mute(kind, [SCRIPT, "1", "--resource", "fpga"]) as (command, stderr):
+        done = subprocess.run(
+            command, env=shared_manager.environment, stdout=subprocess.PIPE, stderr=stderr, timeout=PATIENCE,
+            check=False,
+        )  # fmt: skip
+    assert (done.returncode, done.stdout) == (1, b"")
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,8 @@ if lacking := missing_extra.missing():
 import click
 
 from outfitter_proto import __version__
+from outfitter_service import standard_error
+from outfitter_service.cli._lib import standard_streams
 from outfitter_service.cli._lib.errors import exit_code_of, print_error
 from outfitter_service.cli._lib.lazy import CommandEntry, LazyGroup
 
@@ -78,9 +80,13 @@ def outfitter() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit: the entry point of the `outfitter` script."""
+    standard_streams.open_closed()
+    standard_error.install(closed=standard_streams.was_closed(standard_error.DESCRIPTOR))
     gc.set_threshold(_COLLECT_EVERY)
     _accept_any_text()
-    sys.exit(_flush(_guarded(list(sys.argv[1:] if arguments is None else arguments))))
+    code = _flush(_guarded(list(sys.argv[1:] if arguments is None else arguments)))
+    standard_error.finish()
+    sys.exit(code)
 
 
 def _guarded(arguments: list[str]) -> int:
@@ -118,8 +124,6 @@ def _accept_any_text() -> None:
 
 def _flush(code: int) -> int:
     """Flush the output while an error of it can still be reported."""
-    if sys.stdout is None:  # started with its output closed
-        return code
     try:
         sys.stdout.flush()
     except BrokenPipeError:

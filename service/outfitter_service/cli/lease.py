@@ -12,13 +12,14 @@ import sys
 import threading
 import traceback
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn
 
 import click
 
 from outfitter_proto.support.printable import printable
-from outfitter_service.cli._lib import options, registration_options
+from outfitter_service import standard_error
+from outfitter_service.cli._lib import options, registration_options, standard_streams
+from outfitter_service.cli._lib.standard_streams import STDERR, STDOUT
 from outfitter_service.query.errors import OutfitterCliError
 
 if TYPE_CHECKING:
@@ -31,7 +32,6 @@ WAIT = "8s"
 
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 """The signals that end it; what it has asked for is given back."""
-STDOUT, STDERR = 1, 2
 
 _SHELLS = frozenset({"sh", "bash", "dash", "ash", "busybox", "zsh", "ksh", "mksh", "fish", "csh", "tcsh"})
 _FLINKS_NOTHING = "null"
@@ -104,6 +104,8 @@ def lease(
     The exit code is 0, or 1 with the reason on standard error, or 2 for a wrong command line.
     """  # fmt: skip
     del bus, host, cluster  # `connection` has read them, also from other sources
+    if standard_streams.was_closed(STDOUT):
+        raise OutfitterCliError("standard output is closed: there is nowhere to print the devices")
     if ignored not in ((), (_FLINKS_NOTHING,)):
         raise click.UsageError(f"unexpected argument {' '.join(ignored)!r}", ctx)
     import anyio
@@ -177,14 +179,15 @@ def _end_after(seconds: float, wait: float) -> None:
 
 
 def _say(text: str) -> None:
-    with suppress(OSError):
-        os.write(STDERR, f"{PROGRAM}: {printable(text)}\n".encode("utf-8", "backslashreplace"))
+    standard_error.write_if_taken(f"{PROGRAM}: {printable(text)}\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the program: the entry point of `outfitter-lease`."""
     from outfitter_service.cli._lib.errors import describe, leaves
 
+    standard_streams.open_closed()
+    standard_error.install(closed=standard_streams.was_closed(STDERR))
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         code = lease.main(words, PROGRAM, standalone_mode=False)

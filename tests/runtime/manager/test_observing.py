@@ -44,6 +44,7 @@ ZERO = {
     "outfitter_exclusivity_violations_total": [{}],
     "outfitter_ready": [{}],
     "outfitter_descriptors_exhausted": [{}],
+    "outfitter_log_lines_dropped_total": [{}],
 }
 """Every metric that operators are promised, and some of its labels."""
 

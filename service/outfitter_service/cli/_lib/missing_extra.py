@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from importlib.util import find_spec
 from typing import NoReturn
 
@@ -30,11 +31,12 @@ def hand_over(lacking: list[str]) -> NoReturn:
     """Replace this process by the next `outfitter` on the PATH, if we are that command. Else say what to install."""
     if os.path.basename(sys.argv[0]) == "outfitter":  # noqa: PTH119 - pathlib costs more than all the rest
         _replace(sys.argv[0])
-    print(
+    text = (
         f"outfitter: the command line is an extra, and {sys.prefix} has no {', '.join(lacking)}: "
-        "pip install 'outfitter[service]', or put another environment's outfitter on the PATH",
-        file=sys.stderr,
+        "pip install 'outfitter[service]', or put another environment's outfitter on the PATH\n"
     )
+    with suppress(OSError):  # closed or full: the exit code says it
+        os.write(2, text.encode("utf-8", "backslashreplace"))
     raise SystemExit(NOT_FOUND)
 
 

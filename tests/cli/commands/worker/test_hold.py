@@ -16,6 +16,7 @@ from cli.commands.worker.holding import DYING_PARENT, parent_of_hold, read_line
 from support.documents import ROOT, blocks
 from support.managers.process import OUTFITTER, Manager, add_device
 from support.processes.ending import has_ended, wait_until_ended
+from support.processes.standard_error import MUTE, mute
 
 NAMED = ("--worker", "w", "--incarnation", "run-1")
 
@@ -339,6 +340,26 @@ def test_an_input_whose_end_means_nothing_is_refused_unless_it_is_not_to_be_read
     ) as process:  # fmt: skip
         assert read_line(process)["state"] == "allocated"
         process.terminate()
+        assert process.wait(PATIENCE) == 0
+
+
+@pytest.mark.parametrize("kind", MUTE)
+def test_who_has_waited_holds_although_nobody_reads_why_it_waited(one_gpu: Manager, kind: str) -> None:
+    asked = one_gpu.outfitter(
+        "register", "--worker", "before", "--resource", "gpu=1", "--lease", "none", "--wait", "20"
+    )
+    assert asked.returncode == 0, asked.stderr
+    with (
+        mute(kind, [*OUTFITTER, "hold", "--worker", "w"]) as (command, stderr),
+        subprocess.Popen(
+            command, env=one_gpu.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, text=True
+        ) as process,
+    ):
+        one_gpu.wait_for_state("w", "pending")
+        assert one_gpu.outfitter("deregister", "--worker", "before").returncode == 0
+        assert read_line(process)["state"] == "allocated"
+        assert process.stdin is not None
+        process.stdin.close()
         assert process.wait(PATIENCE) == 0
 
 

@@ -12,9 +12,10 @@ import stat
 import threading
 from collections.abc import Callable
 
+from outfitter_service.cli._lib import standard_streams
+from outfitter_service.cli._lib.standard_streams import STDIN, STDOUT
 from outfitter_service.query.errors import OutfitterCliError
 
-STDIN, STDOUT, STDERR = range(3)
 _CHUNK = 65_536
 
 
@@ -36,13 +37,13 @@ def check(*, reads_stdin: bool) -> bool:
             f"standard input is {what}, so its end cannot say that the devices are given back: "
             "pass the read end of a pipe, or --no-stdin"
         )
-    for descriptor in (STDIN, STDERR):
-        if _mode(descriptor) is None:
-            os.open(os.devnull, os.O_RDWR)  # it takes the lowest free number, before the event loop does
     return reads_stdin and told
 
 
 def _mode(descriptor: int) -> int | None:
+    """The mode of what it is; None if it was closed at the start, although /dev/null is there now."""
+    if standard_streams.was_closed(descriptor):
+        return None
     try:
         return os.fstat(descriptor).st_mode
     except OSError:

@@ -42,9 +42,17 @@ def become(command: list[str], environment: Mapping[str, str], mask: Iterable[in
 
 
 def fail(message: str, code: int) -> NoReturn:
-    """Print the message, which may have any bytes, on standard error, and exit."""
-    os.write(2, f"outfitter: {message}\n".encode("utf-8", "backslashreplace"))
-    os._exit(code)
+    """Print the message, which may have any bytes, on standard error, and exit. It is dropped if nobody takes it."""
+    import select
+
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    room = select.poll()
+    room.register(2, select.POLLOUT)
+    try:
+        if room.poll(0):  # a full pipe would block
+            os.write(2, f"outfitter: {message}\n".encode("utf-8", "backslashreplace"))
+    finally:  # the disk may be full, or the reader gone
+        os._exit(code)
 
 
 def main(parent: str, mask: str, *command: str) -> NoReturn:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import anyio
 import click
 
+from outfitter_service import standard_error
 from outfitter_service.cli._lib import options
 from outfitter_service.query.errors import warn
 
@@ -85,6 +86,7 @@ def _end_by_force(after_s: float) -> None:
 
     def end() -> None:
         warn(f"the shutdown took longer than {after_s:g} s, ending as it stands")
+        standard_error.finish()
         os._exit(1)
 
     timer = threading.Timer(after_s, end)

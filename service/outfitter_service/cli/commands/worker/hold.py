@@ -71,6 +71,7 @@ def hold(
 
     import anyio
 
+    from outfitter_service import standard_error
     from outfitter_service.cli._lib.holding import lines, owner
     from outfitter_service.cli._lib.holding.hold_session import ENDING, HoldSession, Request
     from outfitter_service.cli._lib.running.signals import SignalFile
@@ -78,6 +79,7 @@ def hold(
 
     show_warnings_of_libraries()
     with SignalFile(ENDING) as signals:
+        standard_error.go_background()
         writer = streams.LineWriter()
 
         async def work() -> int:
@@ -97,4 +99,5 @@ def hold(
         finally:
             writer.finish(WRITTEN_WITHIN)
     # Everything is closed, and an interpreter's shutdown takes as long as its start, so skip it.
+    standard_error.finish()
     os._exit(code)

@@ -52,6 +52,8 @@ def run(
     The exit code is COMMAND's, or 128 plus the signal that ended it; 125 if Outfitter failed, 126 if COMMAND cannot be
     executed, 127 if it is not found, 124 if it waited longer than --wait.
 
+    COMMAND inherits all open files. A standard stream that is closed is /dev/null for it.
+
     COMMAND dies with `outfitter run`, whatever kills it. Processes that COMMAND starts do not: end them in it. If the
     allocation is lost while COMMAND runs (somebody deregistered it, or its lease is about to end and no manager on this
     machine watches the process), it gets SIGTERM, and SIGKILL after --kill-after.
@@ -64,6 +66,7 @@ def run(
     import anyio
 
     from outfitter_proto.support.processes import process_owner
+    from outfitter_service import standard_error
     from outfitter_service.cli._lib.running.child import Child
     from outfitter_service.cli._lib.running.run_session import PASSED_ON, RunSession
     from outfitter_service.cli._lib.running.signals import SignalFile
@@ -74,6 +77,7 @@ def run(
     executable.check(command[0], os.environ)  # no record changes its PATH
     message = registration_options.registration(where.host, **request, owner=process_owner(), wait_s=wait)
     with SignalFile(PASSED_ON) as signals, Child(command, mask=signals.blocked_before) as child:
+        standard_error.go_background()  # its thread comes after the fork
 
         async def work() -> int:
             session = RunSession(
@@ -83,4 +87,5 @@ def run(
 
         code = anyio.run(work)
     # Everything is closed, and an interpreter's shutdown takes as long as its start, so skip it.
+    standard_error.finish()
     os._exit(code)
