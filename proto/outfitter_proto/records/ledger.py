@@ -126,8 +126,8 @@ class ResourceInventory(Struct, frozen=True, kw_only=True):
     `amount`: the configured amount per worker. `sharing`: `exclusive` or `shared`.
     `total` and `healthy`: the numbers of all and of healthy devices. `devices` lists at most `MAX_LISTED_DEVICES` of
     them, in the driver's order.
-    `names`: all names of each device with several names, of at most as many devices. After a restart the former names
-    stay until the driver has reported.
+    `names`: all names of each device with several names. After a restart the former names stay until the driver has
+    reported. `names_left_out`: of how many more devices the record has no room for the names. Left out: of none.
     `on_demand`: the driver has no inventory, and the manager calls it for each worker. Left out: it has one.
     `known`: names of devices that were known before. It is set while a worker holds a device that is no longer
     reported: a new device may be the same one under another name, and is held back. After a restart the former names
@@ -144,6 +144,7 @@ class ResourceInventory(Struct, frozen=True, kw_only=True):
     names: list[list[str]] | UnsetType = UNSET
     on_demand: bool | UnsetType = UNSET
     known: list[str] | UnsetType = UNSET
+    names_left_out: int | UnsetType = UNSET
 
 
 MAX_LISTED_DEVICES = 256

@@ -66,6 +66,9 @@ def _reported(
             return inventory, {}
     else:
         inventory = structs.replace(inventory, linked=_still_linked(host_state, event.resource, inventory))
+        expected = host_state.expected_names(event.resource)
+        if expected > len(inventory.names):
+            inventory = structs.replace(inventory, expected_names=expected)
     if event.resource in specs:
         inventory = held_back_devices.with_known_names(host_state, specs[event.resource], before, inventory)
     changed = held_back_devices.reassessed(host_state, specs, {**host_state.inventories, event.resource: inventory})
@@ -172,6 +175,8 @@ def _aliases_now(host_state: HostState, record: Allocation) -> dict[str, list[st
 
 def _serves_the_same(before: ResourceState, after: ResourceState) -> bool:
     """Whether two inventories serve the same requests."""
+    if before.expected_names != after.expected_names:
+        return False
     if before.reported != after.reported or before.failure != after.failure or before.linked != after.linked:
         return False
     return before.devices is after.devices or [_seen_by_requests(device) for device in before.devices] == [
@@ -227,20 +232,24 @@ def mark_superseded(builder: DecisionBuilder, record: Allocation, newer: str) ->
 def _refresh(
     builder: DecisionBuilder, record: Allocation, infos: Infos, aliases: dict[str, list[str]] | UnsetType
 ) -> None:
-    """Publish new infos to a holder. A record that would become too large gets only the devices' health. Names are
-    written in any case, because promises rest on them."""
+    """Publish new infos to a holder. A record that would become too large gets only the devices' health and names, or
+    one of both. Names for which it has no room stay connected all the same, and in the host's record."""
     explanation = "infos changed" if infos != record.resources else _MORE_NAMES
-    try:
-        builder.step(Step.REFRESH, explanation, record, resources=infos, aliases=aliases)
-    except OversizeError:
-        brief = {name: list(map(with_health, old, infos[name])) for name, old in record.resources.items()}
-        if brief == record.resources and aliases == record.aliases:
-            return
+    brief = {name: list(map(with_health, old, infos[name])) for name, old in record.resources.items()}
+    attempts = [
+        (explanation, infos, aliases),
+        ("devices' health changed", brief, aliases),
+        (_MORE_NAMES, record.resources, aliases),
+        ("devices' health changed", brief, record.aliases),
+    ]
+    for why, resources, names in attempts:
+        if resources == record.resources and names == record.aliases:
+            continue
         try:
-            builder.step(Step.REFRESH, "devices' health changed", record, resources=brief, aliases=aliases)
-        except OversizeError:  # an earlier version granted it and left no room
-            if aliases != record.aliases:
-                builder.step(Step.REFRESH, _MORE_NAMES, record, grows=False, aliases=aliases)
+            builder.step(Step.REFRESH, why, record, resources=resources, aliases=names)
+        except OversizeError:
+            continue
+        return
 
 
 def _current_infos(

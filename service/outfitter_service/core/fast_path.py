@@ -76,7 +76,13 @@ def grant(ledger: Ledger, rules: Rules, event: m.Incoming, now: datetime) -> Fas
     if type(message) is not Register or event.warnings:
         return None
     host_state = ledger.hosts.get(message.host)
-    if host_state is None or host_state.queue or message.operators or message.worker in host_state.incarnations:
+    if (
+        host_state is None
+        or host_state.queue
+        or host_state.incomplete
+        or message.operators
+        or message.worker in host_state.incarnations
+    ):
         return None
     resolved = resolve(rules, message)
     request = resolved.request

@@ -58,7 +58,9 @@ def _shorter(inventory: ResourceInventory) -> ResourceInventory | None:
     if inventory.reason:
         return structs.replace(inventory, reason=None)
     if inventory.names:
-        return structs.replace(inventory, names=inventory.names[: len(inventory.names) // 2] or UNSET)
+        kept = inventory.names[: len(inventory.names) // 2]
+        left_out = (inventory.names_left_out or 0) + len(inventory.names) - len(kept)
+        return structs.replace(inventory, names=kept or UNSET, names_left_out=left_out)
     if inventory.known:
         return structs.replace(inventory, known=inventory.known[: len(inventory.known) // 2])
     return None
@@ -97,15 +99,24 @@ def _inventory(
         names=_names(inventory, before),
         on_demand=spec.on_demand or UNSET,
         known=_known(spec, inventory, before),
+        names_left_out=_names_left_out(inventory, before),
     )
 
 
 def _names(inventory: ResourceState | None, before: ResourceInventory | None) -> list[list[str]] | UnsetType:
-    """The names of each device that has several. Until the driver's first report they stay as recorded: after a
+    """The names of each device that has several, of all devices: what is forgotten here could be lent twice after a
+    restart. Until the driver's first report they stay as recorded: after a
     restart, other resources may have devices that only this driver knows to be the same."""
     if inventory is None or not inventory.reported:
         return before.names if before is not None else UNSET
-    return [list(names) for names in inventory.names[:MAX_LISTED_DEVICES]] or UNSET
+    return list(map(list, inventory.names)) or UNSET
+
+
+def _names_left_out(inventory: ResourceState | None, before: ResourceInventory | None) -> int | UnsetType:
+    """Of how many devices the names are unknown since a restart, because an earlier record had no room for them."""
+    if inventory is None or not inventory.reported:
+        return before.names_left_out if before is not None else UNSET
+    return max(inventory.expected_names - len(inventory.names), 0) or UNSET
 
 
 def _known(

@@ -70,6 +70,13 @@ def not_reported(spec: ResourceSpec) -> str:
     return f"the driver of {spec.name} has not reported yet"
 
 
+def names_unknown(resource: str) -> str:
+    return (
+        f"the driver of {resource} has not named all devices again that it knew under several names before a restart, "
+        "and one of them may be held under another name"
+    )
+
+
 def driver_failed(spec: ResourceSpec, reason: str) -> str:
     return f"the driver of {spec.name} failed: {reason}"
 

@@ -140,11 +140,92 @@ def test_names_that_are_connected_for_a_moment_stay_so_for_a_holder_who_was_not_
     assert core.host_state.inventories["c"].linked == ()
 
 
-def test_names_are_listed_of_as_many_devices_as_the_record_of_a_host_lists() -> None:
+def test_names_are_listed_of_all_devices_even_if_the_record_of_a_host_lists_fewer() -> None:
     core = CoreDriver(A)
     core.report(*(device(f"g{n}", aliases=(f"p{n}",)) for n in range(300)), resource="a")
     assert core.host_state.record.resources["a"].names[:2] == [["g0", "p0"], ["g1", "p1"]]
-    assert len(core.host_state.record.resources["a"].names) == 256
+    assert len(core.host_state.record.resources["a"].names) == 300
+    assert core.host_state.record.resources["a"].names_left_out is UNSET
+
+
+def many_connected(count: int, **rules: Any) -> CoreDriver:
+    """Resources a and b show the same devices, which only c's driver knows."""
+    core = CoreDriver(A, B, C, **rules)
+    core.report(*(f"/dev/x{n}" for n in range(count)), resource="a")
+    core.report(*(f"PCI-{n}" for n in range(count)), resource="b")
+    return core
+
+
+def links(count: int) -> list[m.KnownDevice]:
+    return [device(f"UUID-{n}", aliases=(f"/dev/x{n}", f"PCI-{n}")) for n in range(count)]
+
+
+@pytest.mark.parametrize("max_bytes", [1_000_000, 20_000])
+def test_no_device_is_lent_twice_after_a_restart_without_the_driver_that_knew_more_names_than_are_listed(
+    max_bytes: int,
+) -> None:
+    core = many_connected(300, max_bytes=max_bytes)
+    core.report(*links(300), resource="c")
+    again = restarted(core, max_bytes=max_bytes)
+    again.report(*(f"/dev/x{n}" for n in range(300)), resource="a")
+    again.report(*(f"PCI-{n}" for n in range(300)), resource="b")
+    for n in range(150, 300):
+        again.register(f"a{n}", resources=asks(a=1))
+    for n in range(300):
+        again.register(f"b{n}", resources=asks(b=1))
+    again.report(*links(300), resource="c")
+    held = [
+        again.host_state.canonical(each) for record in again.host_state.live.values() for each in exclusive_ids(record)
+    ]
+    assert len(held) == len(set(held)) == 300
+
+
+def test_a_host_whose_record_has_no_room_for_its_names_lends_nothing_until_their_driver_names_as_many() -> None:
+    core = many_connected(300, max_bytes=20_000)
+    core.report(*links(300), resource="c")
+    core.register("holder", resources=asks(a=1))
+    recorded = core.host_state.record.resources["c"]
+    assert recorded.names_left_out + len(recorded.names or ()) == 300
+    again = restarted(restarted(core, max_bytes=20_000), max_bytes=20_000)
+    again.report(*(f"PCI-{n}" for n in range(300)), resource="b")
+    assert "names" in again.register("w", resources=asks(b=1)).reason
+    again.report(*links(10), resource="c")
+    assert again.state("w") == "pending"
+    again = restarted(again, max_bytes=20_000)
+    again.report(*(f"PCI-{n}" for n in range(300)), resource="b")
+    again.report(*links(10), resource="c")
+    assert again.state("w") == "pending"
+    again.report(*links(300), resource="c")
+    assert again.state("w") == "allocated"
+
+
+def test_a_host_without_holders_lends_again_when_the_driver_has_reported_with_fewer_names() -> None:
+    core = many_connected(300, max_bytes=20_000)
+    core.report(*links(300), resource="c")
+    again = restarted(core, max_bytes=20_000)
+    again.report(*(f"PCI-{n}" for n in range(300)), resource="b")
+    assert again.register("w", resources=asks(b=1)).state == "pending"
+    again.report(*links(10), resource="c")
+    assert again.state("w") == "allocated"
+
+
+def test_a_holder_whose_record_has_no_room_for_names_keeps_its_devices_and_holds_up_nobody() -> None:
+    core = CoreDriver(A, B, C, max_bytes=20_000)
+    core.report(*(f"x{n}" for n in range(200)), resource="a")
+    core.report("other", "free", resource="b")
+    assert core.register("big", resources=asks(a=180)).state == "allocated"
+    core.register("small", resources=asks(b=1))
+    core.report(*(device(f"u{n}", aliases=(f"x{n}", "y" * 90 + str(n))) for n in range(200)), resource="c")
+    assert core.host_state.classes["x7"] == ("u7", "x7", "y" * 90 + "7")
+    core.report(ill("other"), "y" * 90 + "7", "free", resource="b")
+    assert core["small"].resources["b"][0]["health"] == "unhealthy"
+    assert core.register("w", resources=asks(b=1)).resources["b"][0]["id"] == "free"
+    assert core.register("w2", resources=asks(b=1)).state == "pending"
+    core.deregister("small")
+    assert core.state("small") == "ended"
+    again = restarted(core, max_bytes=20_000)
+    again.report("y" * 90 + "7", "free", resource="b")
+    assert again.state("w2") == "pending"
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0)])

@@ -98,6 +98,9 @@ def infeasibility(
     overlay: HostOverlay, specs: Mapping[str, ResourceSpec], amounts: Mapping[str, int]
 ) -> Infeasibility | None:
     """Why a request cannot be met even if nobody held or claimed a device; None for a feasible one."""
+    host_state = overlay.host_state
+    if host_state.incomplete and amounts and (unnamed := host_state.lacks_names_of()) is not None:
+        return Infeasibility(ReasonCode.NOT_REPORTED, reasons.names_unknown(unnamed), next(iter(amounts)))
     obstacle: Infeasibility | None = None
     for resource, amount in amounts.items():
         spec = specs.get(resource)

@@ -72,7 +72,8 @@ class HostState:
     """One host's records and indexes.
 
     Devices: `free_lists` by resource, and in `shown` by device. `distinct`: no device is in two of them; `overlapping`
-    has the resources for which that is not so. `classes` says which names mean one device.
+    has the resources for which that is not so. `classes` says which names mean one device. `incomplete`: the resources
+    with names that a restart has lost, see `lacks_names_of`.
 
     Holders: `live` records hold devices; `without_exclusive` counts those with no exclusive device. `locks` and
     `sharers` count by canonical name the live records that hold a device exclusively or share it. `suspects`: keys of
@@ -113,6 +114,7 @@ class HostState:
         self.past: dict[str, list[Ending]] = {}
         self.endings: list[Ending] = []
         self.classes: Classes = NO_CLASSES
+        self.incomplete: tuple[str, ...] = ()
         self._same: dict[str, CanonicalName] = {}
         self._counts: dict[bool, dict[ResourceSet, int]] = {}
 
@@ -207,6 +209,7 @@ class HostState:
             self.inventories.pop(resource, None)
         else:
             self.inventories[resource] = inventory
+        self._note_incomplete()
         self.suspects = frozenset(
             [state.suspect.key for state in self.inventories.values() if state.suspect is not None]
         )
@@ -240,10 +243,38 @@ class HostState:
             return inventory.linked
         return [*inventory.linked, *recorded.names]
 
+    def expected_names(self, resource: str) -> int:
+        """How many devices with several names a driver must name before its report tells all that was known before a
+        restart. 0: all is known, because the host's record had room for them."""
+        inventory = self.inventory(resource)
+        if inventory.reported or self.record is None:
+            return inventory.expected_names
+        recorded = self.record.resources.get(resource)
+        if recorded is None or recorded.names_left_out is UNSET:
+            return 0
+        return recorded.names_left_out + len(recorded.names or ())
+
+    def lacks_names_of(self) -> str | None:
+        """The resource whose driver must report before anything can be granted: before a restart it named more devices
+        with several names than the host's record could list. A report with fewer will do when nobody holds a device."""
+        for resource in self.incomplete:
+            if self.live or not (self.inventory(resource).reported or self._is_on_demand(resource)):
+                return resource
+        return None
+
+    def _is_on_demand(self, resource: str) -> bool:
+        recorded = self.record.resources.get(resource) if self.record is not None else None
+        return recorded is not None and recorded.on_demand is not UNSET
+
+    def _note_incomplete(self) -> None:
+        resources = {**self.inventories, **(self.record.resources if self.record is not None else {})}
+        self.incomplete = tuple([resource for resource in resources if self.expected_names(resource)])
+
     def set_record(self, record: Host | None) -> Host | None:
         """Replace the host's record. Returns the one before."""
         before, names = self.record, self._recorded_names()
         self.record = record
+        self._note_incomplete()
         if self._recorded_names() != names:
             self._rename()
         return before

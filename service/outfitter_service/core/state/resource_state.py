@@ -28,7 +28,8 @@ class ResourceState(Struct, frozen=True, kw_only=True):
 
     `reported`: the driver has reported. `failure`: why its last report counts for nothing, or None. `healthy`: the
     number of healthy devices. `linked`: groups of names that earlier reports connected, until the records of all
-    holders have them.
+    holders have them. `expected_names`: the host's record had no room for the names of all devices before a restart,
+    and the driver has not named as many devices with several names since (0: it has).
 
     Of an on-demand driver: `asked` is the amount of the last question that it answered. `asking` is the amount of the
     question under way (0: none), and `least` the amount that its worker wants. `is_retry_due`: the delay after a
@@ -52,6 +53,7 @@ class ResourceState(Struct, frozen=True, kw_only=True):
     known: tuple[str, ...] | None = None
     held_back: frozenset[str] = frozenset()
     suspect: Suspect | None = None
+    expected_names: int = 0
 
     @classmethod
     def of(cls, devices: tuple[KnownDevice, ...], *, asked: int = 0) -> ResourceState:
