@@ -104,9 +104,9 @@ def _inventory(
 
 
 def _names(inventory: ResourceState | None, before: ResourceInventory | None) -> list[list[str]] | UnsetType:
-    """The names of each device that has several, of all devices: what is forgotten here could be lent twice after a
-    restart. Until the driver's first report they stay as recorded: after a
-    restart, other resources may have devices that only this driver knows to be the same."""
+    """The names of each device that has several. A name that is forgotten here could let a device be lent twice after a
+    restart: other resources may have devices that only this driver knows to be the same. So they stay as recorded until
+    the driver's first report."""
     if inventory is None or not inventory.reported:
         return before.names if before is not None else UNSET
     return list(map(list, inventory.names)) or UNSET

@@ -94,7 +94,8 @@ def test_what_no_codec_packed_is_an_unreadable_batch_and_nothing_worse(codec: in
 
 def test_a_gzip_that_is_cut_off_anywhere_is_none() -> None:
     stream = gzip.compress(b"first") + gzip.compress(b"second")
-    whole = {0, len(gzip.compress(b"first"))}
+    first = len(gzip.compress(b"first"))
+    whole = {0, first, first + 1}  # one byte is no beginning of a member
     for cut in {*range(len(stream))} - whole:
         with pytest.raises(codecs.UnpackingError, match="gzip"):
             codecs.unpack(codecs.GZIP, stream[:cut])
@@ -369,6 +370,26 @@ def test_records_packed_in_several_members_are_all_read(codec: int, cuts: tuple[
     data = checked(with_attributes(with_length(plain[:61] + packed, 49 + len(packed)), codec))
     [batch] = batches.split(data)
     assert [message.value for message in batches.messages(batch, "t", 0)] == [b"v%d" % n for n in range(10)]
+
+
+@pytest.mark.parametrize("rest", [bytes(512), b"x", bytes(20) + b"x", b"\x1f"])
+def test_what_follows_the_last_gzip_member_is_ignored_as_java_does(rest: bytes) -> None:
+    for text in (b"one", b""):
+        assert codecs.unpack(codecs.GZIP, in_frames(1, [text]) + rest) == text
+    with pytest.raises(codecs.UnpackingError, match=r"is not gzip|cut off"):
+        codecs.unpack(codecs.GZIP, rest)
+
+
+def test_snappy_streams_of_java_that_follow_each_other_are_all_read() -> None:
+    def stream(piece: bytes) -> bytes:
+        block = bytes(cramjam.snappy.compress_raw(piece))
+        return codecs._XERIAL + bytes(8) + len(block).to_bytes(4, "big") + block
+
+    assert codecs.unpack(codecs.SNAPPY, stream(b"one") + stream(b"two")) == b"onetwo"
+    with pytest.raises(codecs.UnpackingError, match="cut off"):
+        codecs.unpack(codecs.SNAPPY, stream(b"one") + stream(b"two")[:-1])
+    with pytest.raises(codecs.UnpackingError, match="cut off"):
+        codecs.unpack(codecs.SNAPPY, stream(b"one") + codecs._XERIAL)
 
 
 def test_members_that_together_unpack_to_more_than_the_limit_are_refused() -> None:

@@ -32,6 +32,8 @@ NAMES = {NONE: "none", GZIP: "gzip", SNAPPY: "snappy", LZ4: "lz4", ZSTD: "zstd"}
 
 _PIECE = 16 * 1024
 
+_GZIP = b"\x1f\x8b"
+"""The first bytes of a gzip member: RFC 1952."""
 _XERIAL = b"\x82SNAPPY\x00"
 _XERIAL_HEADER = 16
 """Length of the header of Java's snappy streams: magic and two versions. Blocks follow, each after its 4-byte
@@ -82,11 +84,13 @@ def gzip(data: memoryview, level: int) -> Any:
 
 
 def _gzip(data: bytes, most: int) -> bytes:
-    """Decompress all gzip members, because a broker counts the records of all."""
+    """Decompress all gzip members, because a broker counts the records of all. Whatever follows and is no member is
+    ignored, as by java.util.zip.GZIPInputStream."""
     unpacked = bytearray()
-    left = memoryview(data)
+    left, members = memoryview(data), 0
     try:
-        while left:
+        while left and (not members or left[:2] == _GZIP):
+            members += 1
             member = zlib.decompressobj(wbits=31)
             while left and not member.eof:
                 piece = left[:_PIECE]  # zlib copies the rest after a member, so keep the input small
@@ -123,9 +127,15 @@ def _snappy(data: bytes, most: int, snappy: Any) -> bytes:
 
 
 def _xerial_blocks(data: bytes) -> list[bytes]:
+    """The blocks of all streams. A stream may follow another one, header included."""
     blocks: list[bytes] = []
-    position = _XERIAL_HEADER
+    position = 0
     while position < len(data):
+        if data.startswith(_XERIAL, position):
+            position += _XERIAL_HEADER
+            if position > len(data):
+                raise UnpackingError("is cut off within its snappy stream")
+            continue
         try:
             (length,) = struct.unpack_from(">i", data, position)
         except struct.error as error:
