@@ -17,6 +17,7 @@ from outfitter_proto.partitioning import partition_of
 from outfitter_proto.records import Checkpoint, Host
 
 _SHOWN = 10
+HOST_SCOPE = "host"
 
 
 class ManagerLookup:
@@ -34,6 +35,7 @@ class ManagerLookup:
         self._topic = names.topics(cluster).allocations
         self._cluster = cluster
         self._last_seen: datetime | None = None
+        self._scope = HOST_SCOPE
         self._own_keys = {keys.host_key(host).encode(), keys.checkpoint_key(keys.host_writer(host)).encode()}
 
     async def run(self, partitions: int) -> None:
@@ -84,6 +86,7 @@ class ManagerLookup:
                 self._note_times(record.since, record.manager.since, record.manager.stopped_at)
         elif isinstance(record, Checkpoint):
             self._note_times(record.at)
+            self._scope = record.scope
 
     def _note_times(self, *times: datetime | None) -> None:
         self._last_seen = max((at for at in (self._last_seen, *times) if at is not None), default=None)
@@ -105,8 +108,9 @@ class ManagerLookup:
         more = f" and {len(others) - _SHOWN} more" if len(others) > _SHOWN else ""
         listed = ", ".join(others[:_SHOWN]) + more if others else "none"
         yield f"other hosts served: {listed}" + ("" if self.complete else " (not all partitions were read)")
+        start = f"--host {self.host}" if self._scope == HOST_SCOPE else "--scope cluster"
         yield (
-            f"start one with `outfitter serve --host {self.host}`, or check host, bus {self._bus.url} "
+            f"start one with `outfitter serve {start}`, or check host, bus {self._bus.url} "
             f"and cluster {self._cluster!r}"
         )
 
