@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import suppress
+
 from msgspec import UNSET
 
 from outfitter_proto.bus import Bus, BusAccessError, TopicShape
-from outfitter_proto.keys import is_sweeper
-from outfitter_proto.names import topics
+from outfitter_proto.bus.reading import read_to
+from outfitter_proto.keys import host_writer, is_sweeper, partition_writer
+from outfitter_proto.names import Topics, topics, transactional_id
+from outfitter_proto.partitioning import partition_of
 from outfitter_proto.records import Checkpoint
 from outfitter_proto.topics import TopicDifference
 from outfitter_service.runtime.changelog.growth.partition_contents import read_contents
@@ -19,16 +24,16 @@ _ADOPT = (
 )
 
 
-async def check(bus: Bus, cluster: str) -> list[TopicDifference]:
+async def check(bus: Bus, cluster: str, host: str) -> list[TopicDifference]:
     """The differences between the topics and the ledger's data about them; empty if there are none, or no topics. Reads
-    the whole ledger.
+    the whole ledger. `host`: the host whose manager's writer is looked for, besides those of cluster scope.
 
     Raises:
         BusError: the bus failed.
     """
     names = topics(cluster)
-    shapes = await bus.shapes([names.allocations, names.registrations])
-    if len(shapes) < 2:
+    shapes = await bus.shapes([*names])
+    if not {names.allocations, names.registrations} <= shapes.keys():
         return []
     ledger, registrations = shapes[names.allocations], shapes[names.registrations]
     differences: list[TopicDifference] = []
@@ -40,6 +45,8 @@ async def check(bus: Bus, cluster: str) -> list[TopicDifference]:
                 differences.append(_strays(topic_partition, list(contents.strays), ledger.partitions))
             own = [checkpoint for checkpoint in contents.checkpoints.values() if not is_sweeper(checkpoint.writer)]
             differences += _of_checkpoints(topic_partition, own, ledger, registrations)
+            if not own and (trace := await _trace(bus, cluster, names, shapes, partition, host)) is not None:
+                differences.append(_emptied(topic_partition, trace))
             if not bus.local:
                 start, _ = await bus.offsets(names.allocations, partition)
                 differences += _deleted(topic_partition, own, start)
@@ -50,6 +57,42 @@ async def check(bus: Bus, cluster: str) -> list[TopicDifference]:
             TopicDifference(names.allocations, "(records)", "not shown to this principal", "shown", why, remedy, False)
         )
     return differences
+
+
+async def _trace(
+    bus: Bus, cluster: str, names: Topics, shapes: Mapping[str, TopicShape], partition: int, host: str
+) -> str | None:
+    """What shows that managers have written to a partition whose ledger has no checkpoint; None: nothing does."""
+    writers = [partition_writer(partition)]
+    if partition_of(host, shapes[names.allocations].partitions) == partition:
+        writers.append(host_writer(host))
+    for writer in writers:
+        identity = transactional_id(cluster, writer)
+        with suppress(BusAccessError):  # a principal that may not see transactions: other traces may tell
+            if await bus.has_committed(identity):
+                return f"{identity!r} has committed"
+    _, end = await bus.offsets(names.allocations, partition)
+    for topic in (names.history, names.dead_letters):
+        if end == 0 and topic in shapes and await _has_records(bus, topic, partition):
+            return f"{topic}/{partition} has records"
+    return None
+
+
+async def _has_records(bus: Bus, topic: str, partition: int) -> bool:
+    end = await bus.stable_end(topic, partition)
+    async with await bus.open_reader(topic, partition, start=None, committed=True) as reader:
+        async for messages in read_to(reader, end):
+            if messages:
+                return True
+    return False
+
+
+def _emptied(topic_partition: str, trace: str) -> TopicDifference:
+    return TopicDifference(
+        topic_partition, "ledger", "nothing", f"what managers have written ({trace})",
+        "the topic was recreated, or restored without its records: grants may be missing, so managers do not start",
+        _ADOPT, True,
+    )  # fmt: skip
 
 
 def _strays(topic_partition: str, hosts: list[str], partitions: int) -> TopicDifference:

@@ -89,7 +89,7 @@ def check(where: Connection, /, as_json: bool) -> int:
         try:
             async with ledger_view.opened(where) as bus:
                 differences = await requirements.check(bus, where.cluster, history=where.history)
-                return differences + await ledger_location.check(bus, where.cluster)
+                return differences + await ledger_location.check(bus, where.cluster, where.host)
         except MissingBusError as error:
             warn(str(error))
             return requirements.all_missing(where.cluster, history=where.history)
