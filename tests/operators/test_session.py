@@ -430,3 +430,12 @@ def test_a_signal_that_wakes_nobody_is_handled_while_a_context_is_entered() -> N
         [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=50, check=False
     )
     assert done.stdout == "handled\n", done.stderr
+
+
+def test_a_mistyped_path_of_the_bus_is_said_at_once_and_makes_nothing(tmp_path: Path) -> None:
+    with (
+        pytest.raises(outfitter.BusConfigurationError, match="there is no bus at"),
+        RuntimeContext(bus=f"sqlite://{tmp_path}/nope/bus.db"),
+    ):
+        pass
+    assert list(tmp_path.iterdir()) == []

@@ -20,7 +20,7 @@ from outfitter.errors import ContextStateError, LeaseLostError, OutfitterError
 from outfitter.session.settings import Settings
 from outfitter.session.watch import AllocationWatch
 from outfitter.session.worker_session import WorkerSession
-from outfitter_proto.bus import BusError, connect
+from outfitter_proto.bus import BusError, Create, connect
 
 LEAVE_WITHIN = 8.0
 """Seconds that leaving a context waits for its thread: longer than deregistering and closing the bus take."""
@@ -129,7 +129,7 @@ class SessionThread:
 
     async def _run_session(self) -> None:
         session = WorkerSession(
-            bus := connect(self._settings.bus, create=not self._settings.attach),
+            bus := connect(self._settings.bus, create=Create.NOTHING if self._settings.attach else Create.FILE),
             self._settings.registration,
             cluster=self._settings.cluster,
             allocation_watch=self.allocation_watch,

@@ -15,6 +15,7 @@ from outfitter_proto.bus.port import (
     BusError,
     BusUnavailableError,
     CommitUnknownError,
+    Create,
     Entry,
     FencedError,
     MemberReplacedError,
@@ -36,12 +37,14 @@ DEFAULT_BUS = "sqlite:////var/lib/outfitter/bus.db"
 """One file for the whole machine, so that the workers of all users share one bus."""
 
 
-def connect(url: str | None = None, login: Mapping[str, str] | None = None, *, create: bool = True) -> Bus:
+def connect(
+    url: str | None = None, login: Mapping[str, str] | None = None, *, create: Create = Create.DIRECTORY
+) -> Bus:
     """The bus at `url`, else at `OUTFITTER_BUS`, else `DEFAULT_BUS`. Connects to nothing yet.
 
     `kafka://host:9092[,host2:9092]` or `sqlite:///path/to/bus.db` (three slashes, then the absolute path). `login` has
     the settings for logging in to Kafka's brokers, by the names of `kafka.login.SETTINGS`; the environment has the
-    rest. `create` False: do not create a missing embedded bus; starting then raises an error.
+    rest. `create`: what starting may create of a missing embedded bus; otherwise it raises a MissingBusError.
 
     Raises:
         BusConfigurationError: no known bus has this URL, or the settings for logging in are invalid.
@@ -63,6 +66,7 @@ __all__ = [
     "BusError",
     "BusUnavailableError",
     "CommitUnknownError",
+    "Create",
     "Entry",
     "FencedError",
     "MemberReplacedError",

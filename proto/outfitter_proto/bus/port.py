@@ -9,6 +9,7 @@ The adapter's time limits bound every await. Every exception from an adapter is 
 
 from __future__ import annotations
 
+import enum
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple, Self
@@ -85,6 +86,14 @@ class Entry(Struct, frozen=True, gc=False):
 
     key: bytes | None
     value: bytes | None
+
+
+class Create(enum.Enum):
+    """What connecting to an embedded bus may create: nothing, its file in a directory that exists, or both."""
+
+    NOTHING = enum.auto()
+    FILE = enum.auto()
+    DIRECTORY = enum.auto()
 
 
 class Message(Struct, frozen=True, gc=False):

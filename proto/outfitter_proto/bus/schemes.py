@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from outfitter_proto.bus.addresses import FILE_SYNTAX, KAFKA_SYNTAX, brokers
-from outfitter_proto.bus.port import Bus
+from outfitter_proto.bus.port import Bus, Create
 
 SYNTAX = f"{KAFKA_SYNTAX} or {FILE_SYNTAX}"
 """The valid URLs, for messages."""
@@ -21,8 +21,8 @@ class Scheme(NamedTuple):
     """Whether it is a file of this machine. Other buses take `kafka.…` settings."""
     check: Callable[[str], object]
     """Raises ValueError for a wrong URL, as far as it can be checked without the adapter."""
-    connect: Callable[[str, Mapping[str, str] | None, bool], Bus]
-    """Makes the adapter from the URL, the log-in settings, and whether to create a missing bus."""
+    connect: Callable[[str, Mapping[str, str] | None, Create], Bus]
+    """Makes the adapter from the URL, the log-in settings, and what it may create of a missing bus."""
 
 
 def _check_path(url: str) -> None:
@@ -30,13 +30,13 @@ def _check_path(url: str) -> None:
         raise ValueError(f"is no bus; write {SYNTAX}")
 
 
-def _connect_kafka(url: str, login: Mapping[str, str] | None, _create: bool) -> Bus:
+def _connect_kafka(url: str, login: Mapping[str, str] | None, _create: Create) -> Bus:
     from outfitter_proto.bus.kafka import KafkaBus
 
     return KafkaBus(url, login=login)
 
 
-def _connect_embedded(url: str, _login: Mapping[str, str] | None, create: bool) -> Bus:
+def _connect_embedded(url: str, _login: Mapping[str, str] | None, create: Create) -> Bus:
     from outfitter_proto.bus.embedded import EmbeddedBus
 
     return EmbeddedBus(url, create=create)

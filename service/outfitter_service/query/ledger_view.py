@@ -14,7 +14,7 @@ import msgspec
 
 from outfitter_proto import bus as buses
 from outfitter_proto import codec, keys, names
-from outfitter_proto.bus import Bus, Message
+from outfitter_proto.bus import Bus, Create, Message
 from outfitter_proto.bus.reading import read_to
 from outfitter_proto.partitioning import partition_of
 from outfitter_proto.records import (
@@ -219,8 +219,8 @@ async def read_partition(bus: Bus, topic: str, partition: int) -> list[Change]:
 
 
 @asynccontextmanager
-async def opened(connection: Connection, *, create: bool = False) -> AsyncIterator[Bus]:
-    """The bus of a connection, open during the block. `create`: create a missing embedded bus."""
+async def opened(connection: Connection, *, create: Create = Create.NOTHING) -> AsyncIterator[Bus]:
+    """The bus of a connection, open during the block. `create`: what to create of a missing embedded bus."""
     async with buses.connect(connection.bus, connection.login, create=create) as bus:
         yield bus
 

@@ -24,6 +24,7 @@ from outfitter_proto.bus.port import (
     Bus,
     BusUnavailableError,
     CommitUnknownError,
+    Create,
     Entry,
     Membership,
     Reader,
@@ -46,11 +47,11 @@ class _Parts(NamedTuple):
 
 class EmbeddedBus(Bus):
     """The bus in the file of `url` (see `location.parse`). Starting creates a missing file with its tables, but no
-    topics. `create` False: it creates nothing."""
+    topics. `create`: what it may create."""
 
     local = True
 
-    def __init__(self, url: str, *, create: bool = True) -> None:
+    def __init__(self, url: str, *, create: Create = Create.DIRECTORY) -> None:
         self.url = url
         self._location = parse(url)
         self._create = create
@@ -64,7 +65,11 @@ class EmbeddedBus(Bus):
         if self._parts is not None:
             return
         writing, reading = (Database(self._location, create=self._create) for _ in range(2))
-        check, setup = (log.recognise, log.set_up) if self._create else (self._require_bus, self._require_bus)
+        check, setup = (
+            (log.recognise, log.set_up)
+            if self._create is not Create.NOTHING
+            else (self._require_bus, self._require_bus)
+        )
         async with AsyncExitStack() as closing:
             for database in (writing, reading):
                 await database.open(check, setup)

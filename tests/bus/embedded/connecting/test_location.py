@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from outfitter_proto.bus import BusConfigurationError, Entry, TopicSpec, connect
+from outfitter_proto.bus import BusConfigurationError, Create, Entry, MissingBusError, TopicSpec, connect
 from outfitter_proto.bus.embedded import log
 from outfitter_proto.bus.embedded.connecting.database import Database
 from outfitter_proto.bus.embedded.connecting.location import Location, check_directory, parse
@@ -216,7 +216,7 @@ async def test_a_planted_part_of_the_bus_is_refused_before_sqlite_takes_it(
 async def test_who_only_looks_makes_no_bus_and_says_that_there_is_none(tmp_path: Path, path: str) -> None:
     (tmp_path / "empty.db").touch(mode=0o660)
     with pytest.raises(BusConfigurationError, match="there is no bus at"):
-        await connect(f"sqlite://{tmp_path}/{path}", create=False).start()
+        await connect(f"sqlite://{tmp_path}/{path}", create=Create.NOTHING).start()
     assert [found.name for found in tmp_path.iterdir()] == ["empty.db"]
     assert (tmp_path / "empty.db").stat().st_size == 0
 
@@ -225,7 +225,7 @@ async def test_who_only_looks_uses_the_bus_that_is_there(tmp_path: Path) -> None
     url = f"sqlite://{tmp_path}/bus.db"
     async with connect(url) as bus:
         await bus.create_topics([TopicSpec("t", 1, {})])
-    async with connect(url, create=False) as bus:
+    async with connect(url, create=Create.NOTHING) as bus:
         assert await bus.publish("t", 0, Entry(b"k", b"v")) == 0
 
 
@@ -326,3 +326,11 @@ async def test_a_user_who_may_not_write_is_told_whose_group_it_takes(file_mode: 
     assert answer.startswith("BusConfigurationError")
     assert "group" in answer
     assert str(folder) in answer
+
+
+async def test_who_may_make_the_file_alone_makes_no_directory(tmp_path: Path) -> None:
+    with pytest.raises(MissingBusError, match="there is no bus at"):
+        await connect(f"sqlite://{tmp_path}/nope/bus.db", create=Create.FILE).start()
+    assert list(tmp_path.iterdir()) == []
+    async with connect(f"sqlite://{tmp_path}/bus.db", create=Create.FILE) as bus:
+        assert await bus.shapes(["t"]) == {}

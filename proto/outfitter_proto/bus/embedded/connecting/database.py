@@ -17,7 +17,7 @@ import anyio
 from outfitter_proto.bus.embedded.connecting.location import FileIdentity, Location
 from outfitter_proto.bus.embedded.connecting.lock import Lock
 from outfitter_proto.bus.embedded.connecting.thread import TIME_LIMIT_S, EndTimeoutError, JobThread, TurnTimeoutError
-from outfitter_proto.bus.port import BusConfigurationError, BusError, BusUnavailableError, CommitUnknownError
+from outfitter_proto.bus.port import BusConfigurationError, BusError, BusUnavailableError, CommitUnknownError, Create
 from outfitter_proto.support import descriptors
 
 T = TypeVar("T")
@@ -55,7 +55,7 @@ class Database:
     cursors to the end, because an open cursor prevents the write-ahead log from being cut.
     """
 
-    def __init__(self, location: Location, *, create: bool = True) -> None:
+    def __init__(self, location: Location, *, create: Create = Create.DIRECTORY) -> None:
         self._location = location
         self._create = create
         self._pid = os.getpid()
@@ -66,7 +66,7 @@ class Database:
         self._closed = False
 
     async def open(self, check: Job[object], setup: Job[None]) -> None:
-        """Create a missing file (unless `create` is False), connect, and run `setup` under the lock.
+        """Create a missing file (if `create` allows it), connect, and run `setup` under the lock.
 
         An existing file must pass `check` first. If it fails, nothing is created beside it.
 
@@ -76,7 +76,7 @@ class Database:
         """
         self._thread.start()
         try:
-            await self._run(lambda: self._location.prepare(create=self._create))
+            await self._run(lambda: self._location.prepare(create=self._create is Create.DIRECTORY))
             await self._run(lambda: self._check_existing(check))
             await self._run(lambda: self._connect(setup), turn=self._lock)
         except BaseException:
@@ -155,7 +155,7 @@ class Database:
         because closing it may checkpoint."""
         self._identity = self._location.identity()
         if self._identity is None:
-            if not self._create:
+            if self._create is Create.NOTHING:
                 raise self._location.missing()
             return
         connection: sqlite3.Connection | None = None
@@ -184,7 +184,7 @@ class Database:
             connection = None
         if connection is None:
             self._location.check_files()
-            if self._create:
+            if self._create is not Create.NOTHING:
                 self._location.create_file()
             connection = self._opened()
         try:

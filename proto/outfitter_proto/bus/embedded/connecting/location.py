@@ -95,7 +95,7 @@ class Location(NamedTuple):
     def prepare(self, *, create: bool = True) -> None:
         """Create the directory if its parent exists, and refuse it if it is not suitable for a bus.
 
-        `create` False: create nothing.
+        `create` False: do not create it.
 
         Raises:
             BusConfigurationError: not suitable for a bus or this user, or missing.

@@ -19,7 +19,7 @@ from outfitter.errors import AllocationEndedError, AllocationError, OutfitterErr
 from outfitter.session.status import AllocationStatus, status_of
 from outfitter.session.watch import AllocationWatch, WatchSnapshot, lease_lost
 from outfitter.session.worker_session import MANAGER_PATIENCE, WorkerSession
-from outfitter_proto.bus import Bus, BusError
+from outfitter_proto.bus import Bus, BusError, Create
 from outfitter_proto.records import Allocation, Register
 from outfitter_service.cli._lib.errors import print_error
 from outfitter_service.cli._lib.holding import lines, streams
@@ -143,7 +143,7 @@ class HoldSession:
     # --- its work ------------------------------------------------------------------------------------------
 
     async def _hold(self) -> None:
-        async with ledger_view.opened(self._request.where, create=True) as bus:
+        async with ledger_view.opened(self._request.where, create=Create.FILE) as bus:
             request = self._request
             earlier = await find(bus, request.where.cluster, request.registration) if request.named else None
             if earlier is not None:
@@ -187,7 +187,7 @@ class HoldSession:
     async def _give_back_earlier(self) -> None:
         """The owner gave back before this restart had found the allocation: end it all the same."""
         request = self._request
-        async with ledger_view.opened(request.where, create=False) as bus:
+        async with ledger_view.opened(request.where, create=Create.NOTHING) as bus:
             earlier = await find(bus, request.where.cluster, request.registration) if request.named else None
             if earlier is not None and status_of(earlier) not in (AllocationStatus.OVER, AllocationStatus.FAILED):
                 await self._leave(self._session(bus, is_known=True))

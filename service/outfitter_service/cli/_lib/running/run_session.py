@@ -17,6 +17,7 @@ from outfitter.session.heartbeats import LONGEST_SLEEP
 from outfitter.session.status import AllocationStatus, environment, status_of
 from outfitter.session.watch import AllocationWatch, lease_lost
 from outfitter.session.worker_session import MANAGER_PATIENCE, WorkerSession
+from outfitter_proto.bus import Create
 from outfitter_proto.records import Allocation, Register
 from outfitter_service.cli._lib import output
 from outfitter_service.cli._lib.running.child import Child
@@ -86,7 +87,7 @@ class RunSession:
 
     async def _hold_allocation(self) -> int:
         code = 0
-        async with ledger_view.opened(self._where, create=True) as bus:
+        async with ledger_view.opened(self._where, create=Create.FILE) as bus:
             allocation_watch = AllocationWatch()
             session = WorkerSession(
                 bus,

@@ -49,10 +49,11 @@ def create(where: Connection, /, partitions: int | None, replication: int | None
     """
     import anyio
 
+    from outfitter_proto.bus import Create
     from outfitter_service.query import ledger_view
 
     async def connected() -> tuple[list[str], list[TopicDifference]]:
-        async with ledger_view.opened(where, create=True) as bus:
+        async with ledger_view.opened(where, create=Create.DIRECTORY) as bus:
             return await make(bus, where, partitions, replication)
 
     made, differences = anyio.run(connected)
