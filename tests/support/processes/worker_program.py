@@ -20,7 +20,8 @@ class WorkerProgram:
     """Runs `command` in `folder` with the environment `variables`, in a process group of its own, within a `with`."""
 
     def __init__(self, command: Sequence[str], *, folder: Path, variables: Mapping[str, str]) -> None:
-        self._command = list(command)
+        # SIGINT is ignored in whatever a shell runs in the background; env(1) becomes the command
+        self._command = ["env", "--default-signal=INT", *command]
         self._folder = folder
         self._variables = dict(variables)
         self._output = tempfile.NamedTemporaryFile(prefix="worker-", suffix=".log")  # noqa: SIM115  (closed on exit)
