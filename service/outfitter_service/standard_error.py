@@ -78,7 +78,7 @@ class BackgroundWriter:
         before = [b"\n"] * self._torn + [self._loss(failed).encode()] * (failed > 0)
         after = [self._loss(overflowed).encode()] * (overflowed > 0)
         texts = [*before, *lines, *after]
-        done = _write(self._descriptor, b"".join(texts))
+        done = write_all(self._descriptor, b"".join(texts))
         whole = 0
         for text in texts:
             if done < len(text):
@@ -128,7 +128,7 @@ class _StandardError(io.RawIOBase):
             self._unwritten += 1
         elif self._background is not None:
             self._background.put(line)
-        elif _write(DESCRIPTOR, line) < len(line):
+        elif write_all(DESCRIPTOR, line) < len(line):
             self._unwritten += 1
         return len(line)
 
@@ -184,7 +184,7 @@ def write_if_taken(text: str) -> None:
     room = select.poll()
     room.register(DESCRIPTOR, select.POLLOUT)
     if room.poll(0):  # a full pipe would block
-        _write(DESCRIPTOR, text.encode("utf-8", "backslashreplace"))
+        write_all(DESCRIPTOR, text.encode("utf-8", "backslashreplace"))
 
 
 def dropped() -> int:
@@ -192,8 +192,8 @@ def dropped() -> int:
     return _installed.dropped if _installed is not None else 0
 
 
-def _write(descriptor: int, data: bytes) -> int:
-    """Write all; return how many bytes were written before an error, if there was one."""
+def write_all(descriptor: int, data: bytes) -> int:
+    """Write all. Returns how many bytes were written: less than there are if an error ended it."""
     done = 0
     while done < len(data):
         try:

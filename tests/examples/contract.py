@@ -9,8 +9,7 @@ import json
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
@@ -18,8 +17,8 @@ from typing import NamedTuple
 import pytest
 
 from support.documents import ROOT
-from support.kafka.broker import Broker, KafkaBroker
-from support.managers.process import Manager, files_config
+from support.kafka.broker import Broker
+from support.managers.process import Manager, serving_on
 from support.processes.worker_program import WorkerProgram
 
 RUNNERS = Path(__file__).parent / "vectors"
@@ -88,21 +87,6 @@ def needs(*tools: str) -> None:
     for tool in tools:
         if shutil.which(tool) is None:
             pytest.fail(f"this example needs `{tool}`, and it is not on PATH", pytrace=False)
-
-
-@contextmanager
-def serving(broker: KafkaBroker, folder: Path) -> Iterator[Manager]:
-    """A manager of a host with one GPU, in a cluster of its own on `broker`."""
-    config = files_config(folder / "gpus", gpus=1)
-    manager = Manager(folder, config, bus=broker.url, cluster=broker.new_cluster())
-    created = manager.outfitter("topics", "create", "--partitions", "3", "--replication", "1")
-    assert created.returncode == 0, created.stderr
-    try:
-        manager.start()
-        yield manager
-    finally:
-        manager.kill9()
-        print(f"--- {manager.log}\n{manager.log_tail()}")
 
 
 @pytest.mark.kafka
@@ -175,7 +159,10 @@ class WorkerContract:
     def test_it_stops_when_no_heartbeat_was_acknowledged_for_a_whole_lease(
         self, program: Program, own_broker: Broker, tmp_path: Path
     ) -> None:
-        with serving(own_broker, tmp_path / "manager") as manager, self.worker(program, manager, "cut-off") as worker:
+        with (
+            serving_on(own_broker, tmp_path / "manager") as manager,
+            self.worker(program, manager, "cut-off") as worker,
+        ):
             worker.wait_for("yours")
             own_broker.pause()
             worker.wait_for("lost")

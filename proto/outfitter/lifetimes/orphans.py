@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from outfitter.errors import UnwatchableProcessError
 from outfitter_proto.records import Owner
-from outfitter_proto.support.processes import process_owner, start_ticks
+from outfitter_proto.support.processes import process_owner, read_stat, start_ticks
 
 if TYPE_CHECKING:
     from outfitter.session.backend import Backend
@@ -152,8 +152,8 @@ def _has_name(pid: int, name: str) -> bool:
 def _parent(pid: int) -> int | None:
     """Field 4 of proc(5) `/proc/<pid>/stat`; 0 for the first process of a namespace."""
     try:
-        return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
-    except (OSError, ValueError, IndexError):
+        return read_stat(pid, 4)
+    except (OSError, ValueError):
         return None
 
 

@@ -84,9 +84,7 @@ class Shares:
         with self._lock:
             registration = self._by_name.get(key)
             if registration is None or registration.over:
-                registration = _Registration(request, settings)
-                registration.backend = make_backend(registration.warn)
-                self._by_name[key] = registration
+                registration = self._by_name[key] = _Registration(request, settings, make_backend)
             elif differences := request.differences(registration.request):
                 raise InvalidRequestError(
                     f"this process shares {name!r} already, for another request ({', '.join(differences)} differ): "
@@ -94,47 +92,60 @@ class Shares:
                     code="invalid-request",
                 )
             share = Share(self, registration)
-            registration.members[share] = on_lease_at_risk
+            registration.add(share, on_lease_at_risk)
         return share
 
     def start(self, registration: _Registration) -> Future[None]:
         """Start the registration's backend if this is the first context that does so. Return when it is ready."""
         with self._lock:
-            if registration.ready is None:
-                registration.ready = registration.backend.start()
-            return registration.ready
+            return registration.start()
 
     def remove(self, share: Share, registration: _Registration) -> bool:
         """Remove a context from its registration. Return whether it was the last."""
         with self._lock:
-            del registration.members[share]
-            if registration.members:
+            if not registration.remove(share):
                 return False
             self._by_name = {key: other for key, other in self._by_name.items() if other is not registration}
             return True
 
 
 class _Registration:
-    """A registration that several contexts share. `members` has their callbacks."""
+    """A registration that several contexts share. `Shares` calls all methods but `warn`, under its lock."""
 
-    backend: Backend
-
-    def __init__(self, request: SharedRequest, settings: Settings) -> None:
+    def __init__(
+        self, request: SharedRequest, settings: Settings, make_backend: Callable[[OnLeaseAtRisk], Backend]
+    ) -> None:
         self.request = request
         self.settings = settings
-        self.members: dict[Share, OnLeaseAtRisk | None] = {}
-        self.ready: Future[None] | None = None
+        self.backend = make_backend(self.warn)
+        self._members: dict[Share, OnLeaseAtRisk | None] = {}
+        self._ready: Future[None] | None = None
+
+    def add(self, share: Share, on_lease_at_risk: OnLeaseAtRisk | None) -> None:
+        """Add a context, with its callback."""
+        self._members[share] = on_lease_at_risk
+
+    def remove(self, share: Share) -> bool:
+        """Remove a context. Returns whether it was the last."""
+        del self._members[share]
+        return not self._members
+
+    def start(self) -> Future[None]:
+        """Start the backend, once. Returns when it is ready."""
+        if self._ready is None:
+            self._ready = self.backend.start()
+        return self._ready
 
     @property
     def over(self) -> bool:
         """Whether a context that enters now would get no devices from it."""
-        refused = self.ready is not None and self.ready.done() and self.ready.exception() is not None
+        refused = self._ready is not None and self._ready.done() and self._ready.exception() is not None
         snapshot = self.backend.allocation_watch.read()
         return refused or snapshot.over or snapshot.closed
 
     def warn(self, error: LeaseLostError) -> None:
         """Tell all members that the lease is at risk."""
-        callbacks = [callback for callback in list(self.members.values()) if callback is not None]
+        callbacks = [callback for callback in list(self._members.values()) if callback is not None]
         if not callbacks:
             log.error("%s", error)
         for callback in callbacks:

@@ -54,12 +54,22 @@ def read_start_ticks(pid: int | None = None) -> int:
         OSError: the process does not exist, `/proc` hides it, or no file descriptor is left.
         ValueError: the file is not as in proc(5).
     """
+    return read_stat(pid, 22)
+
+
+def read_stat(pid: int | None, field: int) -> int:
+    """A number in proc(5) `/proc/<pid>/stat` (None: of this process), by its field there: 4 or a later one.
+
+    Raises:
+        OSError: the process does not exist, `/proc` hides it, or no file descriptor is left.
+        ValueError: the file is not as in proc(5).
+    """
     stat = Path(f"/proc/{_named(pid)}/stat").read_bytes()
     try:
         # The second field, the command in brackets, may itself have blanks, brackets and half a character.
-        return int(stat.rpartition(b")")[2].split()[19])
+        return int(stat.rpartition(b")")[2].split()[field - 3])
     except IndexError as error:
-        raise ValueError(f"/proc/{_named(pid)}/stat has less than 22 fields") from error
+        raise ValueError(f"/proc/{_named(pid)}/stat has less than {field} fields") from error
 
 
 def process_owner(pid: int | None = None) -> Owner | None:

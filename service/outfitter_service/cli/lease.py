@@ -162,8 +162,8 @@ def _spark_line(resource: str, values: list[str]) -> str:
 
 def _write(line: str) -> None:
     data = f"{line}\n".encode()
-    while data:
-        data = data[os.write(STDOUT, data) :]
+    if standard_error.write_all(STDOUT, data) < len(data):
+        raise OutfitterCliError("standard output takes no more, so nobody knows the devices: they are given back")
 
 
 def _end_after(seconds: float, wait: float) -> None:

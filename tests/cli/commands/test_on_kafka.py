@@ -11,22 +11,15 @@ import pytest
 
 from cli.commands.worker.holding import read_line
 from support.kafka.broker import KafkaBroker
-from support.managers.process import Manager, files_config
+from support.managers.process import Manager, serving_on
 
 pytestmark = pytest.mark.kafka
 
 
 @pytest.fixture
 def on_kafka(tmp_path: Path, kafka_broker: KafkaBroker) -> Iterator[Manager]:
-    cluster = kafka_broker.new_cluster()
-    manager = Manager(tmp_path, files_config(tmp_path / "gpus", gpus=1), bus=kafka_broker.url, cluster=cluster)
-    assert manager.outfitter("topics", "create", "--partitions", "3").returncode == 0
-    try:
-        manager.start()
+    with serving_on(kafka_broker, tmp_path / "manager", cluster=kafka_broker.new_cluster()) as manager:
         yield manager
-    finally:
-        manager.kill9()
-        print(manager.log_tail())
 
 
 def test_a_killed_run_makes_way_for_the_next(on_kafka: Manager) -> None:

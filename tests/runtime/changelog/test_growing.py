@@ -146,7 +146,7 @@ async def test_what_is_granted_and_what_waits_goes_on_in_the_new_partition(
     assert (done.before, done.partitions, done.hosts) == (FEW, MANY, [HOST])
     assert await everywhere(bus, cluster) == {key: [NEW] for key in await everywhere(bus, cluster)}
     assert {"h/w1/1", "h/w2/1", "@host/h"} <= (await everywhere(bus, cluster)).keys()
-    assert await ledger_location.check(bus, cluster) == []
+    assert await ledger_location.check(bus, cluster, HOST) == []
     await goes_on(serve)
     assert await grow(bus, cluster, MANY) == Grown(before=MANY, partitions=MANY, hosts=[], records=0, registrations=0)
 
@@ -155,7 +155,7 @@ async def test_it_may_grow_again_and_by_any_number(serve: Serve, bus: Bus, clust
     await occupied(serve)
     for partitions in (5, 6, 9, 13):
         await grow(bus, cluster, partitions)
-        assert await ledger_location.check(bus, cluster) == []
+        assert await ledger_location.check(bus, cluster, HOST) == []
     await goes_on(serve)
 
 
@@ -343,7 +343,7 @@ async def test_partitions_that_somebody_added_by_hand_are_mended_by_it(serve: Se
     await occupied(serve)
     await say(bus, cluster, OLD, register("w3", gpu=1, lease_s=None))
     await add_partitions(bus, cluster, MANY)
-    assert [item.setting for item in await ledger_location.check(bus, cluster) if item.fatal]
+    assert [item.setting for item in await ledger_location.check(bus, cluster, HOST) if item.fatal]
     await grow(bus, cluster, MANY)
     await goes_on(serve, "w3")
 
@@ -403,7 +403,7 @@ async def test_killed_at_any_point_nobody_lends_anything_twice_and_the_next_run_
                 assert isinstance(manager.failure, TopicsChangedError)
                 assert f"outfitter topics grow --partitions {MANY}" in str(manager.failure)
         await grow(bus, cluster, MANY)
-        assert await ledger_location.check(bus, cluster) == []
+        assert await ledger_location.check(bus, cluster, HOST) == []
         assert {*await sent(bus, cluster, NEW)} <= {"w3"}, "what was answered is not said again"
         await goes_on(serve, "w3")
     raise AssertionError("it never came to its end")

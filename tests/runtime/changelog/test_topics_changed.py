@@ -393,7 +393,7 @@ async def test_deleted_records_of_the_ledger_are_refused_until_somebody_says_tha
     """The last checkpoint is still there, and of what was granted before nothing."""
     await granted(serve)
     await evaporate(bus, cluster, but=2)
-    assert [(each.setting, each.fatal) for each in await ledger_location.check(bus, cluster)] == [("start", True)]
+    assert [(each.setting, each.fatal) for each in await ledger_location.check(bus, cluster, HOST)] == [("start", True)]
     for _ in range(2):
         await refused(serve, r"the records of .*allocations/1 before offset \d+ were deleted.*--adopt-ledger")
     assert await holders(bus, cluster) == []
@@ -403,7 +403,7 @@ async def test_deleted_records_of_the_ledger_are_refused_until_somebody_says_tha
             while await holders(bus, cluster) != [f"{HOST}/w2/1"]:  # noqa: ASYNC110 - it tells nobody
                 await anyio.sleep(0.02)
         await in_process.stop()
-    assert await ledger_location.check(bus, cluster) == []
+    assert await ledger_location.check(bus, cluster, HOST) == []
     await granted_again(serve)
 
 

@@ -22,6 +22,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ import pytest
 
 from outfitter_proto.bus import connect
 from outfitter_service.query import ledger_view
+from support.kafka.broker import KafkaBroker
 
 OUTFITTER = (sys.executable, "-m", "outfitter_service.cli")
 """The command line of the interpreter that runs the tests."""
@@ -345,6 +347,23 @@ def start_manager(tmp_path: Path) -> Iterator[StartManager]:
         for manager in started:
             manager.kill9()
             print(f"--- {manager.log}\n{manager.log_tail()}")
+
+
+@contextmanager
+def serving_on(
+    broker: KafkaBroker, folder: Path, *, gpus: int = 1, partitions: int = 3, **options: Any
+) -> Iterator[Manager]:
+    """A manager of a host with `gpus` `files` GPUs on a broker whose topics it has made. `options` of Manager, such as
+    `cluster`, which a shared broker needs."""
+    manager = Manager(folder, files_config(folder / "gpus", gpus=gpus), bus=broker.url, **options)
+    created = manager.outfitter("topics", "create", "--partitions", str(partitions), "--replication", "1")
+    assert created.returncode == 0, created.stderr
+    try:
+        manager.start()
+        yield manager
+    finally:
+        manager.kill9()
+        print(f"--- {manager.log}\n{manager.log_tail()}")
 
 
 @pytest.fixture(scope="module")

@@ -10,21 +10,15 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 
 from outfitter_proto.names import topics
 from support.kafka.broker import Broker
-from support.managers.process import Manager, files_config
+from support.managers.process import Manager, serving_on
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]
 
 
 @pytest.fixture
 def one_gpu(tmp_path: Path, own_broker: Broker) -> Iterator[Manager]:
-    manager = Manager(tmp_path / "manager", files_config(tmp_path / "gpus", gpus=1), bus=own_broker.url)
-    assert manager.outfitter("topics", "create", "--partitions", "1", "--replication", "1").returncode == 0
-    try:
-        manager.start()
+    with serving_on(own_broker, tmp_path / "manager", partitions=1) as manager:
         yield manager
-    finally:
-        manager.kill9()
-        print(manager.log_tail())
 
 
 def lower(broker: Broker, cluster: str, most: int) -> None:

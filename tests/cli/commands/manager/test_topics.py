@@ -19,7 +19,7 @@ from outfitter_service.query.errors import OutfitterCliError
 from support.bus.faulty_bus import FaultyBus
 from support.bus.remaking import remake
 from support.kafka.broker import KafkaBroker
-from support.managers.process import OUTFITTER, Manager, ManagerError, environment, files_config
+from support.managers.process import OUTFITTER, Manager, ManagerError, environment, files_config, serving_on
 
 
 def topics(bus: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -211,19 +211,16 @@ async def test_a_ledger_that_was_recreated_while_nobody_served_is_told_by_the_ch
     kafka_broker: KafkaBroker, tmp_path: Path, remade: str
 ) -> None:
     cluster = kafka_broker.new_cluster()
-    manager = Manager(tmp_path, files_config(tmp_path / "gpus", gpus=1), bus=kafka_broker.url, cluster=cluster)
-    manager.outfitter("topics", "create", "--partitions", "2", "--replication", "1")
-    manager.start()
-    manager.stop()
-    check = ["topics", "check"]
-    assert manager.outfitter(*check).stdout == "ok\n"
-    all_topics = names.topics(cluster)
-    async with connect(kafka_broker.url) as opened:
-        await remake(opened, cluster, [all_topics.allocations] if remade == "the ledger" else all_topics)
-    done = manager.outfitter(*check)
-    assert done.returncode == 1
-    assert "the topic was recreated, or restored without its records" in done.stdout
-    assert "--adopt-ledger" in done.stdout
-    with pytest.raises(ManagerError, match="ended with 1"):
-        manager.start()
-    assert "the topic was recreated, or restored without" in manager.log_tail()
+    with serving_on(kafka_broker, tmp_path / "manager", cluster=cluster, partitions=2) as manager:
+        manager.stop()
+        assert manager.outfitter("topics", "check").stdout == "ok\n"
+        all_topics = names.topics(cluster)
+        async with connect(kafka_broker.url) as opened:
+            await remake(opened, cluster, [all_topics.allocations] if remade == "the ledger" else all_topics)
+        done = manager.outfitter("topics", "check")
+        assert done.returncode == 1
+        assert "the topic was recreated, or restored without its records" in done.stdout
+        assert "--adopt-ledger" in done.stdout
+        with pytest.raises(ManagerError, match="ended with 1"):
+            manager.start()
+        assert "the topic was recreated, or restored without" in manager.log_tail()

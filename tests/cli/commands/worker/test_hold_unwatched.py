@@ -14,7 +14,7 @@ import pytest
 from cli.commands.worker.conftest import PATIENCE
 from cli.commands.worker.holding import parent_of_hold, read_line
 from support.kafka.broker import Broker
-from support.managers.process import OUTFITTER, Manager, StartManager, add_device, files_config
+from support.managers.process import OUTFITTER, Manager, StartManager, add_device, serving_on
 from support.processes.ending import wait_until_ended
 
 APART = (
@@ -90,16 +90,8 @@ def test_an_owner_in_another_namespace_cannot_be_named(shared_manager: Manager) 
 
 @pytest.fixture
 def apart_on_kafka(tmp_path: Path, own_broker: Broker) -> Iterator[Manager]:
-    manager = Manager(
-        tmp_path / "manager", files_config(tmp_path / "gpus", gpus=1), bus=own_broker.url, program=[*APART, *OUTFITTER]
-    )
-    assert manager.outfitter("topics", "create", "--partitions", "1", "--replication", "1").returncode == 0
-    try:
-        manager.start()
+    with serving_on(own_broker, tmp_path / "manager", partitions=1, program=[*APART, *OUTFITTER]) as manager:
         yield manager
-    finally:
-        manager.kill9()
-        print(manager.log_tail())
 
 
 @pytest.mark.kafka

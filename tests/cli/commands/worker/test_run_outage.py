@@ -16,7 +16,7 @@ from outfitter.session.worker_session import WorkerSession
 from outfitter_proto.bus import connect
 from outfitter_proto.records import Register
 from support.kafka.broker import Broker
-from support.managers.process import Manager, files_config
+from support.managers.process import Manager, serving_on
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]
 
@@ -27,14 +27,8 @@ PATIENCE = 60.0
 
 @pytest.fixture
 def two_gpus(tmp_path: Path, own_broker: Broker) -> Iterator[Manager]:
-    manager = Manager(tmp_path / "manager", files_config(tmp_path / "gpus", gpus=2), bus=own_broker.url)
-    assert manager.outfitter("topics", "create", "--partitions", "1", "--replication", "1").returncode == 0
-    try:
-        manager.start()
+    with serving_on(own_broker, tmp_path / "manager", gpus=2, partitions=1) as manager:
         yield manager
-    finally:
-        manager.kill9()
-        print(manager.log_tail())
 
 
 def test_who_waits_through_an_outage_keeps_what_is_granted_when_it_is_over(

@@ -10,11 +10,11 @@ from outfitter_proto.records import Allocation, Register
 
 async def find(bus: Bus, cluster: str, registration: Register) -> Allocation | None:
     """The newest record of this incarnation in the ledger; None without any. No manager is needed."""
-    look = WorkerSession(bus, registration, cluster=cluster, attach=True)
+    session = WorkerSession(bus, registration, cluster=cluster, attach=True)
     try:
-        await look.open()
+        await session.open()
     except (AllocationEndedError, NoManagerError):
         return None
     finally:
-        await look.aclose()
-    return look.record
+        await session.aclose()
+    return session.record

@@ -41,7 +41,6 @@ _EXIT_CODES = ((WaitedTooLongError, WAITED_TOO_LONG), (AllocationEndedError, LOS
 ENDING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 """The signals that end it."""
 
-
 GIVEN_BACK_WITHIN: Final = 10.0
 """Seconds for giving back what an earlier `hold` of the same incarnation has got, where this one had just begun."""
 
@@ -96,7 +95,7 @@ class HoldSession:
             tasks.start_soon(self._await_streams)
             with self._working:
                 await self._hold()
-            if self._end is End.GIVEN_BACK and not self._left:
+            if self._end is End.GIVEN_BACK and self._request.named and not self._left:
                 with anyio.move_on_after(GIVEN_BACK_WITHIN):
                     await self._give_back_earlier()
             tasks.cancel_scope.cancel()
@@ -124,9 +123,9 @@ class HoldSession:
 
     async def _await_signals(self) -> None:
         while True:
-            self._take(await self._signals.next())
+            self._handle_signal(await self._signals.next())
 
-    def _take(self, received: Received) -> None:
+    def _handle_signal(self, received: Received) -> None:
         """Obey a signal, unless the terminal sent it to the owner as well."""
         owner = self._request.owner
         if received.by_kernel and owner.shares_group:
@@ -188,7 +187,7 @@ class HoldSession:
         """The owner gave back before this restart had found the allocation: end it all the same."""
         request = self._request
         async with ledger_view.opened(request.where, create=Create.NOTHING) as bus:
-            earlier = await find(bus, request.where.cluster, request.registration) if request.named else None
+            earlier = await find(bus, request.where.cluster, request.registration)
             if earlier is not None and status_of(earlier) not in (AllocationStatus.OVER, AllocationStatus.FAILED):
                 await self._leave(self._session(bus, is_known=True))
 
@@ -205,7 +204,7 @@ class HoldSession:
         """Print the record when it is granted and at each change, until the allocation is over."""
         async with anyio.create_task_group() as tasks:
             if not self._is_granted:
-                tasks.start_soon(_tell_reasons, session.allocation_watch)
+                tasks.start_soon(_print_reasons, session.allocation_watch)
             try:
                 await session.wait()
             except (OutfitterError, BusError) as error:
@@ -254,7 +253,7 @@ class HoldSession:
             self._writer.put(line)
 
 
-async def _tell_reasons(allocation_watch: AllocationWatch) -> None:
+async def _print_reasons(allocation_watch: AllocationWatch) -> None:
     """Print on standard error why the worker waits, at each change."""
     printed = ""
     snapshot = allocation_watch.read()

@@ -58,9 +58,8 @@ class OwnerProcess:
         """Whether its main thread has begun to end. The kernel closes the files of a dying process a moment before it
         reports the death."""
         try:
-            stat = Path(f"/proc/{self.pid}/stat").read_bytes()
-            return bool(int(stat.rpartition(b")")[2].split()[6]) & _EXITING)
-        except (OSError, ValueError, IndexError):
+            return bool(processes.read_stat(self.pid, 9) & _EXITING)
+        except (OSError, ValueError):
             return self.has_ended
 
     @property

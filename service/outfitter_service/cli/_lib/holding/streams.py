@@ -15,6 +15,7 @@ from collections.abc import Callable
 from outfitter_service.cli._lib import standard_streams
 from outfitter_service.cli._lib.standard_streams import STDIN, STDOUT
 from outfitter_service.query.errors import OutfitterCliError
+from outfitter_service.standard_error import write_all
 
 _CHUNK = 65_536
 
@@ -30,14 +31,14 @@ def check(*, reads_stdin: bool) -> bool:
     if _mode(STDOUT) is None:
         raise OutfitterCliError("standard output is closed: there is nowhere to print the allocation")
     mode = _mode(STDIN)
-    told = mode is not None and (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode))
-    if reads_stdin and not told and not (mode is not None and os.isatty(STDIN)):
+    has_end = mode is not None and (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode))
+    if reads_stdin and not has_end and not (mode is not None and os.isatty(STDIN)):
         what = "closed" if mode is None else "no pipe, socket or terminal"
         raise OutfitterCliError(
             f"standard input is {what}, so its end cannot say that the devices are given back: "
             "pass the read end of a pipe, or --no-stdin"
         )
-    return reads_stdin and told
+    return reads_stdin and has_end
 
 
 def _mode(descriptor: int) -> int | None:
@@ -78,21 +79,11 @@ class LineWriter:
                 self._changed.notify_all()
                 self._changed.wait_for(lambda: self._next is not None)
                 line, self._next, self._busy = self._next or b"", None, True
-            try:
-                _write(line)
-            except OSError:  # nobody reads; `watch` reports it
+            if write_all(STDOUT, line) < len(line):  # nobody reads; `watch` reports it
                 with self._changed:
                     self._broken = True
                     self._changed.notify_all()
                 return
-
-
-def _write(line: bytes) -> None:
-    while line:
-        try:
-            line = line[os.write(STDOUT, line) :]
-        except BlockingIOError:
-            _wait(STDOUT, select.POLLOUT)
 
 
 def watch(ended: Callable[[], object], *, stdin: bool) -> None:
@@ -121,9 +112,3 @@ def _discard() -> bool:
         return True
     except OSError:
         return False
-
-
-def _wait(descriptor: int, events: int) -> None:
-    poller = select.poll()
-    poller.register(descriptor, events)
-    poller.poll()
