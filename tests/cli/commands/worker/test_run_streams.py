@@ -13,7 +13,15 @@ from cli.commands.worker.conftest import PATIENCE, line_of
 from support.managers.process import OUTFITTER, Manager
 from support.processes.standard_error import MUTE, mute, redirected
 
-ENDING = "trap 'kill $!; echo asked; exit 3' TERM; sleep 60 & echo begun; wait"
+ENDING = """
+import signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+print("begun", flush=True)
+signal.sigwait([signal.SIGTERM])
+print("asked", flush=True)
+sys.exit(3)
+"""
+"""A command that ends in order when it is asked to, at whatever moment that is."""
 
 
 @pytest.mark.parametrize("kind", MUTE)
@@ -35,7 +43,7 @@ def test_a_command_whose_devices_are_lost_is_asked_to_end_although_nobody_can_re
     one_gpu: Manager, kind: str
 ) -> None:
     with (
-        mute(kind, [*OUTFITTER, "run", "--worker", "w", "--", "sh", "-c", ENDING]) as (command, stderr),
+        mute(kind, [*OUTFITTER, "run", "--worker", "w", "--", sys.executable, "-c", ENDING]) as (command, stderr),
         _started(one_gpu, command, stderr) as running,
     ):
         assert line_of(running) == "begun"
