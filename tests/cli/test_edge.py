@@ -217,6 +217,15 @@ def test_a_command_that_only_looks_makes_no_bus_where_a_path_is_mistyped(tmp_pat
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("command", [["run", "--", "true"], ["hold", "--no-stdin"]], ids=" ".join)
+def test_a_worker_makes_no_directory_where_a_path_is_mistyped(tmp_path: Path, command: list[str]) -> None:
+    path = tmp_path / "nope" / "bus.db"
+    done = command_line.outfitter(*command, cwd=tmp_path, environment={"OUTFITTER_BUS": f"sqlite://{path}"})
+    assert done.returncode == 125
+    assert f"there is no bus at {path}" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_topics_create_makes_the_bus(tmp_path: Path) -> None:
     path = tmp_path / "new" / "bus.db"
     done = command_line.outfitter("topics", "create", cwd=tmp_path, environment={"OUTFITTER_BUS": f"sqlite://{path}"})

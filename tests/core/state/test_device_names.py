@@ -17,7 +17,7 @@ from outfitter_service.core import model as m
 from outfitter_service.core.state.host_state import exclusive_ids
 from outfitter_service.core.state.ledger import Ledger, PutAllocation, PutRecord, SetInventory
 from support.core.core_driver import HOST, CoreDriver, asks, device, ill
-from support.core.world import whole
+from support.core.world import whole, written
 
 A, B, C = (m.ResourceSpec(name=name) for name in "abc")
 
@@ -180,18 +180,21 @@ def test_no_device_is_lent_twice_after_a_restart_without_the_driver_that_knew_mo
     assert len(held) == len(set(held)) == 300
 
 
-def test_a_host_whose_record_has_no_room_for_its_names_lends_nothing_until_their_driver_names_as_many() -> None:
+@pytest.mark.parametrize("later", [20_000, 1_000_000], ids=["the same limit", "a higher limit, and the fast path"])
+def test_a_host_whose_record_has_no_room_for_its_names_lends_nothing_until_their_driver_names_as_many(
+    later: int,
+) -> None:
     core = many_connected(300, max_bytes=20_000)
     core.report(*links(300), resource="c")
     core.register("holder", resources=asks(a=1))
     recorded = core.host_state.record.resources["c"]
     assert recorded.names_left_out + len(recorded.names or ()) == 300
-    again = restarted(restarted(core, max_bytes=20_000), max_bytes=20_000)
+    again = restarted(restarted(core, max_bytes=20_000), max_bytes=later)
     again.report(*(f"PCI-{n}" for n in range(300)), resource="b")
     assert "names" in again.register("w", resources=asks(b=1)).reason
     again.report(*links(10), resource="c")
     assert again.state("w") == "pending"
-    again = restarted(again, max_bytes=20_000)
+    again = restarted(again, max_bytes=later)
     again.report(*(f"PCI-{n}" for n in range(300)), resource="b")
     again.report(*links(10), resource="c")
     assert again.state("w") == "pending"
@@ -223,6 +226,7 @@ def test_a_holder_whose_record_has_no_room_for_names_keeps_its_devices_and_holds
     assert core.register("w2", resources=asks(b=1)).state == "pending"
     core.deregister("small")
     assert core.state("small") == "ended"
+    assert max(map(written, core.decisions)) <= 20_000, "what cannot be written would be tried for ever"
     again = restarted(core, max_bytes=20_000)
     again.report("y" * 90 + "7", "free", resource="b")
     assert again.state("w2") == "pending"

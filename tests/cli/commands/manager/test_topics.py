@@ -221,6 +221,9 @@ async def test_a_ledger_that_was_recreated_while_nobody_served_is_told_by_the_ch
         assert done.returncode == 1
         assert "the topic was recreated, or restored without its records" in done.stdout
         assert "--adopt-ledger" in done.stdout
+        elsewhere = manager.outfitter("topics", "check", env={"OUTFITTER_HOST": "elsewhere"})
+        # nothing but the bus's memory of the host's writer is left of all topics, and another host does not ask for it
+        assert elsewhere.returncode == (1 if remade == "the ledger" else 0), elsewhere.stdout
         with pytest.raises(ManagerError, match="ended with 1"):
             manager.start()
         assert "the topic was recreated, or restored without" in manager.log_tail()
