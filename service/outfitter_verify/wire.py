@@ -258,7 +258,7 @@ def _request(body: Mapping[str, Any]) -> Request:
 @dataclass(frozen=True, slots=True)
 class Inventory:
     """One resource in a host's record: its listed devices, whether each is healthy (`whole`: the list is complete), and
-    the names of each device."""
+    the names of each device (`names_left_out`: not of all)."""
 
     state: str
     healthy: Mapping[str, bool]
@@ -266,6 +266,7 @@ class Inventory:
     exclusive: bool
     on_demand: bool
     connected: tuple[frozenset[str], ...]
+    names_left_out: bool
 
     def names(self, device: str) -> frozenset[str]:
         """All names of a device in this resource."""
@@ -294,6 +295,7 @@ def _inventory(body: object, where: str) -> Inventory:
         exclusive=_get(body, "sharing", str, "exclusive") != "shared",
         on_demand=body.get("on_demand") is True,
         connected=tuple(connected),
+        names_left_out=_get(body, "names_left_out", int, 0) > 0,
     )
 
 

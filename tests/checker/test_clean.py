@@ -261,3 +261,15 @@ def test_a_run_that_registers_again_is_answered_by_its_record_although_that_is_d
     world.commit(*([f"{HOST}/a/1"] if in_the_same_commit else []))
     found = [violation.check for violation in world.report().violations]
     assert found == ([] if in_the_same_commit else ["answers"])
+
+
+@pytest.mark.parametrize("left_out", [0, 3])
+def test_a_worker_may_wait_for_free_devices_while_the_host_lacks_names_of_some(left_out: int) -> None:
+    world = World()
+    world.commit()
+    world.inventory({"gpu": {"state": "reported", "devices": [{"id": "GPU-9"}], "names_left_out": left_out}})
+    world.register("w")
+    world.commit(world.allocation("w", "pending", reason_code="busy"))
+    for _ in range(5):
+        world.commit()
+    assert world.violated() == (set() if left_out else {"queue"})

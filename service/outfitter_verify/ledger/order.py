@@ -214,7 +214,11 @@ class Order:
 
 
 def _could_have_it(host: Host, waiter: Written, held: Collection[str]) -> bool:
-    """Whether the whole request is free and healthy. No device counts for two of its resources."""
+    """Whether the whole request is free and healthy. No device counts for two of its resources.
+
+    Never while the record lacks names: after a restart the manager lends nothing until their driver has reported."""
+    if any(inventory.names_left_out for inventory in host.inventories.values()):
+        return False
     taken: set[str] = set()
     for resource, amount in waiter.record.request.amounts.items():
         inventory = host.inventories.get(resource)

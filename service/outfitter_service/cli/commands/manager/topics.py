@@ -77,7 +77,8 @@ def check(where: Connection, /, as_json: bool) -> int:
 
     A difference that says "must be" keeps a manager from starting. A manager logs the others when it starts. The
     command reads the whole ledger: each host's records must be in the partition that its name and the number of
-    partitions give, and in the topic that they were written to.
+    partitions give, and in the topic that they were written to. A ledger that was recreated empty shows by history, by
+    dead letters, and by the bus's memory of the writers of this host and of cluster scope.
     """
     import anyio
 
