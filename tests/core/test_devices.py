@@ -1,11 +1,13 @@
 """Preparing, taking back, devices that change under their holders, and restarts with another configuration."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import UNSET
 
-from outfitter_proto.records import MAX_LISTED_DEVICES
+from outfitter_proto.records import MAX_LISTED_DEVICES, Owner, Survivors
 from outfitter_service.core import model as m
 from outfitter_service.core.decide import implied
 from outfitter_service.core.state.ledger import Ledger, PutAllocation
@@ -59,6 +61,59 @@ def test_devices_whose_driver_takes_them_back_are_lent_only_after_it_did(spec: m
     unprepared(core, "w")
     assert (core.state("w"), core["w"].reason_code) == ("ended", "deregistered")
     assert core.has("next") == ["a"]
+
+
+OWNER = Owner(pid=1, start_ticks=1, pid_ns=1, boot_id="b")
+LEFT_BEHIND = Survivors(uid=1000)
+
+
+def test_a_worker_whose_survivors_count_is_released_only_after_none_is_left() -> None:
+    core = CoreDriver(GPU)
+    core.report("a")
+    core.register("w", 1, owner=OWNER, survivors=LEFT_BEHIND)
+    core.register("next", 1)
+    core.die("w")
+    assert (core.state("w"), core.state("next")) == ("releasing", "pending")
+    assert core.decisions[-1].commands == [implied(core["w"])] == [m.Unprepare(allocation="h/w/1", token=1)]
+    core.say(m.ReleaseDelayed(allocation="h/w/1", token=1, reason="process 7 (sh) of the worker still runs"))
+    assert core["w"].reason == "its process is gone; process 7 (sh) of the worker still runs"
+    said = "no process of the worker is left"
+    core.say(m.Unprepared(allocation="h/w/1", token=1, confirmed=False, survivors=said))
+    assert (core.state("w"), core["w"].reason) == ("ended", "its process is gone")
+    assert core.has("next") == ["a"]
+    _, step = next(entry for decision in core.decisions[::-1] for entry in decision.history if entry[0] == "h/w/1")
+    assert step.explanation == f"released (unconfirmed: no in-use check); {said}"
+
+
+@pytest.mark.parametrize("fields", [{"owner": OWNER}, {"survivors": LEFT_BEHIND}, {"owner": OWNER, "survivors": None}])
+def test_without_an_owner_or_survivors_a_release_takes_one_step(fields: dict[str, Any]) -> None:
+    core = CoreDriver(GPU)
+    core.report("a")
+    core.register("w", 1, **fields)
+    core.deregister("w")
+    assert core.state("w") == "ended"
+
+
+def test_a_worker_that_waits_is_withdrawn_at_once_whatever_it_would_leave_behind() -> None:
+    core = CoreDriver(GPU)
+    core.register("w", 1, owner=OWNER, survivors=LEFT_BEHIND)
+    core.deregister("w")
+    assert core.state("w") == "ended"
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "refused"),
+    [(LEFT_BEHIND, Survivors(uid=1), True), (LEFT_BEHIND, UNSET, True), (LEFT_BEHIND, LEFT_BEHIND, False),
+     (None, UNSET, False), (UNSET, LEFT_BEHIND, False)],
+)  # fmt: skip
+def test_a_repeated_registration_changes_no_survivors_and_may_say_what_an_earlier_version_ignored(
+    first: Survivors | None, then: Survivors | None, refused: bool
+) -> None:
+    core = CoreDriver(GPU)
+    core.report("a")
+    core.register("w", 1, owner=OWNER, survivors=first)
+    core.register("w", 1, owner=OWNER, survivors=then)
+    assert (core.decisions[-1].refused is not None) == refused
 
 
 def test_a_worker_that_ends_while_its_devices_are_prepared_releases_them() -> None:

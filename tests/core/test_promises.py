@@ -7,14 +7,24 @@ from typing import Any
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from msgspec import structs
+from msgspec import UNSET, UnsetType, structs
 
-from outfitter_proto.records import Deregister, Health, Heartbeat, Register, ResourceRequest, Unwatched
+from outfitter_proto.records import (
+    Deregister,
+    Health,
+    Heartbeat,
+    Owner,
+    Register,
+    ResourceRequest,
+    Survivors,
+    Unwatched,
+)
 from outfitter_service.core import model as m
 from outfitter_service.core.decide import Rules
 from support.core.core_driver import HOST
 from support.core.world import World, known
 
+OWNER = Owner(pid=1, start_ticks=1, pid_ns=1, boot_id="b")
 WORKERS = st.sampled_from(["v", "w", "x", "y", "z"])
 INCARNATIONS = st.sampled_from(["1", "2", "3"])
 AMOUNTS = st.integers(1, 3)
@@ -113,6 +123,7 @@ class Core(RuleBasedStateMachine):
         operators=OPERATORS,
         priority=st.sampled_from([0, 0, 0, 1, -1]),
         wait_s=st.sampled_from([None, None, 0.0, 5.0]),
+        survivors=st.sampled_from([UNSET, UNSET, Survivors(uid=0)]),
     )
     def register(
         self,
@@ -122,8 +133,11 @@ class Core(RuleBasedStateMachine):
         operators: dict[str, dict[str, int]] | None,
         priority: int,
         wait_s: float | None,
+        survivors: Survivors | UnsetType = UNSET,
     ) -> None:
         fields: dict[str, Any] = {
+            "owner": OWNER if survivors else None,
+            "survivors": survivors,
             "resources": None if amounts is None else requests(amounts),
             "operators": {name: requests(wanted) for name, wanted in (operators or {}).items()} or None,
             "priority": priority,

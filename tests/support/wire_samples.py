@@ -33,6 +33,7 @@ from outfitter_proto.records import (
     ResourceRequest,
     Snapshot,
     Source,
+    Survivors,
     Transition,
     Unavailable,
 )
@@ -165,11 +166,15 @@ SAMPLES = {
         priority=5,
         labels={"job": "mnist", "stage": "prüfung"},
     ),
+    "register-with-survivors": Register(**ME, owner=OWNER, survivors=Survivors(uid=1000, kill_after_s=10.0)),
     "register-in-a-time-namespace": Register(**ME, owner=structs.replace(OWNER, time_ns=4_026_531_834)),
     "register-no-lease": Register(**ME, resources=TWO, lease_s=None),
     "heartbeat": Heartbeat(**ME),
     "deregister": Deregister(**ME, reason="finished"),
     "deregister-current": Deregister(host="gpu-3", worker="tm-17"),
+    "allocation-with-survivors": structs.replace(
+        ALLOCATED, request=structs.replace(REQUEST, survivors=Survivors(uid=1000))
+    ),
     "allocation-pending": PENDING,
     "allocation-with-warnings": structs.replace(
         PENDING,

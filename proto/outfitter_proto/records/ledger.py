@@ -6,7 +6,7 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from outfitter_proto import keys
-from outfitter_proto.records.registrations import Owner, Requests
+from outfitter_proto.records.registrations import Owner, Requests, Survivors
 from outfitter_proto.records.values import CommitNumber, Health, Token, Utc
 
 
@@ -32,6 +32,7 @@ class ResolvedRequest(Struct, frozen=True, kw_only=True, gc=False):
     wait_s: float | None = None
     priority: int = 0
     labels: dict[str, str] = {}
+    survivors: Survivors | UnsetType = UNSET
 
 
 class OperatorShare(Struct, frozen=True, kw_only=True, gc=False):
@@ -69,7 +70,8 @@ class Allocation(Struct, frozen=True, kw_only=True, tag_field="type", tag="alloc
     `shared`: the resources whose devices other workers may have, too; all others are exclusive.
     `aliases`: the other names of devices by id, from the drivers of all resources. A device held under one name is held
     under all.
-    `delayed_by`: why a `releasing` record's devices are not free yet, from their driver; `reason` ends with it.
+    `delayed_by`: why a `releasing` record's devices are not free yet: their driver's words, or the processes that the
+    worker left behind; `reason` ends with it.
     `warnings`: sentences about the registration, such as unknown fields.
     `unwatched`: why the manager does not watch the owner's process (see `Unwatched`). It is set if the host's record
     does not show this to the worker, or if the worker requested no lease: then `request.lease_s` is the manager's

@@ -43,6 +43,18 @@ class Owner(Struct, frozen=True, kw_only=True, gc=False, forbid_unknown_fields=T
     time_ns: KernelNumber | UnsetType | None = UNSET
 
 
+class Survivors(Struct, frozen=True, kw_only=True, gc=False, forbid_unknown_fields=True):
+    """Processes that a worker leaves behind keep its devices until they have ended.
+
+    They are those of the user `uid` (their real user id) that have the variables OUTFITTER_HOST, OUTFITTER_WORKER and
+    OUTFITTER_INCARNATION with the registration's values in their initial environment. `kill_after_s`: the manager sends
+    them SIGTERM, and SIGKILL after so many seconds; left out or null: it only waits.
+    """
+
+    uid: Annotated[int, Meta(ge=0, le=2**32 - 1)]
+    kill_after_s: Seconds | UnsetType | None = UNSET
+
+
 Requests = Annotated[dict[Name, ResourceRequest], Meta(extra_json_schema={"maxProperties": MAX_RESOURCES})]
 """`outfitter_proto.decoding.bounds` checks its bounds, as those of a registration's other parts."""
 
@@ -56,6 +68,8 @@ class Register(
     `operators` left out means that every operator sees all of the worker's infos (Flink's rule).
     `lease_s` left out means the manager's default; null means until deregistration or the owner's death.
     `wait_s` left out or null means: wait until granted or withdrawn.
+    `survivors` left out or null means that the devices are free when the allocation ends, whatever still runs. It needs
+    an `owner`: only a manager that can watch the owner's process finds the others.
     `labels`, names and values together, are at most `MAX_LABEL_BYTES` in UTF-8; the operators name at most
     `MAX_OPERATOR_REQUESTS` resources together.
     """
@@ -70,6 +84,7 @@ class Register(
     wait_s: Annotated[float, Meta(ge=0, le=366 * 86_400)] | None = None
     priority: Annotated[int, Meta(ge=-1_000_000, le=1_000_000)] = 0
     labels: dict[str, str] = {}
+    survivors: Survivors | UnsetType | None = UNSET
 
 
 class Heartbeat(

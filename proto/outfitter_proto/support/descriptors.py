@@ -13,6 +13,8 @@ from collections.abc import Iterator
 
 LACKING = frozenset({errno.EMFILE, errno.ENFILE})
 """The errors if a process, or the machine, may open no more files."""
+SCARCE = LACKING | {errno.ENOMEM}
+"""Errors of the kernel when it cannot open a descriptor now, but may do so later."""
 REMEDY = "raise it with `ulimit -n`, LimitNOFILE= of a systemd unit or `--ulimit nofile=` of a container"
 
 

@@ -63,8 +63,9 @@ def _release(
 
 
 def needs_unprepare(rules: Rules, record: Allocation) -> bool:
-    """Whether a driver must take back some of the record's devices, by the configuration of now or of the grant."""
-    if record.prepared:
+    """Whether a driver must take back some of the record's devices, by the configuration of now or of the grant, or the
+    worker's survivors keep them."""
+    if record.prepared or (record.request.survivors and record.request.owner is not None and record.resources):
         return True
     for resource in record.resources:
         spec = rules.specs.get(resource)
@@ -85,14 +86,15 @@ def prepared(builder: DecisionBuilder, event: m.Prepared) -> None:
 
 
 def unprepared(builder: DecisionBuilder, event: m.Unprepared) -> None:
-    """A driver has taken the devices back: make the record final and its devices free."""
+    """The drivers have taken the devices back, and no survivor has them: make the record final and the devices free."""
     record = builder.record(event.allocation)
     if record is None or record.state != RELEASING or record.token != event.token:
         return
     step = Step.GIVE_UP if record.outcome == FAILED else Step.END
+    explanation = "released" if event.confirmed else "released (unconfirmed: no in-use check)"
     builder.step(
         step,
-        "released" if event.confirmed else "released (unconfirmed: no in-use check)",
+        f"{explanation}; {event.survivors}" if event.survivors else explanation,
         record,
         confirmed=event.confirmed,
         outcome=None,

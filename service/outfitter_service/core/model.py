@@ -156,16 +156,19 @@ class Prepared(Struct, frozen=True, kw_only=True):
 
 
 class Unprepared(Struct, frozen=True, kw_only=True):
-    """`Unprepare` succeeded. `confirmed`: an in-use check found the devices unused."""
+    """`Unprepare` succeeded. `confirmed`: an in-use check found the devices unused. `survivors`: the result of the
+    search for processes that the worker left behind, for people; None: it asked for no search."""
 
     allocation: AllocationKey
     token: Token
     confirmed: bool
+    survivors: str | None = None
 
 
 class ReleaseDelayed(Struct, frozen=True, kw_only=True):
-    """`Unprepare` cannot end yet; `reason` has the driver's words. The manager emits it when they change, and not too
-    often. Workers that wait for the devices read it in the record."""
+    """`Unprepare` cannot end yet; `reason` has the driver's words, or names the processes that the worker left behind.
+    The manager emits it when they change, and not too often. Workers that wait for the devices read it in the record.
+    """
 
     allocation: AllocationKey
     token: Token
@@ -225,7 +228,8 @@ class Prepare(Struct, frozen=True, kw_only=True):
 
 
 class Unprepare(Struct, frozen=True, kw_only=True):
-    """Take the allocation's devices back and check that nobody uses them. One `Unprepared` answers."""
+    """Wait for the processes that the worker left behind, if it asked for that. Take the allocation's devices back, and
+    check that nobody uses them. One `Unprepared` answers."""
 
     allocation: AllocationKey
     token: Token

@@ -52,6 +52,7 @@ def resolve(rules: Rules, message: Register) -> Resolved:
         wait_s=message.wait_s,
         priority=message.priority,
         labels=message.labels,
+        survivors=message.survivors or UNSET,
     )
     return Resolved(request, unavailable, problem)
 
@@ -162,4 +163,6 @@ def differences(earlier: Allocation, message: Register) -> list[str]:
     set_by_manager = earlier.unwatched is not UNSET and message.lease_s is None
     if message.lease_s is not UNSET and message.lease_s != request.lease_s and not set_by_manager:
         fields.append("lease_s")
+    if request.survivors is not UNSET and request.survivors != message.survivors:  # an earlier version ignored it
+        fields.append("survivors")
     return fields

@@ -77,6 +77,7 @@ def _is_certain(body: Mapping[str, Any]) -> bool:
         and isinstance(labels, dict)
         and all(isinstance(value, str) for value in labels.values())
         and (owner is None or _owner(owner))
+        and (body.get("survivors") is None or _survivors(body["survivors"]))
     )  # fmt: skip
 
 
@@ -101,6 +102,14 @@ def _owner(value: object) -> bool:
         and _whole(value.get("pid_ns"), 0, 2**62)
         and isinstance(value.get("boot_id"), str)
         and (value.get("time_ns") is None or _whole(value["time_ns"], 0, 2**62))
+    )
+
+
+def _survivors(value: object) -> bool:
+    return (
+        isinstance(value, dict)
+        and _whole(value.get("uid"), 0, 2**32 - 1)
+        and (value.get("kill_after_s") is None or _seconds(value["kill_after_s"], least=1e-6))
     )
 
 

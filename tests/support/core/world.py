@@ -267,6 +267,8 @@ class World:
                 assert record.state in FINAL_STATES, f"{key} rose from {old.state} to {record.state}"
             if isinstance(old, Allocation) and old.token is not None:
                 assert record.token == old.token, f"{key} was granted twice"
+                unsearched = old.state != "releasing" and old.request.survivors and old.request.owner and old.resources
+                assert not (unsearched and record.state in FINAL_STATES), f"nobody looked for survivors of {key}"
             self.gone.discard(key)
         self.topic[key] = record
 

@@ -32,6 +32,7 @@ from outfitter_service.runtime.identity import Identity, host_identity
 from outfitter_service.runtime.input.scope import Scope
 from outfitter_service.runtime.instruments import Instruments
 from outfitter_service.runtime.processor.processor import Limits, Processor
+from outfitter_service.runtime.survivors.survivor_watch import SurvivorWatch
 from support.managers.assignments import assignment_of
 
 HOST = "h"
@@ -230,7 +231,7 @@ async def serving(
     loaded = loading.load(settings.resources)
     metrics = Metrics(loaded)
     identity = identity or host_identity(cluster, HOST)
-    pool = DriverPool(loaded, metrics=metrics)
+    pool = DriverPool(loaded, metrics=metrics, survivors=SurvivorWatch(identity))
     processor = Processor(
         assignment_of(bus, identity, partition=partition, partitions=partitions, scope=scope, clock=clock),
         rules=Rules(writer=identity.writer, specs={name: each.spec for name, each in loaded.items()}, **rules),

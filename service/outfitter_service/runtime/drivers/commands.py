@@ -13,6 +13,7 @@ from outfitter_proto.keys import AllocationKey
 from outfitter_proto.records import Allocation
 from outfitter_service.core import model as m
 from outfitter_service.runtime.drivers.supervisor import Emit, Supervisor
+from outfitter_service.runtime.survivors.survivor_watch import SurvivorWatch
 
 log = structlog.get_logger("outfitter.drivers")
 
@@ -26,14 +27,17 @@ class CommandRunner:
         configured: Collection[str],
         supervisors: Callable[[str], Mapping[str, Supervisor]],
         emit: Emit,
+        survivors: SurvivorWatch | None = None,
     ) -> None:
         """`tasks`: where commands run. `configured`: the resources that have a driver. `supervisors`: returns the
         supervisors of a host by resource, none if the host is not served. `emit`: called with each result as an event.
+        `survivors`: finds the processes that workers leave behind; None: nobody looks for them.
         """
         self._tasks = tasks
         self._configured = configured
         self._supervisors = supervisors
         self._emit = emit
+        self._survivors = survivors
         self._calls: dict[AllocationKey, deque[Callable[[], Awaitable[None]]]] = {}
         self._under_way: set[m.Command] = set()
 
@@ -105,10 +109,22 @@ class CommandRunner:
             reason = f"{drivers} must take them back, but is not configured: configure it and restart"
             self._emit(m.ReleaseDelayed(allocation=command.allocation, token=command.token, reason=reason))
             return
+        survivors = await self._until_survivors_are_gone(command, record)
         checked: list[bool] = []
         for supervisor, grant in self._grants(record):
             await supervisor.unprepare(grant)
             checked.append(await supervisor.wait_until_unused(grant))
         confirmed = bool(checked) and all(checked)
         self._under_way.discard(command)
-        self._emit(m.Unprepared(allocation=command.allocation, token=command.token, confirmed=confirmed))
+        self._emit(
+            m.Unprepared(allocation=command.allocation, token=command.token, confirmed=confirmed, survivors=survivors)
+        )
+
+    async def _until_survivors_are_gone(self, command: m.Unprepare, record: Allocation) -> str | None:
+        """Wait for the processes that the worker left behind, before a driver touches their devices. Returns what came
+        of the search, for history."""
+
+        def delayed(reason: str) -> None:
+            self._emit(m.ReleaseDelayed(allocation=command.allocation, token=command.token, reason=reason))
+
+        return None if self._survivors is None else await self._survivors.wait_until_gone(record, delayed)

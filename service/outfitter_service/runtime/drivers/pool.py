@@ -21,6 +21,7 @@ from outfitter_service.metrics import Metrics
 from outfitter_service.runtime.drivers.commands import CommandRunner
 from outfitter_service.runtime.drivers.supervisor import Emit, Loaded, Supervisor
 from outfitter_service.runtime.drivers.translation import DriverCallError, foreign_code
+from outfitter_service.runtime.survivors.survivor_watch import SurvivorWatch
 
 log = structlog.get_logger("outfitter.drivers")
 
@@ -43,10 +44,14 @@ class DriverCalls(Protocol):
 class DriverPool:
     """The supervisors of one processor: one for each resource of each of its hosts."""
 
-    def __init__(self, loaded: Mapping[str, Loaded], *, metrics: Metrics) -> None:
-        """`loaded`: the configured resources by name; those without a driver are left out."""
+    def __init__(
+        self, loaded: Mapping[str, Loaded], *, metrics: Metrics, survivors: SurvivorWatch | None = None
+    ) -> None:
+        """`loaded`: the configured resources by name; those without a driver are left out. `survivors`: finds the
+        processes that workers leave behind; None: nobody looks for them."""
         self._loaded = {name: resource for name, resource in loaded.items() if resource.served is not None}
         self._metrics = metrics
+        self._survivors = survivors
         self._hosts: dict[str, dict[str, Supervisor]] = {}
         self._inventory_scopes: dict[str, list[anyio.CancelScope]] = {}
         self._waiting_hosts: dict[str, None] = {}
@@ -62,7 +67,7 @@ class DriverPool:
         try:
             async with anyio.create_task_group() as tasks:
                 self._tasks = tasks
-                self._commands = CommandRunner(tasks, self._loaded, self._supervisors, emit)
+                self._commands = CommandRunner(tasks, self._loaded, self._supervisors, emit, self._survivors)
                 if host is not None:
                     self._begin(host)
                 started.set()

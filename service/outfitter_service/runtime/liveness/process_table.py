@@ -16,14 +16,12 @@ from collections.abc import Callable, Set
 from msgspec import Struct
 
 from outfitter_proto.keys import AllocationKey
+from outfitter_proto.support.descriptors import SCARCE
 from outfitter_proto.support.processes import read_start_ticks
 from outfitter_service.runtime.liveness import descriptors
 
 POLLED_AT_ONCE = 100
 """Processes without a descriptor that are polled in one call; each costs some 55 µs."""
-
-SCARCE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
-"""Errors of the kernel when it cannot open a descriptor now, but may do so later."""
 
 
 class Process(Struct):

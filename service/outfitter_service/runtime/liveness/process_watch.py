@@ -17,7 +17,8 @@ from msgspec import UNSET
 
 from outfitter_proto.keys import AllocationKey
 from outfitter_proto.records import Owner, Unwatched
-from outfitter_service.runtime.liveness.process_table import POLLED_AT_ONCE, SCARCE, Process, ProcessTable, start_seen
+from outfitter_proto.support.descriptors import SCARCE
+from outfitter_service.runtime.liveness.process_table import POLLED_AT_ONCE, Process, ProcessTable, start_seen
 
 REASONS = {
     Unwatched.SCOPE: "this manager watches no processes",

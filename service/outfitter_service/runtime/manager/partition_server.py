@@ -15,6 +15,7 @@ from outfitter_service.runtime.input.assignment import Assignment
 from outfitter_service.runtime.instruments import Instruments
 from outfitter_service.runtime.processor.limits import DEFAULT_LIMITS, Limits
 from outfitter_service.runtime.processor.processor import Processor
+from outfitter_service.runtime.survivors.survivor_watch import SurvivorWatch
 
 
 class PartitionServer:
@@ -32,7 +33,7 @@ class PartitionServer:
     ) -> None:
         """`loaded`: the drivers, by resource. `owns_partition`: as in `Processor`. The settings override `limits`."""
         identity = self.identity = assignment.identity
-        self._pool = DriverPool(loaded, metrics=instruments.metrics)
+        self._pool = DriverPool(loaded, metrics=instruments.metrics, survivors=SurvivorWatch(identity))
         self.processor = Processor(
             assignment,
             rules=Rules(

@@ -1,0 +1,198 @@
+"""Finds a worker's processes by the names in their environment, in /proc.
+
+`outfitter run` sets the variables, and processes inherit them, whatever becomes of their parents. The real user id must
+be the worker's as well: otherwise any user of the machine could hold a device with a forged environment. A process that
+overwrites its initial environment is not found, and neither is one that the kernel does not let this process read.
+
+All functions block for milliseconds: call them in a thread.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from outfitter_proto.support.descriptors import SCARCE
+from outfitter_proto.support.printable import printable
+
+ROUNDS = 5
+"""How often one search lists the processes. Later rounds read only what an earlier one could not: a process may start
+another one and end while we read."""
+PAUSE_S = 0.001
+"""Seconds between two rounds."""
+LONGEST_COMMAND = 40
+"""Most characters of a program's name."""
+_KERNEL_THREAD = 0x0020_0000
+"""PF_KTHREAD in the flags of proc(5) `/proc/<pid>/stat`."""
+_FIELDS = (b"OUTFITTER_HOST", b"OUTFITTER_WORKER", b"OUTFITTER_INCARNATION")
+
+
+class Mark(NamedTuple):
+    """What a worker's processes have in common: the allocation in their environment, and their real user id."""
+
+    host: str
+    worker: str
+    incarnation: str
+    uid: int
+
+
+class Survivor(NamedTuple):
+    """A process that has the mark. `command`: the name of its program, without arguments, which may be secret."""
+
+    pid: int
+    command: str
+    mark: Mark
+
+
+class Search(NamedTuple):
+    """The processes by mark. `refused`: users with processes that this process may not read."""
+
+    survivors: dict[Mark, list[Survivor]]
+    refused: frozenset[int]
+
+
+def search(marks: Collection[Mark]) -> Search:
+    """All processes with one of these marks.
+
+    Raises:
+        OSError: /proc cannot be listed, or no file descriptor is left.
+    """
+    survivors: defaultdict[Mark, list[Survivor]] = defaultdict(list)
+    refused: set[int] = set()
+    read: set[int] = set()
+    for count in range(ROUNDS):
+        time.sleep(count and PAUSE_S)
+        pids = {int(name) for name in os.listdir("/proc") if name.isdecimal()}  # noqa: PTH208 - a path is slower
+        if pids <= read:
+            break
+        for pid in pids - read:
+            try:
+                found = _marked(pid, marks, refused)
+            except BlockingIOError:
+                continue
+            read.add(pid)
+            if found is not None:
+                survivors[found.mark].append(found)
+    return Search(survivors, frozenset(refused))
+
+
+def _marked(pid: int, marks: Collection[Mark], refused: set[int]) -> Survivor | None:
+    """The process with this pid, if it has one of the marks. Adds its user to `refused` if it may not be read.
+
+    Raises:
+        BlockingIOError: it is about to execute a program.
+    """
+    try:
+        with _ended_is_nothing():
+            environ = _environment(pid)
+            if _FIELDS[-1] in environ and (mark := _mark(pid, environ, marks)) is not None:
+                return Survivor(pid, _command(pid), mark)
+    except PermissionError:
+        with suppress(OSError):
+            refused.add(os.stat(f"/proc/{pid}").st_uid)  # noqa: PTH116 - a path is slower
+    return None
+
+
+def open_survivor(survivor: Survivor) -> int | None:
+    """A descriptor of the process (pidfd_open(2)); None if it has ended.
+
+    Raises:
+        OSError: no file descriptor is left, or the process may not be read now.
+    """
+    with _ended_is_nothing():
+        pidfd = os.pidfd_open(survivor.pid)
+        try:
+            # only now: what has not ended by now has had its pid since the descriptor was opened
+            is_same = _mark(survivor.pid, _environment(survivor.pid), [survivor.mark]) is not None
+        except BaseException:
+            os.close(pidfd)
+            raise
+        if is_same:
+            return pidfd
+        os.close(pidfd)
+    return None
+
+
+def send(survivors: Iterable[Survivor], number: signal.Signals) -> None:
+    """Send a signal to these processes, as far as this process may.
+
+    Raises:
+        OSError: no file descriptor is left.
+    """
+    for survivor in survivors:
+        with suppress(PermissionError, BlockingIOError):
+            pidfd = open_survivor(survivor)
+            if pidfd is not None:
+                try:
+                    with suppress(ProcessLookupError):
+                        signal.pidfd_send_signal(pidfd, number)
+                finally:
+                    os.close(pidfd)
+
+
+@contextmanager
+def _ended_is_nothing() -> Iterator[None]:
+    """Suppress the errors of processes that have ended."""
+    try:
+        yield
+    except (PermissionError, BlockingIOError):
+        raise
+    except OSError as error:
+        if error.errno in SCARCE:
+            raise
+
+
+def _environment(pid: int) -> bytes:
+    """A process's initial environment; nothing if it has ended or is one of the kernel's.
+
+    Raises:
+        BlockingIOError: it is in execve(2), and the kernel shows nothing for a moment.
+    """
+    with open(f"/proc/{pid}/environ", "rb", buffering=0) as file:  # noqa: PTH123 - a path is slower
+        content = file.readall()
+    if not content and _has_memory(pid):
+        raise BlockingIOError(f"process {pid} is about to execute a program")
+    return content
+
+
+def _has_memory(pid: int) -> bool:
+    """Whether a process is neither a zombie nor the kernel's, by proc(5) `/proc/<pid>/stat`."""
+    state, *rest = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    return state not in (b"Z", b"X") and not int(rest[5]) & _KERNEL_THREAD
+
+
+def _mark(pid: int, environ: bytes, marks: Collection[Mark]) -> Mark | None:
+    """The mark of a process with this environment, if it is one of `marks`."""
+    values: dict[bytes, str] = {}
+    for entry in environ.split(b"\0"):
+        name, _, value = entry.partition(b"=")
+        if name in _FIELDS:
+            values.setdefault(name, os.fsdecode(value))
+    if len(values) < len(_FIELDS):
+        return None
+    host, worker, incarnation = (values[name] for name in _FIELDS)
+    mark = Mark(host, worker, incarnation, _real_uid(pid))
+    return mark if mark in marks else None
+
+
+def _real_uid(pid: int) -> int:
+    for line in Path(f"/proc/{pid}/status").read_bytes().splitlines():
+        if line.startswith(b"Uid:"):
+            return int(line.split()[1])
+    raise ProcessLookupError(f"/proc/{pid}/status has no user")
+
+
+def _command(pid: int) -> str:
+    """The name of a process's program."""
+    try:
+        first = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]
+        name = first.rpartition(b"/")[2] or Path(f"/proc/{pid}/comm").read_bytes().strip()
+    except OSError:
+        name = b"?"
+    return printable(name.decode("utf-8", "backslashreplace"))[:LONGEST_COMMAND]

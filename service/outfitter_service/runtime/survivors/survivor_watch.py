@@ -1,0 +1,190 @@
+"""Waits until a worker's processes are gone, and ends them where its registration asked for that.
+
+One search in /proc serves all allocations that wait at that moment, so many releases at once cost few searches. While a
+process is known to live, the watch waits for its end and searches rarely.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Collection, Sequence
+from typing import TypeVar
+
+import anyio
+import anyio.to_thread
+import structlog
+from msgspec import UNSET
+
+from outfitter_proto.records import Allocation, Survivors
+from outfitter_proto.support.backoff import Backoff
+from outfitter_service.runtime.identity import Identity
+from outfitter_service.runtime.survivors import processes
+from outfitter_service.runtime.survivors.processes import Mark, Search, Survivor
+
+log = structlog.get_logger("outfitter.survivors")
+
+FIRST_DELAY_S = 0.5
+LONGEST_DELAY_S = 10.0
+"""The first and the longest time until the watch searches again while a survivor lives."""
+SHORTEST_DELAY_S = 0.05
+"""Seconds between two searches for one worker."""
+REPORTED_AFTER_S = 0.5
+"""Seconds that survivors may take before the record mentions them."""
+REPORTED_EVERY_S = 10.0
+"""Seconds between two reports, so that a changing crowd of processes does not fill the ledger."""
+MOST_NAMED = 3
+"""Most processes that a report names."""
+
+NONE_LEFT = "no process of the worker is left"
+NOT_SEEN = "processes of the worker were not searched for: this manager does not see them"
+
+T = TypeVar("T")
+SearchProcesses = Callable[[Collection[Mark]], Search]
+
+
+class SurvivorWatch:
+    """The survivors of one manager's workers."""
+
+    def __init__(self, identity: Identity, *, search: SearchProcesses = processes.search) -> None:
+        """`identity`: the manager's, which says whose processes it can see. `search` finds processes in a thread."""
+        self._sees = (identity.boot_id, identity.pid_ns)
+        self._search = search
+        self._wanted: set[Mark] = set()
+        self._next: _Result | None = None
+        self._searching = anyio.Lock()
+        self._limiter = anyio.CapacityLimiter(2)
+
+    async def wait_until_gone(self, record: Allocation, delayed: Callable[[str], None]) -> str | None:
+        """Wait until no process of the allocation is left. `delayed` is called with the reason while some are. Returns
+        what came of it, for history; None: the allocation asked for no search."""
+        survivors, owner = record.request.survivors, record.request.owner
+        if survivors is UNSET or owner is None:
+            return None
+        if self._sees != (owner.boot_id, owner.pid_ns):
+            return NOT_SEEN
+        mark = Mark(record.host, record.worker, record.incarnation, survivors.uid)
+        return await _Vigil(self, mark, survivors, delayed).run()
+
+    async def find(self, mark: Mark) -> Search:
+        """The processes with this mark. A search that begins after this call answers it.
+
+        Raises:
+            OSError: /proc cannot be listed, or no file descriptor is left.
+        """
+        self._wanted.add(mark)
+        result = self._next = self._next or _Result()
+        async with self._searching:
+            if not result.begun:
+                result.begun = True
+                self._next, marks, self._wanted = None, self._wanted, set()
+                try:
+                    result.search = await self.in_thread(lambda: self._search(marks))
+                except OSError as error:
+                    result.error = error
+        if result.search is None:
+            raise result.error or OSError("the search was cancelled")
+        return result.search
+
+    async def in_thread(self, call: Callable[[], T]) -> T:
+        """Run a blocking call on /proc. A process that hangs in the kernel may hold it up for long."""
+        return await anyio.to_thread.run_sync(call, limiter=self._limiter, abandon_on_cancel=True)
+
+
+class _Result:
+    """A search that several callers share."""
+
+    def __init__(self) -> None:
+        self.begun = False
+        self.search: Search | None = None
+        self.error: OSError | None = None
+
+
+class _Vigil:
+    """One allocation's wait."""
+
+    def __init__(self, watch: SurvivorWatch, mark: Mark, wanted: Survivors, delayed: Callable[[str], None]) -> None:
+        self._watch = watch
+        self._mark = mark
+        self._kill_after_s = wanted.kill_after_s or None
+        self._delayed = delayed
+        self._begun = time.monotonic()
+        self._reported, self._reported_at = "", -REPORTED_EVERY_S
+        self._terminated: set[int] = set()
+        self._log = log.bind(host=mark.host, worker=mark.worker, incarnation=mark.incarnation)
+
+    async def run(self) -> str:
+        """Wait until none is left; return the sentence for history."""
+        backoff = Backoff(FIRST_DELAY_S, LONGEST_DELAY_S)
+        while True:
+            try:
+                found = await self._watch.find(self._mark)
+                survivors = found.survivors.get(self._mark)
+                if not survivors:
+                    return self._outcome(found)
+                self._report(_in_words(survivors))
+                await self._end(survivors)
+                await self._wait_for(survivors[0], at_most=self._until_kill(backoff.next_delay()))
+            except (FileNotFoundError, PermissionError) as error:
+                return f"processes of the worker were not searched for: {error}"
+            except OSError as error:
+                self._report(f"the processes of the worker cannot be searched for: {error}")
+                await anyio.sleep(backoff.next_delay())
+            await anyio.sleep(SHORTEST_DELAY_S)
+
+    def _outcome(self, found: Search) -> str:
+        if self._mark.uid in found.refused:
+            return f"not all processes of the worker were searched for: some of user {self._mark.uid} are unreadable"
+        return NONE_LEFT
+
+    def _report(self, reason: str) -> None:
+        now = time.monotonic()
+        if now - self._begun < REPORTED_AFTER_S or now - self._reported_at < REPORTED_EVERY_S:
+            return
+        if reason != self._reported:
+            self._reported, self._reported_at = reason, now
+            self._log.warning("devices stay held", reason=reason)
+            self._delayed(reason)
+
+    async def _end(self, survivors: Sequence[Survivor]) -> None:
+        """Send the signals that are due, if the registration asked for it."""
+        if self._kill_after_s is None:
+            return
+        if time.monotonic() - self._begun >= self._kill_after_s:
+            due, number = list(survivors), signal.SIGKILL
+        else:
+            due, number = [each for each in survivors if each.pid not in self._terminated], signal.SIGTERM
+            self._terminated.update(each.pid for each in due)
+        if due:
+            self._log.warning("ends the worker's processes", signal=number.name, pids=[each.pid for each in due])
+            await self._watch.in_thread(lambda: processes.send(due, number))
+
+    def _until_kill(self, delay: float) -> float:
+        if self._kill_after_s is None:
+            return delay
+        left = self._begun + self._kill_after_s - time.monotonic()
+        return min(delay, left) if left > 0 else min(delay, FIRST_DELAY_S)
+
+    async def _wait_for(self, survivor: Survivor, *, at_most: float) -> None:
+        """Wait for the end of a process, for at most so many seconds."""
+        try:
+            pidfd = await self._watch.in_thread(lambda: processes.open_survivor(survivor))
+        except BlockingIOError:
+            return
+        if pidfd is None:
+            return
+        try:
+            with anyio.move_on_after(at_most):
+                await anyio.wait_readable(pidfd)
+        finally:
+            os.close(pidfd)
+
+
+def _in_words(survivors: Sequence[Survivor]) -> str:
+    """For example: process 4711 (python3) of the worker still runs."""
+    named = ", ".join(f"{each.pid} ({each.command})" for each in survivors[:MOST_NAMED])
+    more = f" and {len(survivors) - MOST_NAMED} more" if len(survivors) > MOST_NAMED else ""
+    if len(survivors) == 1:
+        return f"process {named} of the worker still runs"
+    return f"processes {named}{more} of the worker still run"

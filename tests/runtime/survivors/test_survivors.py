@@ -1,0 +1,182 @@
+"""Processes that a worker leaves behind keep its devices, where its registration asks for that."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outfitter_proto.bus import CommitUnknownError
+from runtime.conftest import Serve
+from support.bus.faulty_bus import FaultyBus, no_faults
+from support.checker.verdict import verdict
+from support.drivers.preparing import BENCHES, Bench
+from support.managers.in_process import another, deregister, preparing, register, static
+from support.processes.owners import body, owner_of
+
+IDLE = "import sys; sys.stdin.read()"
+DEAF = "import signal, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); sys.stdin.read()"
+
+RUN = secrets.token_hex(4)
+"""The incarnation: tests on the same machine find only their own processes."""
+KEY = f"h/w/{RUN}"
+
+Start = Callable[..., subprocess.Popen[bytes]]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts a process of the worker `w`; the fixture ends it."""
+    with ExitStack() as processes:
+
+        def start(program: str = IDLE, worker: str = "w", **more: str) -> subprocess.Popen[bytes]:
+            names = {"OUTFITTER_HOST": "h", "OUTFITTER_WORKER": worker, "OUTFITTER_INCARNATION": RUN, **more}
+            process = subprocess.Popen(
+                [sys.executable, "-c", program],
+                env=names, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            )  # fmt: skip
+            processes.enter_context(process)
+            processes.callback(process.kill)
+            return process
+
+        yield start
+
+
+def asking(owner: int | None = None, *, uid: int | None = None, **more: Any) -> dict[str, Any]:
+    """A registration of `w` whose survivors count."""
+    survivors = {"uid": os.getuid() if uid is None else uid, **more}
+    return register("w", RUN, gpu=1, owner=body(owner_of(owner or os.getpid())), survivors=survivors)
+
+
+async def test_a_process_that_outlives_its_owner_keeps_the_device_until_it_has_ended(
+    serve: Serve, start: Start, url: str
+) -> None:
+    owner, survivor = start(OUTFITTER_WORKER="another"), start()
+    async with serve(static(1)) as manager:
+        await manager.say(asking(owner.pid), register("next", gpu=1))
+        await manager.state("w", "allocated", RUN)
+        owner.kill()
+        record = await manager.until(lambda records: (found := records[KEY]).get("delayed_by") and found)
+        assert record["state"] == "releasing"
+        assert record["delayed_by"] == f"process {survivor.pid} ({Path(sys.executable).name}) of the worker still runs"
+        assert record["reason"].endswith(record["delayed_by"])
+        assert (await manager.records())["h/next/1"]["state"] == "pending"
+        survivor.kill()
+        ended = await manager.state("w", "ended", RUN)
+        assert (ended["reason_code"], ended.get("delayed_by")) == ("owner-died", None)
+        await manager.state("next", "allocated")
+        [step] = [step for step in await manager.history() if step.get("to") == "ended"]
+        assert " of the worker " in step["explanation"]
+    assert (await verdict(url)).violations == ()
+
+
+async def test_a_process_that_a_survivor_started_counts_as_well(serve: Serve, start: Start) -> None:
+    parent = start(f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {IDLE!r}]); sys.stdin.read()")
+    async with serve(static(1)) as manager:
+        await manager.say(asking())
+        await manager.state("w", "allocated", RUN)
+        await manager.say(deregister("w", RUN))
+        await manager.until(lambda records: records[KEY].get("delayed_by"))
+        parent.kill()  # the other one still has the pipe to read from, as long as this process keeps it open
+        parent.wait()
+        assert (await manager.records())[KEY]["state"] == "releasing"
+        assert parent.stdin is not None
+        parent.stdin.close()
+        await manager.state("w", "ended", RUN)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"OUTFITTER_HOST": "g"}, {"OUTFITTER_WORKER": "v"}, {"OUTFITTER_INCARNATION": "2"}, {"OUTFITTER_INCARNATION": ""}],
+)
+async def test_processes_of_others_hold_nothing_up(serve: Serve, start: Start, other: dict[str, str]) -> None:
+    start(**other)
+    async with serve(static(1)) as manager:
+        await manager.say(asking(), deregister("w", RUN))
+        await manager.state("w", "ended", RUN)
+
+
+async def test_a_process_of_another_user_cannot_forge_its_way_to_a_device(serve: Serve, start: Start) -> None:
+    start()
+    async with serve(static(1)) as manager:
+        await manager.say(asking(uid=os.getuid() + 1), deregister("w", RUN))
+        await manager.state("w", "ended", RUN)
+
+
+async def test_a_manager_that_cannot_see_the_owner_does_not_wait_for_survivors(serve: Serve, start: Start) -> None:
+    start()
+    async with serve(static(1), identity=another(pid_ns=1)) as manager:
+        await manager.say(asking(), deregister("w", RUN))
+        await manager.state("w", "ended", RUN)
+        [step] = [step for step in await manager.history() if step.get("to") == "ended"]
+        assert step["explanation"].endswith("this manager does not see them")
+
+
+@pytest.mark.parametrize(("program", "number"), [(IDLE, signal.SIGTERM), (DEAF, signal.SIGKILL)])
+async def test_survivors_are_ended_where_the_registration_asks_for_it(
+    serve: Serve, start: Start, program: str, number: int
+) -> None:
+    survivor = start(program)
+    if program == DEAF:
+        assert survivor.stdout is not None
+        survivor.stdout.readline()
+    async with serve(static(1)) as manager:
+        await manager.say(asking(kill_after_s=60.0 if program == IDLE else 0.3), deregister("w", RUN))
+        await manager.state("w", "ended", RUN)
+    assert survivor.wait() == -number
+
+
+async def test_a_manager_that_starts_again_waits_for_the_same_survivors(serve: Serve, start: Start, url: str) -> None:
+    survivor = start()
+    async with serve(static(1)) as manager:
+        await manager.say(asking(), deregister("w", RUN), register("next", gpu=1))
+        await manager.state("w", "releasing", RUN)
+    async with serve(static(1)) as manager:
+        await manager.until(lambda records: records[KEY].get("delayed_by"))
+        assert (await manager.records())["h/next/1"]["state"] == "pending"
+        survivor.kill()
+        await manager.state("next", "allocated")
+    assert (await verdict(url)).violations == ()
+
+
+async def test_a_failed_commit_of_the_end_is_repeated_after_the_survivors_are_gone(
+    bus: FaultyBus, serve: Serve, start: Start, url: str
+) -> None:
+    survivor = start()
+    async with serve(static(1)) as manager:
+        await manager.say(asking(), deregister("w", RUN))
+        await manager.until(lambda records: records[KEY].get("delayed_by"))
+
+        async def fail(point: str) -> None:
+            if point.startswith("commit"):
+                bus.script = no_faults
+                raise CommitUnknownError("the answer was lost")
+
+        bus.script = fail
+        survivor.kill()
+        await manager.state("w", "ended", RUN)
+    assert (await verdict(url)).violations == ()
+
+
+async def test_a_driver_takes_the_devices_back_only_after_the_survivors_are_gone(
+    serve: Serve, start: Start, tmp_path: Path
+) -> None:
+    bench = BENCHES[str(tmp_path)] = Bench(str(tmp_path), 1)
+    survivor = start()
+    async with serve(preparing(bench.name)) as manager:
+        await manager.say(asking())
+        await manager.state("w", "allocated", RUN)
+        await manager.say(deregister("w", RUN))
+        await manager.until(lambda records: records[KEY].get("delayed_by"))
+        assert [call.what for call in bench.calls] == ["prepare"]
+        survivor.kill()
+        await manager.state("w", "ended", RUN)
+        assert [call.what for call in bench.calls] == ["prepare", "unprepare"]
