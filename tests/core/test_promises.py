@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from msgspec import UNSET, UnsetType, structs
+from msgspec import structs
 
 from outfitter_proto.records import (
     Deregister,
@@ -123,7 +123,6 @@ class Core(RuleBasedStateMachine):
         operators=OPERATORS,
         priority=st.sampled_from([0, 0, 0, 1, -1]),
         wait_s=st.sampled_from([None, None, 0.0, 5.0]),
-        survivors=st.sampled_from([UNSET, UNSET, Survivors(uid=0)]),
     )
     def register(
         self,
@@ -133,11 +132,8 @@ class Core(RuleBasedStateMachine):
         operators: dict[str, dict[str, int]] | None,
         priority: int,
         wait_s: float | None,
-        survivors: Survivors | UnsetType = UNSET,
     ) -> None:
         fields: dict[str, Any] = {
-            "owner": OWNER if survivors else None,
-            "survivors": survivors,
             "resources": None if amounts is None else requests(amounts),
             "operators": {name: requests(wanted) for name, wanted in (operators or {}).items()} or None,
             "priority": priority,
@@ -152,6 +148,21 @@ class Core(RuleBasedStateMachine):
         run = f"run-{self.world.offset}"
         operators = {"one": wanted, "two": wanted}
         self.world.message(Register(host=HOST, worker=worker, incarnation=run, resources=wanted, operators=operators))
+
+    @rule(worker=WORKERS, resource=st.sampled_from(["gpu", "npu"]), dies=st.booleans(), committed=st.booleans())
+    def leave_processes_behind(self, worker: str, resource: str, dies: bool, committed: bool) -> None:
+        """Somebody whose survivors count comes and goes."""
+        run, wanted = f"run-{self.world.offset}", requests({resource: 1})
+        survivors = Survivors(uid=0)
+        self.world.message(
+            Register(host=HOST, worker=worker, incarnation=run, resources=wanted, owner=OWNER, survivors=survivors)
+        )
+        if committed:
+            self.world.commit()
+        if dies:
+            self.world.say(m.OwnerDied(allocation=f"{HOST}/{worker}/{run}", detail="gone"))
+        else:
+            self.world.message(Deregister(host=HOST, worker=worker, incarnation=run))
 
     @rule(worker=WORKERS, incarnation=INCARNATIONS)
     def heartbeat(self, worker: str, incarnation: str) -> None:
