@@ -64,7 +64,7 @@ async def test_a_process_that_outlives_its_owner_keeps_the_device_until_it_has_e
         await manager.say(asking(owner.pid), register("next", gpu=1))
         await manager.state("w", "allocated", RUN)
         owner.kill()
-        record = await manager.until(lambda records: (found := records[KEY]).get("delayed_by") and found)
+        record = await manager.until(lambda records: (found := records.get(KEY, {})).get("delayed_by") and found)
         assert record["state"] == "releasing"
         assert record["delayed_by"] == f"process {survivor.pid} ({Path(sys.executable).name}) of the worker still runs"
         assert record["reason"].endswith(record["delayed_by"])
@@ -84,7 +84,7 @@ async def test_a_process_that_a_survivor_started_counts_as_well(serve: Serve, st
         await manager.say(asking())
         await manager.state("w", "allocated", RUN)
         await manager.say(deregister("w", RUN))
-        await manager.until(lambda records: records[KEY].get("delayed_by"))
+        await manager.until(lambda records: records.get(KEY, {}).get("delayed_by"))
         parent.kill()  # the other one still has the pipe to read from, as long as this process keeps it open
         parent.wait()
         assert (await manager.records())[KEY]["state"] == "releasing"
@@ -140,7 +140,7 @@ async def test_a_manager_that_starts_again_waits_for_the_same_survivors(serve: S
         await manager.say(asking(), deregister("w", RUN), register("next", gpu=1))
         await manager.state("w", "releasing", RUN)
     async with serve(static(1)) as manager:
-        await manager.until(lambda records: records[KEY].get("delayed_by"))
+        await manager.until(lambda records: records.get(KEY, {}).get("delayed_by"))
         assert (await manager.records())["h/next/1"]["state"] == "pending"
         survivor.kill()
         await manager.state("next", "allocated")
@@ -153,7 +153,7 @@ async def test_a_failed_commit_of_the_end_is_repeated_after_the_survivors_are_go
     survivor = start()
     async with serve(static(1)) as manager:
         await manager.say(asking(), deregister("w", RUN))
-        await manager.until(lambda records: records[KEY].get("delayed_by"))
+        await manager.until(lambda records: records.get(KEY, {}).get("delayed_by"))
 
         async def fail(point: str) -> None:
             if point.startswith("commit"):
@@ -175,7 +175,7 @@ async def test_a_driver_takes_the_devices_back_only_after_the_survivors_are_gone
         await manager.say(asking())
         await manager.state("w", "allocated", RUN)
         await manager.say(deregister("w", RUN))
-        await manager.until(lambda records: records[KEY].get("delayed_by"))
+        await manager.until(lambda records: records.get(KEY, {}).get("delayed_by"))
         assert [call.what for call in bench.calls] == ["prepare"]
         survivor.kill()
         await manager.state("w", "ended", RUN)
