@@ -14,7 +14,7 @@ from outfitter_proto.support.units import LONGEST_S, format_duration, parse_dura
 from outfitter_service.cli._lib.options import F
 
 if TYPE_CHECKING:
-    from outfitter_proto.records import Owner, Register
+    from outfitter_proto.records import Owner, Register, Survivors
 
 _AMOUNT = r"[0-9]{1,19}"
 
@@ -86,8 +86,9 @@ def registration(
     owner: Owner | None = None,
     wait_s: float | None = None,
     incarnation: str | None = None,
+    survivors: Survivors | None = None,
 ) -> Register:
-    """The registration from the options. `incarnation` None: a new one.
+    """The registration from the options. `incarnation` None: a new one. `survivors` None: they do not count.
 
     Raises:
         click.UsageError: every manager would refuse it.
@@ -114,6 +115,7 @@ def registration(
         wait_s=wait_s,
         priority=priority,
         labels=dict(_pair(label, "--label", "KEY=VALUE") for label in labels),
+        survivors=survivors or UNSET,
     )
     try:
         codec.decode_registration(codec.encode(message))

@@ -30,7 +30,7 @@ def bound(command: Sequence[str]) -> list[str]:
 
 
 class Child:
-    """The command's process; as a context manager, it removes a process that was never started.
+    """The command's process; as a context manager, it removes a process that was never started. `pid`: its pid.
 
     Until `take_foreground` it has a process group of its own, so a terminal's signals do not reach it.
     """
@@ -44,18 +44,23 @@ class Child:
         self.started = False
         self._ended: anyio.Event  # there is no event loop yet
         parent, (read_end, write_end) = os.getpid(), os.pipe()
-        self._pid = os.fork()
-        if self._pid == 0:
+        self.pid = os.fork()
+        if self.pid == 0:
             os.close(write_end)
             _stand_by(parent, read_end, list(command), mask)
         os.close(read_end)
-        os.setpgid(self._pid, self._pid)
+        os.setpgid(self.pid, self.pid)
         self._environment_pipe = write_end
-        self._pidfd = os.pidfd_open(self._pid)
+        self._pidfd = os.pidfd_open(self.pid)
+
+    @property
+    def ended(self) -> bool:
+        """Whether `wait` has seen its end."""
+        return self.started and self._ended.is_set()
 
     def take_foreground(self) -> None:
         """Move it into this process's group. A terminal's signals reach it from now on, but wait for its start."""
-        os.setpgid(self._pid, os.getpgrp())
+        os.setpgid(self.pid, os.getpgrp())
 
     def start(self, environment: Mapping[str, str]) -> None:
         """Let it become the command. It inherits the file descriptors that this process inherited."""
@@ -67,7 +72,7 @@ class Child:
     async def wait(self) -> int:
         """Wait for its end; return its exit code, or 128 plus the signal that ended it. One caller at a time."""
         await anyio.wait_readable(self._pidfd)
-        _, status = os.waitpid(self._pid, 0)  # noqa: ASYNC222 - it has ended
+        _, status = os.waitpid(self.pid, 0)  # noqa: ASYNC222 - it has ended
         self._ended.set()
         code = os.waitstatus_to_exitcode(status)
         return code if code >= 0 else 128 - code
@@ -78,7 +83,7 @@ class Child:
     def __exit__(self, *exc: object) -> None:
         if not self.started:
             self.send(signal.SIGKILL)
-            os.waitpid(self._pid, 0)
+            os.waitpid(self.pid, 0)
 
     def send(self, number: int) -> None:
         """Send it a signal. It may have ended already."""

@@ -21,6 +21,7 @@ from outfitter_proto.bus import Create
 from outfitter_proto.records import Allocation, Register
 from outfitter_service.cli._lib import output
 from outfitter_service.cli._lib.running.child import Child
+from outfitter_service.cli._lib.running.left_behind import LeftBehind
 from outfitter_service.cli._lib.running.signals import Received, SignalFile
 from outfitter_service.config import Connection
 from outfitter_service.query import ledger_view
@@ -32,7 +33,10 @@ WITHDRAWING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQU
 """Signals that withdraw the registration, before the command runs."""
 
 PASSED_ON: Final = (*WITHDRAWING, signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH)
-"""Signals that are passed on to the running command."""
+"""Signals that are passed on to the running command. `WITHDRAWING` end what it left behind, once it has ended."""
+
+RECEIVED: Final = (*PASSED_ON, signal.SIGCHLD)
+"""Signals that a session reads."""
 
 
 class RunSession:
@@ -47,13 +51,16 @@ class RunSession:
         signals: SignalFile,
         wait_for_manager: bool,
         kill_after: float,
+        kill_survivors: bool = False,
     ) -> None:
+        """`kill_survivors`: end what the command leaves behind, in place of waiting for it."""
         self._where = where
         self._message = message
         self._child = child
         self._signals = signals
         self._patience = None if wait_for_manager else MANAGER_PATIENCE
         self._kill_after = kill_after
+        self._left_behind = LeftBehind(child.pid, kill=kill_survivors, kill_after=kill_after)
         self._withdrawn_by: int | None = None
         self._waiting = anyio.CancelScope()
 
@@ -78,7 +85,12 @@ class RunSession:
             self._handle_signal(await self._signals.next())
 
     def _handle_signal(self, received: Received) -> None:
-        if self._child.started:
+        if received.number == signal.SIGCHLD:
+            self._left_behind.reap()
+        elif self._child.ended:
+            if received.number in WITHDRAWING:
+                self._left_behind.end()
+        elif self._child.started:
             if not received.by_kernel:  # the terminal has sent it to the command, too
                 self._child.send(received.number)
         elif received.number in WITHDRAWING and self._withdrawn_by is None:
@@ -128,6 +140,7 @@ class RunSession:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._guard, session.allocation_watch)
             code = await self._child.wait()
+            await self._left_behind.wait(self._child.command[0])
             tasks.cancel_scope.cancel()
         return code
 
@@ -168,7 +181,7 @@ class RunSession:
     # --- while the command runs --------------------------------------------------------------------------
 
     async def _guard(self, allocation_watch: AllocationWatch) -> None:
-        """End the command when the allocation is over, or its lease is about to end."""
+        """End the command, and what it left behind, when the allocation is over, or its lease is about to end."""
         while True:
             snapshot = allocation_watch.read()
             lost = _lost(snapshot.record, snapshot.error)
@@ -177,6 +190,7 @@ class RunSession:
                 lost = str(lease_lost(allocation_watch))
             if lost is not None:
                 warn(f"the allocation is lost ({lost}): ending {self._child.command[0]}")
+                self._left_behind.end()
                 await self._child.end(within=self._kill_after)
                 return
             # ask the lease's clock often: an event loop's timer stands still while the machine is suspended

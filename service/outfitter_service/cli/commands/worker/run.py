@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from typing import Any, NoReturn
 
 import click
@@ -13,6 +14,8 @@ from outfitter_service.cli._lib.running import executable
 
 KILL_AFTER = 10.0
 """Seconds between SIGTERM and SIGKILL for the command, when its devices are lost."""
+SHORTEST_S = 0.001
+"""The shortest time between SIGTERM and SIGKILL that a registration can have, in seconds."""
 DESCRIPTORS = 24
 """File descriptors that must be free: for the event loop, the bus and the command."""
 
@@ -27,8 +30,9 @@ DESCRIPTORS = 24
     metavar="DURATION",
     default=KILL_AFTER,
     show_default=True,
-    help="If the devices are lost: time between SIGTERM and SIGKILL for the command.",
+    help="When something is ended: time between SIGTERM and SIGKILL.",
 )
+@click.option("--kill-survivors", is_flag=True, help="End the processes that COMMAND leaves behind.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.pass_context
 def run(
@@ -38,6 +42,7 @@ def run(
     wait: float | None,
     wait_for_manager: bool,
     kill_after: float,
+    kill_survivors: bool,
     command: tuple[str, ...],
     bus: str | None,
     host: str | None,
@@ -54,9 +59,13 @@ def run(
 
     COMMAND inherits all open files. A standard stream that is closed is /dev/null for it.
 
-    COMMAND dies with `outfitter run`, whatever kills it. Processes that COMMAND starts do not: end them in it. If the
-    allocation is lost while COMMAND runs (somebody deregistered it, or its lease is about to end and no manager on this
-    machine watches the process), it gets SIGTERM, and SIGKILL after --kill-after.
+    Processes that COMMAND leaves behind keep the devices: `outfitter run` ends only after they have ended. It says for
+    whom it waits; Ctrl-C or SIGTERM then ends them, and --kill-survivors does so at once.
+
+    COMMAND dies with `outfitter run`, whatever kills it. If processes of COMMAND survive that, the manager keeps their
+    devices until they have ended, or ends them (--kill-survivors), where it can see them. If the allocation is lost
+    while COMMAND runs (somebody deregistered it, or its lease is about to end and no manager on this machine watches
+    the process), it gets SIGTERM, and SIGKILL after --kill-after.
     """  # fmt: skip
     del bus, host, cluster  # `connection` reads these from all sources
     from outfitter_proto.support import descriptors
@@ -64,24 +73,38 @@ def run(
     descriptors.require(DESCRIPTORS, "`outfitter run`")
 
     import anyio
+    from msgspec import UNSET
 
+    from outfitter_proto.records import Survivors
     from outfitter_proto.support.processes import process_owner
     from outfitter_service import standard_error
+    from outfitter_service.cli._lib.running import left_behind
     from outfitter_service.cli._lib.running.child import Child
-    from outfitter_service.cli._lib.running.run_session import PASSED_ON, RunSession
+    from outfitter_service.cli._lib.running.run_session import RECEIVED, RunSession
     from outfitter_service.cli._lib.running.signals import SignalFile
     from outfitter_service.config import connection
 
     show_warnings_of_libraries()
     where = connection(config, options.given(ctx))
     executable.check(command[0], os.environ)  # no record changes its PATH
-    message = registration_options.registration(where.host, **request, owner=process_owner(), wait_s=wait)
-    with SignalFile(PASSED_ON) as signals, Child(command, mask=signals.blocked_before) as child:
+    survivors = Survivors(uid=os.getuid(), kill_after_s=max(kill_after, SHORTEST_S) if kill_survivors else UNSET)
+    message = registration_options.registration(
+        where.host, **request, owner=process_owner(), wait_s=wait, survivors=survivors
+    )
+    left_behind.adopt()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored, nobody can wait for processes
+    with SignalFile(RECEIVED) as signals, Child(command, mask=signals.blocked_before) as child:
         standard_error.go_background()  # its thread comes after the fork
 
         async def work() -> int:
             session = RunSession(
-                where, message, child, signals=signals, wait_for_manager=wait_for_manager, kill_after=kill_after
+                where,
+                message,
+                child,
+                signals=signals,
+                wait_for_manager=wait_for_manager,
+                kill_after=kill_after,
+                kill_survivors=kill_survivors,
             )
             return await session.run()
 

@@ -1,0 +1,140 @@
+"""Processes that the command of `outfitter run` leaves behind: we adopt them, and wait until they have ended.
+
+Their devices must not be lent again while they live. As a child subreaper (prctl(2)) this process becomes the parent of
+every descendant whose own parent ends, however it was started. So no descendant is left once it has no child.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from collections import defaultdict
+from contextlib import suppress
+from pathlib import Path
+
+import anyio
+
+from outfitter_proto.support.printable import printable
+from outfitter_proto.support.processes import read_stat
+from outfitter_service.query.errors import warn
+
+PR_SET_CHILD_SUBREAPER = 36
+SAID_AFTER_S = 2.0
+"""Seconds until we say for whom we wait."""
+SAID_AGAIN_AFTER_S = 600.0
+"""Seconds until we say it again."""
+KILLED_EVERY_S = 0.2
+"""Seconds between two rounds of SIGKILL: a process may have started another one meanwhile."""
+MOST_NAMED = 5
+LONGEST_COMMAND = 60
+"""Most processes that a message names, and most characters of each command."""
+
+
+class LeftBehind:
+    """The descendants of this process besides the command itself."""
+
+    def __init__(self, command: int, *, kill: bool, kill_after: float) -> None:
+        """Adopt all descendants from now on. Call it before the command starts.
+
+        `command`: the command's pid. `kill`: end the descendants when the command has ended, in place of waiting.
+        `kill_after`: seconds between SIGTERM and SIGKILL.
+        """
+        self._command = command
+        self._kill_after = kill_after
+        self._must_end = anyio.Event()
+        self._none_left = anyio.Event()
+        if kill:
+            self._must_end.set()
+
+    def end(self) -> None:
+        """End them as soon as the command has ended."""
+        self._must_end.set()
+
+    def reap(self) -> None:
+        """Reap those that have ended. `SIGCHLD` tells when."""
+        with suppress(ChildProcessError):
+            while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+                if ended.si_pid == self._command:
+                    return  # `Child.wait` reaps the command, and then the next call of `reap` the others
+                os.waitpid(ended.si_pid, 0)
+            return
+        self._none_left.set()
+
+    async def wait(self, command: str) -> None:
+        """Wait until none is left, and say after a while who is. The command, whose name this is, has been reaped."""
+        self._command = 0
+        self.reap()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._say, command)
+            tasks.start_soon(self._end)
+            await self._none_left.wait()
+            tasks.cancel_scope.cancel()
+
+    async def _say(self, command: str) -> None:
+        await anyio.sleep(SAID_AFTER_S)
+        while True:
+            if descendants := _descendants():
+                named = ", ".join(f"{pid} ({_command_line(pid)})" for pid in [*descendants][:MOST_NAMED])
+                more = f" and {len(descendants) - MOST_NAMED} more" if len(descendants) > MOST_NAMED else ""
+                warn(
+                    f"{command} has ended; keeps the devices until what it left behind has ended, too: {named}{more} "
+                    "(Ctrl-C or SIGTERM ends it)"
+                )
+            await anyio.sleep(SAID_AGAIN_AFTER_S)
+
+    async def _end(self) -> None:
+        await self._must_end.wait()
+        _send(signal.SIGTERM)
+        await anyio.sleep(self._kill_after)
+        while True:
+            _send(signal.SIGKILL)
+            await anyio.sleep(KILLED_EVERY_S)
+
+
+def adopt() -> None:
+    """Become the parent of descendants whose parent ends.
+
+    Raises:
+        OSError: the kernel refuses.
+    """
+    library = ctypes.CDLL(None, use_errno=True)
+    if library.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), "PR_SET_CHILD_SUBREAPER")
+
+
+def _descendants() -> dict[int, int]:
+    """The parents of all descendants, by pid, those who are nearer first."""
+    children: defaultdict[int, list[int]] = defaultdict(list)
+    for name in os.listdir("/proc"):  # noqa: PTH208 - a path is slower
+        if name.isdecimal():
+            with suppress(OSError, ValueError):
+                children[read_stat(int(name), 4)].append(int(name))
+    parents: dict[int, int] = {}
+    queue = [os.getpid()]
+    for parent in queue:
+        new = [pid for pid in children[parent] if pid not in parents]
+        parents |= dict.fromkeys(new, parent)
+        queue += new
+    return parents
+
+
+def _send(number: signal.Signals) -> None:
+    """Send a signal to all descendants."""
+    for pid, parent in _descendants().items():
+        with suppress(OSError, ValueError):
+            pidfd = os.pidfd_open(pid)
+            try:
+                if read_stat(pid, 4) == parent:  # else another process has its pid by now, or the next round finds it
+                    signal.pidfd_send_signal(pidfd, number)
+            finally:
+                os.close(pidfd)
+
+
+def _command_line(pid: int) -> str:
+    with suppress(OSError):
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").strip()
+        text = printable((words or Path(f"/proc/{pid}/comm").read_bytes().strip()).decode("utf-8", "backslashreplace"))
+        return text if len(text) <= LONGEST_COMMAND else f"{text[: LONGEST_COMMAND - 1]}…"
+    return "?"
