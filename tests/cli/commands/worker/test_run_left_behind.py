@@ -69,13 +69,17 @@ def test_kill_survivors_ends_even_a_daemon_that_does_not_want_to(one_gpu: Manage
 def test_processes_that_end_while_the_command_runs_leave_no_zombies(one_gpu: Manager) -> None:
     count = """
 import os, subprocess, time
+
+def is_zombie(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[:2] == ["Z", str(os.getppid())]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
 for _ in range(5):
     subprocess.run(["sh", "-c", "true & true"])
-zombies = lambda: [
-    pid for pid in filter(str.isdecimal, os.listdir("/proc"))
-    if open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[:2] == ["Z", str(os.getppid())]
-]
-while zombies():
+while any(map(is_zombie, filter(str.isdecimal, os.listdir("/proc")))):
     time.sleep(0.01)
 """
     with one_gpu.popen("run", "--", sys.executable, "-c", count) as process:

@@ -22,6 +22,7 @@ from outfitter_proto.records import Allocation, Register
 from outfitter_service.cli._lib import output
 from outfitter_service.cli._lib.running.child import Child
 from outfitter_service.cli._lib.running.left_behind import LeftBehind
+from outfitter_service.cli._lib.running.no_devices import hiding
 from outfitter_service.cli._lib.running.signals import Received, SignalFile
 from outfitter_service.config import Connection
 from outfitter_service.query import ledger_view
@@ -147,6 +148,7 @@ class RunSession:
     def _environment(self, record: Allocation) -> dict[str, str]:
         return {
             **os.environ,
+            **hiding(record),
             **environment(record, None),
             **{f"OUTFITTER_KAFKA_{name.replace('-', '_').upper()}": value for name, value in self._where.login.items()},
             "OUTFITTER_BUS": self._where.bus,
