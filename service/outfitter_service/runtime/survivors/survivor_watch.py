@@ -170,8 +170,8 @@ class _Vigil:
         """Wait for the end of a process, for at most so many seconds."""
         try:
             pidfd = await self._watch.in_thread(lambda: processes.open_survivor(survivor))
-        except BlockingIOError:
-            return
+        except (BlockingIOError, PermissionError):
+            return  # the next search says what has become of it
         if pidfd is None:
             return
         try:

@@ -46,6 +46,16 @@ def test_the_devices_are_given_back_only_after_what_the_command_left_behind_has_
     one_gpu.wait_for_state("w", "ended")
 
 
+def test_a_daemon_without_a_parent_is_waited_for_as_well(one_gpu: Manager) -> None:
+    with one_gpu.popen("run", "--worker", "w", "--", sys.executable, "-c", DAEMON) as process:
+        survivor = int(line_of(process))
+        assert process.stderr is not None
+        assert str(survivor) in process.stderr.readline()
+        assert one_gpu.wait_for_state("w", "allocated")
+        os.kill(survivor, signal.SIGKILL)
+        assert finish(process)[0] == 0
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_after_the_commands_end_ends_what_it_left_behind(one_gpu: Manager, number: signal.Signals) -> None:
     with one_gpu.popen("run", "--", "sh", "-c", LEAVE) as process:

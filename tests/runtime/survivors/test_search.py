@@ -1,0 +1,77 @@
+"""The search for a worker's processes, whatever they are doing at that moment."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from outfitter_service.runtime.survivors.processes import Mark, open_survivor, search, send
+
+RUN = secrets.token_hex(4)
+MARK = Mark("h", "w", RUN, os.getuid())
+NAMES = {"OUTFITTER_HOST": "h", "OUTFITTER_WORKER": "w", "OUTFITTER_INCARNATION": RUN, "PATH": os.environ["PATH"]}
+SEARCHES = 100
+
+
+@pytest.fixture
+def restless(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that executes its program again and again."""
+    program = tmp_path / "restless"
+    program.write_text('#!/bin/sh\nexec "$0"\n')
+    program.chmod(0o755)
+    with subprocess.Popen([program], env=NAMES) as process:
+        yield process
+        process.kill()
+
+
+def test_a_process_that_executes_its_program_again_and_again_is_found_each_time(
+    restless: subprocess.Popen[bytes],
+) -> None:
+    for _ in range(SEARCHES):
+        [found] = search({MARK}).survivors[MARK]
+        assert found.pid == restless.pid
+
+
+def test_a_process_that_hands_over_to_its_child_and_ends_is_found_each_time(tmp_path: Path) -> None:
+    program = tmp_path / "relay"
+    stop = tmp_path / "stop"
+    program.write_text(f'#!/bin/sh\n[ -e {stop} ] || "$0" &\n')
+    program.chmod(0o755)
+    subprocess.run([program], env=NAMES, check=True, timeout=60)
+    try:
+        for _ in range(SEARCHES):
+            assert search({MARK}).survivors.get(MARK)
+    finally:
+        stop.touch()
+    while search({MARK}).survivors.get(MARK):
+        pass
+
+
+def test_one_search_finds_the_processes_of_several_workers() -> None:
+    other = MARK._replace(worker="v")
+    with (
+        subprocess.Popen(["sleep", "1000"], env=NAMES) as first,
+        subprocess.Popen(["sleep", "1000"], env=NAMES | {"OUTFITTER_WORKER": "v"}) as second,
+    ):
+        survivors = search({MARK, other}).survivors
+        first.kill()
+        second.kill()
+    assert {mark: [each.pid for each in found] for mark, found in survivors.items()} == {
+        MARK: [first.pid], other: [second.pid]
+    }  # fmt: skip
+    assert {each.command for found in survivors.values() for each in found} == {"sleep"}
+
+
+def test_a_process_that_has_ended_is_neither_found_nor_signalled() -> None:
+    with subprocess.Popen(["sleep", "1000"], env=NAMES) as process:
+        [found] = search({MARK}).survivors[MARK]
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it stays a zombie
+        assert open_survivor(found) is None
+        assert search({MARK}).survivors == {}
+        send([found], 9)
