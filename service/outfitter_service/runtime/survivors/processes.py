@@ -21,7 +21,7 @@ from typing import NamedTuple
 from outfitter_proto.support.descriptors import SCARCE
 from outfitter_proto.support.printable import printable
 
-ROUNDS = 5
+ROUNDS = 10
 """How often one search lists the processes. Later rounds read only what an earlier one could not: a process may start
 another one and end while we read."""
 PAUSE_S = 0.001
