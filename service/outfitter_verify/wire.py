@@ -107,12 +107,14 @@ def _finite(digits: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A worker's request in its record. `lease_s` None: no lease, or the manager's default."""
+    """A worker's request in its record. `lease_s` None: no lease, or the manager's default. `waits_for_survivors`: its
+    devices are free only after the manager has looked for processes that it left behind."""
 
     amounts: Mapping[str, int]
     priority: int
     lease_s: float | None
     has_owner: bool
+    waits_for_survivors: bool
 
 
 class Operator(NamedTuple):
@@ -247,11 +249,13 @@ def _request(body: Mapping[str, Any]) -> Request:
     lease_s = body.get("lease_s")
     if lease_s is not None and not (type(lease_s) in (int, float) and 0 <= lease_s < _INTEGERS.stop):
         _fail(f"its lease_s is {lease_s!r}")
+    has_owner = _get(body, "owner", dict, None) is not None
     return Request(
         amounts={name: _get(amounts, name, int) for name in amounts},
         priority=_get(body, "priority", int, 0),
         lease_s=lease_s,
-        has_owner=_get(body, "owner", dict, None) is not None,
+        has_owner=has_owner,
+        waits_for_survivors=has_owner and _get(body, "survivors", dict, None) is not None,
     )
 
 

@@ -98,6 +98,12 @@ class Releases:
             ledger.wrong(
                 "releases", written.offset, f"{record.key} is {record.state}, but its driver never took it back"
             )
+        if record.state in wire.FINAL and was.record.body.get("resources") and record.request.waits_for_survivors:
+            ledger.wrong(
+                "releases",
+                written.offset,
+                f"{record.key} is {record.state}, but nobody looked for the processes that it left behind",
+            )
         if code not in _CODES:
             self._findings.note_partial("releases", f"this version does not know the reason {code!r}")
         elif code not in _RELEASE_CODES or (code == "prepare-failed" and was.record.state != "preparing"):

@@ -66,6 +66,13 @@ def a_driver_that_prepared_a_device_is_not_asked_to_take_it_back(world: World) -
     world.commit(world.allocation("e", "ended"))
 
 
+@planted("releases", says="nobody looked for the processes")
+def a_worker_whose_processes_may_still_run_is_over_at_once(world: World) -> None:
+    request = ALONE | {"owner": {"pid": 1}, "survivors": {"uid": 1000}}
+    _held(world, request=request)
+    world.commit(world.allocation("e", "ended", request=request))
+
+
 @planted("releases", says="after 619.99")
 def a_lease_ends_before_its_time(world: World) -> None:
     _held(world, request=ALONE | {"lease_s": 700.0})
