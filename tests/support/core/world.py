@@ -31,6 +31,7 @@ from outfitter_service.core.decide import Decision, Rules, decide, decide_in_ful
 from outfitter_service.core.hosts import host_record
 from outfitter_service.core.state.host_state import HostState, queue_entry
 from outfitter_service.core.state.ledger import DropAllocation, Ledger, PutAllocation, PutRecord, SetInventory, SetScan
+from outfitter_service.core.states import GRANTED_STATES
 from support.core.core_driver import HOST, START
 from support.core.decided import apply, change_all, decision_of, is_settled, touched
 
@@ -267,7 +268,9 @@ class World:
                 assert record.state in FINAL_STATES, f"{key} rose from {old.state} to {record.state}"
             if isinstance(old, Allocation) and old.token is not None:
                 assert record.token == old.token, f"{key} was granted twice"
-                unsearched = old.state != "releasing" and old.request.survivors and old.request.owner and old.resources
+                unsearched = (
+                    old.state in GRANTED_STATES and old.request.survivors and old.request.owner and old.resources
+                )
                 assert not (unsearched and record.state in FINAL_STATES), f"nobody looked for survivors of {key}"
             self.gone.discard(key)
         self.topic[key] = record
