@@ -57,28 +57,44 @@ class Change(NamedTuple):
         return (self.message.key or b"").decode("utf-8", "replace")
 
 
-class LedgerView:
-    """The newest record of every key."""
+class _HostRecords:
+    """The newest records of one host by key: `allocations`, and `others`."""
 
     def __init__(self) -> None:
-        self._allocations: dict[str, Stored] = {}
-        self._others: dict[str, StateRecord] = {}
+        self.allocations: dict[str, Stored] = {}
+        self.others: dict[str, StateRecord] = {}
+
+    def remove(self, key: str) -> None:
+        self.allocations.pop(key, None)
+        self.others.pop(key, None)
+
+
+class LedgerView:
+    """The newest record of every key, by host."""
+
+    def __init__(self) -> None:
+        self._by_host: dict[str, _HostRecords] = {}
 
     def put(self, change: Change) -> None:
         """Replace an earlier record of the key."""
-        self._allocations.pop(change.key, None)
-        self._others.pop(change.key, None)
+        host = keys.host_of(change.message.key or b"")
+        if host is None:
+            return
+        records = self._by_host.setdefault(host, _HostRecords())
+        records.remove(change.key)
         match change.record:
             case Allocation():
-                self._allocations[change.key] = Stored(change.record, change.message.value or b"")
+                records.allocations[change.key] = Stored(change.record, change.message.value or b"")
             case Checkpoint() | None:
-                pass
+                if not records.allocations and not records.others:
+                    del self._by_host[host]
             case _:
-                self._others[change.key] = change.record
+                records.others[change.key] = change.record
 
-    def of(self, kind: type[R]) -> list[R]:
-        """The records of one kind, which is not `Allocation`."""
-        return [record for record in self._others.values() if isinstance(record, kind)]
+    def of(self, kind: type[R], host: str | None = None) -> list[R]:
+        """The records of one kind, which is not `Allocation`, of all hosts or of one."""
+        chosen = self._by_host.values() if host is None else self._of_host(host)
+        return [record for records in chosen for record in records.others.values() if isinstance(record, kind)]
 
     @property
     def hosts(self) -> dict[str, Host]:
@@ -86,9 +102,19 @@ class LedgerView:
         return {record.host: record for record in self.of(Host)}
 
     @property
+    def names(self) -> list[str]:
+        """The names of all hosts of which there is a record, also of hosts without a record of their own."""
+        return list(self._by_host)
+
+    @property
     def allocations(self) -> list[Stored]:
         """All allocations, also ended ones, by host and then in the order of their registrations."""
-        return sorted(self._allocations.values(), key=lambda stored: _order(stored.record))
+        return [stored for host in sorted(self._by_host) for stored in self.allocations_of(host)]
+
+    def allocations_of(self, host: str) -> list[Stored]:
+        """The allocations of one host, also ended ones, in the order of their registrations."""
+        allocations = [stored for records in self._of_host(host) for stored in records.allocations.values()]
+        return sorted(allocations, key=lambda stored: _order(stored.record))
 
     def of_worker(self, worker: str, incarnation: str | None = None) -> list[Allocation]:
         """The newest allocation of workers with this name on each host, or that of one incarnation."""
@@ -105,11 +131,11 @@ class LedgerView:
 
     def live(self, host: str) -> Iterator[Allocation]:
         """The allocations of a host that are not over."""
-        return (
-            stored.record
-            for stored in self.allocations
-            if stored.record.host == host and stored.record.state not in FINAL_STATES
-        )
+        return (stored.record for stored in self.allocations_of(host) if stored.record.state not in FINAL_STATES)
+
+    def _of_host(self, host: str) -> list[_HostRecords]:
+        records = self._by_host.get(host)
+        return [] if records is None else [records]
 
 
 def _order(record: Allocation) -> tuple[str, int, int]:

@@ -17,7 +17,7 @@ from msgspec import structs
 from outfitter_proto import names
 from outfitter_proto.bus import Entry, connect
 from outfitter_proto.records import DeadLetter, MessageSource
-from outfitter_service.cli.commands.view.dead_letters import shown
+from outfitter_service.query.letters import shown
 from support.managers.process import OUTFITTER, Manager, StartManager, files_config
 
 SAID = {

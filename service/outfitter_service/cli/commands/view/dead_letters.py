@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import click
-from msgspec import UNSET, Struct
+from msgspec import Struct
 
 from outfitter_proto.records.history import NobodysCode
 from outfitter_service.cli._lib import options, output
@@ -17,30 +17,15 @@ from outfitter_service.query.errors import warn
 
 if TYPE_CHECKING:
     from outfitter_proto.bus import Message
-    from outfitter_proto.records import DeadLetter, MessageSource
+    from outfitter_proto.records import DeadLetter
     from outfitter_service.config import Connection
     from outfitter_service.query.history_reader import HistoryRange
+    from outfitter_service.query.letters import ShownLetter
 
 SHOWN = 20
 BODY_SHOWN = 1_000
 """Most characters of a message that are shown to people."""
 CODES = [str(code) for code in NobodysCode]
-
-
-class ShownLetter(Struct, frozen=True, kw_only=True):
-    """A dead letter as it is shown. `text` is the message, perhaps cut, if it is UTF-8; otherwise `base64` has it."""
-
-    at: datetime
-    source: MessageSource
-    key: str | None
-    code: str | None
-    field: str | None
-    reason: str
-    length: int
-    sha256: str
-    writer: str
-    text: str | None
-    base64: bytes | None
 
 
 class LetterFilter(Struct, frozen=True, kw_only=True):
@@ -137,31 +122,10 @@ async def _follow(history_range: HistoryRange, chosen: LetterFilter, as_json: bo
 def _decoded(message: Message, chosen: LetterFilter) -> ShownLetter | None:
     from outfitter_proto import codec
     from outfitter_service.query import history_reader
+    from outfitter_service.query.letters import shown
 
     letter = history_reader.decoded(message, codec.decode_dead_letter)
     return shown(letter) if letter is not None and chosen.matches(letter) else None
-
-
-def shown(letter: DeadLetter) -> ShownLetter:
-    """A dead letter with its message as text, if possible. A character that the cut has halved is left out."""
-    try:
-        text: str | None = letter.body.decode()
-    except UnicodeDecodeError as error:
-        cut = len(letter.body) < letter.length and error.start > len(letter.body) - 4
-        text = letter.body[: error.start].decode() if cut else None
-    return ShownLetter(
-        at=letter.at,
-        source=letter.source,
-        key=letter.message_key,
-        code=None if letter.code is UNSET else letter.code,
-        field=letter.field,
-        reason=letter.reason,
-        length=letter.length,
-        sha256=letter.sha256,
-        writer=letter.writer,
-        text=text,
-        base64=letter.body if text is None else None,
-    )
 
 
 def _show(letter: ShownLetter, *, as_json: bool) -> None:

@@ -7,44 +7,16 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import click
-from msgspec import Struct
 
 from outfitter_service.cli._lib import options, output
 from outfitter_service.query.errors import OutfitterCliError
 
 if TYPE_CHECKING:
     from outfitter_proto.records import Allocation, Host
-    from outfitter_service.cli.commands.view.devices import DeviceHolder, DeviceLine
     from outfitter_service.config import Connection
+    from outfitter_service.query.device_lines import DeviceHolder, DeviceLine
+    from outfitter_service.query.explanation import Explanation
     from outfitter_service.query.ledger_view import LedgerView
-
-
-class Waiter(Struct, frozen=True, kw_only=True):
-    """A worker that is before another one in the queue."""
-
-    worker: str
-    position: int
-    priority: int
-    amounts: dict[str, int]
-
-
-class Explanation(Struct, frozen=True, kw_only=True):
-    """The state of one worker. `devices`: all devices of the resources that it wants, with their holders."""
-
-    host: str
-    worker: str
-    incarnation: str
-    state: str
-    since: datetime
-    reason: str | None
-    reason_code: str | None
-    queue_position: int | None
-    wait_until: datetime | None
-    amounts: dict[str, int]
-    warnings: list[str]
-    managed: bool
-    ahead: list[Waiter]
-    devices: list[DeviceLine]
 
 
 @click.command()
@@ -58,18 +30,18 @@ def explain(where: Connection, /, worker: options.WorkerNames, host: str | None,
     """
     import anyio
 
-    from outfitter_service.query import ledger_view
+    from outfitter_service.query import explanation, ledger_view
 
     ledger = anyio.run(ledger_view.read_from, where, options.host_of(host, worker))
     records = ledger.of_worker(worker.worker, worker.incarnation)
     if not records:
         raise OutfitterCliError(_no_worker(ledger, worker))
-    explanations = [_explanation(ledger, record) for record in records]
+    explanations = [explanation.explain(ledger, record) for record in records]
     if as_json:
         output.print_json(explanations)
         return
-    for record, explanation in zip(records, explanations, strict=True):
-        for sentence in _sentences(record, explanation, ledger.hosts.get(record.host)):
+    for record, explained in zip(records, explanations, strict=True):
+        for sentence in _sentences(record, explained, ledger.hosts.get(record.host)):
             output.say(sentence)
 
 
@@ -80,46 +52,6 @@ def _no_worker(ledger: LedgerView, worker: options.WorkerNames) -> str:
     near = get_close_matches(worker.worker, names, n=1)
     hint = f"did you mean {near[0]}?" if near else "`outfitter status` lists all workers"
     return f"there is no worker {str(worker)!r}: it never registered, or ended long ago; {hint}"
-
-
-def _explanation(ledger: LedgerView, record: Allocation) -> Explanation:
-    from outfitter_service.cli.commands.view.devices import lines_of
-    from outfitter_service.query.ledger_view import warnings_of
-
-    host = ledger.hosts.get(record.host)
-    resources = set(record.request.amounts)
-    return Explanation(
-        host=record.host,
-        worker=record.worker,
-        incarnation=record.incarnation,
-        state=record.state,
-        since=record.since,
-        reason=record.reason,
-        reason_code=record.reason_code,
-        queue_position=record.queue_position,
-        wait_until=record.wait_until,
-        amounts=record.request.amounts,
-        warnings=warnings_of(record),
-        managed=host is not None and host.manager.stopped_at is None,
-        ahead=list(_ahead(ledger, record)),
-        devices=[line for line in lines_of(ledger, host) if line.resource in resources] if host is not None else [],
-    )
-
-
-def _ahead(ledger: LedgerView, record: Allocation) -> Iterator[Waiter]:
-    """The workers that are before this one in the queue and want any of the same resources."""
-    if record.queue_position is None:
-        return
-    resources = record.request.amounts.keys()
-    queue = [waiter for waiter in ledger.live(record.host) if waiter.queue_position is not None]
-    for waiter in sorted(queue, key=lambda waiter: waiter.queue_position or 0):
-        if (waiter.queue_position or 0) < record.queue_position and resources & waiter.request.amounts.keys():
-            yield Waiter(
-                worker=waiter.worker,
-                position=waiter.queue_position or 0,
-                priority=waiter.request.priority,
-                amounts=waiter.request.amounts,
-            )
 
 
 def _sentences(record: Allocation, explanation: Explanation, host: Host | None) -> Iterator[str]:

@@ -41,6 +41,7 @@ class StepFilter(Struct, frozen=True, kw_only=True):
 
     def matches(self, step: Transition | Refresh | Note) -> bool:
         from outfitter_proto.records import Note
+        from outfitter_service.query.steps import device_names
 
         if (self.since is not None and step.at < self.since) or (self.until is not None and step.at > self.until):
             return False
@@ -51,7 +52,7 @@ class StepFilter(Struct, frozen=True, kw_only=True):
             self.host in {None, step.host}
             and (self.worker is None or self.worker.fits(step.host, step.worker, step.incarnation))
             and self.incarnation in {None, step.incarnation}
-            and (self.device is None or self.device in _device_names(step))
+            and (self.device is None or self.device in device_names(step))
         )
 
 
@@ -212,24 +213,3 @@ def _cells(step: Transition | Refresh | Note, *, with_host: bool) -> list[str]:
     unconfirmed = " (unconfirmed)" if step.confirmed is False and "unconfirmed" not in step.explanation else ""
     why = step.explanation if step.explanation.startswith(step.event) else f"{step.event}: {step.explanation}"
     return [step.to, worker, f"{devices}; {why}{unconfirmed}" if devices else f"{why}{unconfirmed}"]
-
-
-def _device_names(step: Transition | Refresh) -> set[str]:
-    """All names of the devices in a step's record; for a refresh, of the changed devices."""
-    from msgspec import UNSET
-
-    from outfitter_proto.records import Allocation, Transition
-
-    if not isinstance(step, Transition):
-        resources = step.changed.get("resources", {})
-        return {name for infos in resources.values() for info in infos for name in (info.get("id"), info.get("uuid"))}
-    record = step.record
-    if not isinstance(record, Allocation):
-        return set()
-    names: set[str] = set()
-    for infos in record.resources.values():
-        for info in infos:
-            names |= {info[key] for key in ("id", "uuid") if key in info}
-            if record.aliases is not UNSET:
-                names.update(record.aliases.get(info.get("id", ""), ()))
-    return names

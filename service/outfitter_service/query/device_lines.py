@@ -1,0 +1,110 @@
+"""The devices of hosts with their health and their holders: what commands and the API show of them."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from msgspec import UNSET, Struct
+
+from outfitter_proto.records import Allocation, Device, Host, ResourceInventory
+from outfitter_service.query import ledger_view
+from outfitter_service.query.ledger_view import LedgerView
+
+NOT_REPORTED = "its driver does not report it"
+
+
+class DeviceHolder(Struct, frozen=True, kw_only=True):
+    """An allocation that holds a device. `since`: when it got into its state. `delayed_by`: why a releasing device is
+    not free yet."""
+
+    worker: str
+    incarnation: str
+    state: str
+    token: int | None
+    since: datetime
+    delayed_by: str | None = None
+
+
+class DeviceLine(Struct, frozen=True, kw_only=True):
+    """One device of one host. `state`: its state apart from allocations (a quarantine), or None."""
+
+    host: str
+    resource: str
+    id: str
+    health: str
+    sharing: str
+    reason: str | None = None
+    state: str | None = None
+    properties: dict[str, str] = {}
+    holders: list[DeviceHolder] = []
+
+
+def lines_of(ledger: LedgerView, host: Host) -> list[DeviceLine]:
+    """The reported devices of a host, and the held ones that no driver reports any more."""
+    records = {device.id: device for device in ledger.of(Device, host.host)}
+    holders = _holders_by_device(ledger, host.host)
+    lines: list[DeviceLine] = []
+    for resource, inventory in host.resources.items():
+        for device in inventory.devices:
+            record = records.get(device.id)
+            lines.append(
+                DeviceLine(
+                    host=host.host,
+                    resource=resource,
+                    id=device.id,
+                    health=device.health,
+                    sharing=inventory.sharing,
+                    reason=device.reason or (record.reason if record else None),
+                    state=record.state if record else None,
+                    properties=device.properties,
+                    holders=holders.get(device.id, []),
+                )
+            )
+    return lines + _unreported(ledger, host, {line.id for line in lines}, holders)
+
+
+def _holders_by_device(ledger: LedgerView, host: str) -> dict[str, list[DeviceHolder]]:
+    holders: dict[str, list[DeviceHolder]] = {}
+    for record in ledger.live(host):
+        for device_id in ledger_view.held_ids(record):
+            holders.setdefault(device_id, []).append(_holder(record))
+    return holders
+
+
+def _unreported(
+    ledger: LedgerView, host: Host, reported: set[str], holders: dict[str, list[DeviceHolder]]
+) -> list[DeviceLine]:
+    lines: dict[str, DeviceLine] = {}
+    incomplete = {name for name, inventory in host.resources.items() if left_out(inventory)}
+    for record in ledger.live(host.host):
+        for resource, held in record.resources.items():
+            for device in held:
+                device_id = device.get("id", "")
+                if device_id not in reported and device_id not in lines:
+                    lines[device_id] = DeviceLine(
+                        host=host.host,
+                        resource=resource,
+                        id=device_id,
+                        health="unknown",
+                        sharing="shared" if resource in record.shared else "exclusive",
+                        reason="the host's record does not list it" if resource in incomplete else NOT_REPORTED,
+                        properties=device,
+                        holders=holders.get(device_id, []),
+                    )
+    return list(lines.values())
+
+
+def _holder(record: Allocation) -> DeviceHolder:
+    return DeviceHolder(
+        worker=record.worker,
+        incarnation=record.incarnation,
+        state=record.state,
+        token=record.token,
+        since=record.since,
+        delayed_by=record.delayed_by or None,
+    )
+
+
+def left_out(inventory: ResourceInventory) -> int:
+    """The number of reported devices that the record does not list one by one."""
+    return 0 if inventory.total is UNSET else inventory.total - len(inventory.devices)

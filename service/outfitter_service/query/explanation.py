@@ -1,0 +1,78 @@
+"""What explains the state of a worker: the queue before it, and the devices that it wants, with their holders."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+
+from msgspec import Struct
+
+from outfitter_proto.records import Allocation
+from outfitter_service.query.device_lines import DeviceLine, lines_of
+from outfitter_service.query.ledger_view import LedgerView, warnings_of
+
+
+class Waiter(Struct, frozen=True, kw_only=True):
+    """A worker that is before another one in the queue."""
+
+    worker: str
+    position: int
+    priority: int
+    amounts: dict[str, int]
+
+
+class Explanation(Struct, frozen=True, kw_only=True):
+    """The state of one worker. `devices`: all devices of the resources that it wants, with their holders."""
+
+    host: str
+    worker: str
+    incarnation: str
+    state: str
+    since: datetime
+    reason: str | None
+    reason_code: str | None
+    queue_position: int | None
+    wait_until: datetime | None
+    amounts: dict[str, int]
+    warnings: list[str]
+    managed: bool
+    ahead: list[Waiter]
+    devices: list[DeviceLine]
+
+
+def explain(ledger: LedgerView, record: Allocation) -> Explanation:
+    """Explain the state of `record`, one of the ledger's."""
+    host = ledger.hosts.get(record.host)
+    resources = set(record.request.amounts)
+    return Explanation(
+        host=record.host,
+        worker=record.worker,
+        incarnation=record.incarnation,
+        state=record.state,
+        since=record.since,
+        reason=record.reason,
+        reason_code=record.reason_code,
+        queue_position=record.queue_position,
+        wait_until=record.wait_until,
+        amounts=record.request.amounts,
+        warnings=warnings_of(record),
+        managed=host is not None and host.manager.stopped_at is None,
+        ahead=list(_ahead(ledger, record)),
+        devices=[line for line in lines_of(ledger, host) if line.resource in resources] if host is not None else [],
+    )
+
+
+def _ahead(ledger: LedgerView, record: Allocation) -> Iterator[Waiter]:
+    """The workers that are before this one in the queue and want any of the same resources."""
+    if record.queue_position is None:
+        return
+    resources = record.request.amounts.keys()
+    queue = [waiter for waiter in ledger.live(record.host) if waiter.queue_position is not None]
+    for waiter in sorted(queue, key=lambda waiter: waiter.queue_position or 0):
+        if (waiter.queue_position or 0) < record.queue_position and resources & waiter.request.amounts.keys():
+            yield Waiter(
+                worker=waiter.worker,
+                position=waiter.queue_position or 0,
+                priority=waiter.request.priority,
+                amounts=waiter.request.amounts,
+            )
