@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from outfitter_service.http import server
+from outfitter_service.http import listener
 from outfitter_service.http.connections import HEAD_S, KEEP_ALIVE_S, MOST
 from outfitter_service.http.server import listening
 from outfitter_service.metrics import Metrics
@@ -65,7 +65,7 @@ class Fake:
 async def test_a_request_that_never_ends_is_ended_and_so_is_an_idle_connection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(server, "KEEP_ALIVE_S", 3600.0)  # aiohttp's own limit, which counts another clock's seconds
+    monkeypatch.setattr(listener, "KEEP_ALIVE_S", 3600.0)  # aiohttp's own limit, which counts another clock's seconds
     now = 0.0
     async with listening(Fake(), "127.0.0.1:0", clock=lambda: now) as address:  # type: ignore[arg-type]
         host, port = address.split(":")
@@ -99,7 +99,7 @@ async def test_it_listens_on_ipv6_in_brackets_and_refuses_what_is_no_address() -
     async with listening(Fake(), "[::1]:0") as address:  # type: ignore[arg-type]
         assert re.fullmatch(r"\[::1\]:[1-9][0-9]*", address)
     for wrong in ("a b:0", "::1:0", "127.0.0.1", "300.0.0.1:0"):
-        with pytest.raises(server.HttpError, match="write HOST:PORT"):
+        with pytest.raises(listener.HttpError, match="write HOST:PORT"):
             async with listening(Fake(), wrong):  # type: ignore[arg-type]
                 pytest.fail("it listens")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import ssl
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -33,6 +34,10 @@ BACKLOG = 128
 """Connections that the kernel holds until we accept them."""
 RETRY_S = 0.1
 """Seconds until we try again after a failed accept."""
+MOST_HANDSHAKES = 64
+"""Most unfinished TLS handshakes. Further connections are closed at once."""
+SHUTDOWN_S = 1.0
+"""Time limit for the end of a TLS connection."""
 
 
 class _HttpConnection(Struct):
@@ -59,8 +64,12 @@ class _HttpConnection(Struct):
 class Connections:
     """The open connections of one server."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], *, most: int = MOST, tls: ssl.SSLContext | None = None) -> None:
+        """`clock`: in seconds. `most`: the most open connections. `tls`: None for plain HTTP."""
         self._clock = clock
+        self._most = most
+        self._tls = tls
+        self._handshakes = 0
         self._open: dict[asyncio.BaseProtocol, _HttpConnection] = {}
 
     def __len__(self) -> int:
@@ -76,21 +85,45 @@ class Connections:
     async def accept(self, listener: socket.socket, server: Callable[[], asyncio.Protocol]) -> None:
         """Accept connections of `listener` one by one, until cancelled."""
         loop = asyncio.get_running_loop()
-        while True:
-            try:
-                accepted, _ = await loop.sock_accept(listener)
-            except OSError as error:  # the client has gone, or no descriptor is left
-                reserved = _accept_from_reserve(listener) if error.errno in LACKING else None
-                if reserved is None:
-                    if error.errno in LACKING:
-                        self._make_room()
-                    await anyio.sleep(RETRY_S)
-                    continue
-                accepted = reserved
-            if len(self) >= MOST:
-                self._make_room()
-            transport, protocol = await loop.connect_accepted_socket(server, accepted)
-            self._open[protocol] = _HttpConnection(transport, self._clock())
+        async with anyio.create_task_group() as handshakes:
+            while True:
+                try:
+                    accepted, _ = await loop.sock_accept(listener)
+                except OSError as error:  # the client has gone, or no descriptor is left
+                    reserved = _accept_from_reserve(listener) if error.errno in LACKING else None
+                    if reserved is None:
+                        if error.errno in LACKING:
+                            self._make_room()
+                        await anyio.sleep(RETRY_S)
+                        continue
+                    accepted = reserved
+                if self._tls is None:
+                    self._add(*await loop.connect_accepted_socket(server, accepted))
+                elif self._handshakes < MOST_HANDSHAKES:
+                    self._handshakes += 1
+                    handshakes.start_soon(self._shake_hands, server, accepted, self._tls)
+                else:
+                    accepted.close()
+
+    async def _shake_hands(
+        self, server: Callable[[], asyncio.Protocol], accepted: socket.socket, tls: ssl.SSLContext
+    ) -> None:
+        """Add a connection once its TLS handshake is done, so that a slow one delays no other."""
+        try:
+            self._add(
+                *await asyncio.get_running_loop().connect_accepted_socket(
+                    server, accepted, ssl=tls, ssl_handshake_timeout=HEAD_S, ssl_shutdown_timeout=SHUTDOWN_S
+                )
+            )
+        except OSError:  # an ssl.SSLError is one, and so is a time-out
+            accepted.close()
+        finally:
+            self._handshakes -= 1
+
+    def _add(self, transport: asyncio.Transport, protocol: asyncio.BaseProtocol) -> None:
+        if len(self) >= self._most:
+            self._make_room()
+        self._open[protocol] = _HttpConnection(transport, self._clock())
 
     async def run(self) -> None:
         """Close connections that are silent for too long, until cancelled."""
