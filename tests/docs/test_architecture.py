@@ -81,7 +81,10 @@ ROOMS = {
     "bus": "proto/outfitter_proto/bus",
     "drivers": "drivers/outfitter_drivers",
     "wire": "proto/outfitter_proto",
-    **{room: f"service/outfitter_service/{room}" for room in ("cli", "config", "core", "http", "query", "runtime")},
+    **{
+        room: f"service/outfitter_service/{room}"
+        for room in ("api", "cli", "config", "core", "http", "query", "runtime")
+    },
 }
 """Folders of tests/, and the folders of the product that they have the same rooms as."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 
 from msgspec import Struct
@@ -40,10 +40,12 @@ class Explanation(Struct, frozen=True, kw_only=True):
     devices: list[DeviceLine]
 
 
-def explain(ledger: LedgerView, record: Allocation) -> Explanation:
-    """Explain the state of `record`, one of the ledger's."""
-    host = ledger.hosts.get(record.host)
+def explain(ledger: LedgerView, record: Allocation, devices: Iterable[DeviceLine] | None = None) -> Explanation:
+    """Explain the state of `record`, one of the ledger's. `devices`: those of its host, if the caller has them."""
+    host = ledger.hosts_record(record.host)
     resources = set(record.request.amounts)
+    if devices is None:
+        devices = lines_of(ledger, host) if host is not None else []
     return Explanation(
         host=record.host,
         worker=record.worker,
@@ -58,7 +60,7 @@ def explain(ledger: LedgerView, record: Allocation) -> Explanation:
         warnings=warnings_of(record),
         managed=host is not None and host.manager.stopped_at is None,
         ahead=list(_ahead(ledger, record)),
-        devices=[line for line in lines_of(ledger, host) if line.resource in resources] if host is not None else [],
+        devices=[line for line in devices if line.resource in resources],
     )
 
 

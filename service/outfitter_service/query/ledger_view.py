@@ -101,6 +101,10 @@ class LedgerView:
         """The hosts' records by their names."""
         return {record.host: record for record in self.of(Host)}
 
+    def hosts_record(self, host: str) -> Host | None:
+        """The record of one host."""
+        return next(iter(self.of(Host, host)), None)
+
     @property
     def names(self) -> list[str]:
         """The names of all hosts of which there is a record, also of hosts without a record of their own."""

@@ -1,0 +1,299 @@
+"""Reads a cluster's topics into the model, and keeps on reading them.
+
+It reads the ledger as a manager does that starts: the newest record of each key, decoded in pieces. From then on it
+applies records as they come. If topics are replaced or grow, or records were compacted away before it read them, it
+begins again with a new model. While the bus is away the model stays, and `as_of` says how old it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import UTC, datetime
+from typing import Protocol, TypeVar
+
+import anyio
+import anyio.lowlevel
+import structlog
+
+from outfitter_proto import bus as buses
+from outfitter_proto import codec, names
+from outfitter_proto.bus import (
+    Bus,
+    BusAccessError,
+    BusError,
+    BusUnavailableError,
+    Message,
+    MissingBusError,
+    OffsetOutOfRangeError,
+    Reader,
+    TopicShape,
+    UnknownTopicError,
+)
+from outfitter_proto.bus.reading import FOLLOW_WAIT_S, MARKERS_WAIT_S
+from outfitter_proto.partitioning import partition_of
+from outfitter_proto.records import Note, Refresh, Transition
+from outfitter_proto.support.backoff import Backoff
+from outfitter_service.api.model.fleet import Fleet
+from outfitter_service.api.model.tail import Tail
+from outfitter_service.query import history_reader, ledger_view
+
+T = TypeVar("T")
+
+log = structlog.get_logger("outfitter.api")
+
+BACKOFF_S = (0.2, 5.0)
+"""The first and the longest delay between attempts to reach the bus."""
+LOOK_EVERY_S = 2.0
+"""Seconds between two looks at the topics' shapes and ends."""
+CLOSE_WITHIN_S = 2.0
+"""Time limit for closing the bus."""
+AT_ONCE = 8
+"""Partitions that are restored at the same time."""
+SLICE = 500
+"""Records between two pauses: some 10 ms."""
+FETCHED = 10_000
+"""Most records of one fetch."""
+NEWEST = 2_000
+"""How many messages of each partition of the history and of the dead letters are read at the start: the last ones."""
+
+
+class _Add(Protocol):
+    """Adds a message to the model. `announce`: it came after the start, so it is an event. Calls are in the order of
+    offsets. `next_offset`: the offset after the last added message; None: before the first one."""
+
+    next_offset: int | None
+
+    def __call__(self, message: Message, *, announce: bool) -> None: ...
+
+
+class Follower:
+    """Follows the topics of `cluster`, or what they say of `host` only. `fleet`: the model; None until it is complete.
+
+    `condition`: why it is not, for people. `behind`: the records of the ledger that the bus has and the model has not,
+    as of the last look. `as_of`: the moment up to which the model is known to have everything. `outage`: why the bus
+    cannot be read now, None if it can.
+    """
+
+    def __init__(self, bus: Bus, cluster: str, *, host: str | None = None) -> None:
+        self.cluster = cluster
+        self.fleet: Fleet | None = None
+        self.condition = "starting"
+        self.behind: int | None = None
+        self.as_of: datetime | None = None
+        self.outage: str | None = None
+        self._bus = bus
+        self._topics = names.topics(cluster)
+        self._host = host
+        self._positions: dict[int, Reader] = {}
+        """The readers of the ledger by partition."""
+
+    async def reach(self) -> None:
+        """Connect once.
+
+        Raises:
+            BusConfigurationError: it cannot be used as configured. An unreachable bus raises nothing.
+        """
+        try:
+            await self._bus.start()
+        except (BusUnavailableError, MissingBusError) as error:
+            self._say(f"reaching the bus: {error}")
+
+    async def run(self) -> None:
+        """Follow until cancelled. Errors of the bus are conditions, and are tried again."""
+        backoff = Backoff(*BACKOFF_S)
+        while True:
+            try:
+                await self._bus.start()
+                await self._follow()
+                backoff.reset()
+            except BusError as error:
+                self._say(f"reaching the bus: {error}")
+            self.fleet = None
+            await anyio.sleep(backoff.next_delay())
+
+    def _say(self, condition: str) -> None:
+        if condition != self.condition:
+            self.condition = condition
+            log.warning("the API has no data yet", condition=condition)
+
+    async def _follow(self) -> None:
+        """Restore a model and follow the topics, until they are replaced.
+
+        Raises:
+            BusError: the ledger cannot be read.
+        """
+        shapes = await self._bus.shapes([self._topics.allocations, self._topics.registrations])
+        count = (await self._bus.topic(self._topics.allocations)).partitions
+        partitions = range(count) if self._host is None else [partition_of(self._host, count)]
+        fleet = Fleet(count, self._host)
+        async with AsyncExitStack() as stack:
+            self._positions = await self._restore(stack, fleet, partitions)
+            self.fleet, self.condition, self.as_of = fleet, "serving", datetime.now(UTC)
+            log.info("the API has caught up", hosts=len(fleet.hosts), partitions=len(partitions))
+            async with anyio.create_task_group() as tasks:
+                for reader in self._positions.values():
+                    tasks.start_soon(self._follow_ledger, reader, fleet, tasks.cancel_scope)
+                for partition in partitions:
+                    tasks.start_soon(self._follow_tail, self._topics.history, partition, fleet.steps, _Steps(fleet))
+                    tasks.start_soon(
+                        self._follow_tail, self._topics.dead_letters, partition, fleet.letters, _Letters(fleet)
+                    )
+                tasks.start_soon(self._look, shapes, fleet, tasks.cancel_scope)
+        self._say("restoring: the topics have changed")
+
+    async def _restore(self, stack: AsyncExitStack, fleet: Fleet, partitions: Sequence[int]) -> dict[int, Reader]:
+        """Read the ledger up to its committed end. Returns the readers, which go on from there."""
+        limiter = anyio.CapacityLimiter(AT_ONCE)
+        ends = {partition: await self._bus.stable_end(self._topics.allocations, partition) for partition in partitions}
+        readers: dict[int, Reader] = {}
+        newest: dict[int, dict[bytes | None, Message]] = {partition: {} for partition in partitions}
+        errors: list[BusError] = []
+
+        async def restore_one(partition: int, scope: anyio.CancelScope) -> None:
+            reader, messages = readers[partition], newest[partition]
+            try:
+                async with limiter:
+                    while reader.position < ends[partition]:
+                        for message in await reader.fetch(max_records=FETCHED, timeout=MARKERS_WAIT_S):
+                            messages.pop(message.key, None)
+                            messages[message.key] = message
+                        self.condition = f"restoring: {_progress(readers, ends)}"
+            except BusError as error:
+                errors.append(error)
+                scope.cancel()
+
+        for partition in partitions:
+            reader = await self._bus.open_reader(self._topics.allocations, partition, start=None, committed=True)
+            readers[partition] = await stack.enter_async_context(reader)
+        async with anyio.create_task_group() as group:
+            for partition in partitions:
+                group.start_soon(restore_one, partition, group.cancel_scope)
+        if errors:
+            raise errors[0]
+        for partition in partitions:
+            await _decode_into(fleet, newest.pop(partition))
+        return readers
+
+    async def _follow_ledger(self, reader: Reader, fleet: Fleet, scope: anyio.CancelScope) -> None:
+        async for messages in self._messages(reader):
+            if messages is None:  # a deletion may have been compacted away
+                scope.cancel()
+                return
+            for change in map(ledger_view.decode, messages):
+                fleet.change(change)
+
+    async def _follow_tail(self, topic: str, partition: int, tail: Tail[T], add: _Add) -> None:
+        """Read the last messages of a partition, and those that come."""
+        backoff = Backoff(*BACKOFF_S)
+        while True:
+            try:
+                first, _ = await self._bus.offsets(topic, partition)
+                end = await self._bus.stable_end(topic, partition)
+                start = max(first, end - NEWEST) if add.next_offset is None else max(first, add.next_offset)
+                tail.is_complete = tail.is_complete and start == first == 0
+                async with await self._bus.open_reader(topic, partition, start=start, committed=True) as reader:
+                    tail.unavailable = None
+                    async for messages in self._messages(reader):
+                        if messages is None:
+                            tail.is_complete = False
+                            break
+                        for message in messages:
+                            add(message, announce=message.offset >= end)
+            except (UnknownTopicError, BusAccessError) as error:
+                tail.unavailable = str(error)
+            except BusError as error:
+                log.debug("a topic cannot be read", topic=topic, partition=partition, error=str(error))
+            await anyio.sleep(backoff.next_delay())
+
+    async def _messages(self, reader: Reader) -> AsyncIterator[list[Message] | None]:
+        """The messages as they come. None, and the end: the reader's position is gone."""
+        backoff = Backoff(*BACKOFF_S)
+        while True:
+            try:
+                messages = await reader.fetch(max_records=FETCHED, timeout=FOLLOW_WAIT_S)
+            except OffsetOutOfRangeError:
+                yield None
+                return
+            except BusError:  # `_look` says why
+                await anyio.sleep(backoff.next_delay())
+                continue
+            backoff.reset()
+            if messages:
+                yield messages
+                await anyio.lowlevel.checkpoint()
+
+    async def _look(self, before: dict[str, TopicShape], fleet: Fleet, scope: anyio.CancelScope) -> None:
+        """Look at the topics now and then: whether they are the same, and how far the model is behind."""
+        while True:
+            moment = datetime.now(UTC)
+            try:
+                if await self._bus.shapes(list(before)) != before:
+                    scope.cancel()
+                    return
+                behind = 0
+                for partition, reader in self._positions.items():
+                    end = await self._bus.stable_end(self._topics.allocations, partition)
+                    behind += max(0, end - reader.position)
+                    _, fleet.input_ends[partition] = await self._bus.offsets(self._topics.registrations, partition)
+                self.behind, self.outage = behind, None
+                if not behind:
+                    self.as_of = moment
+            except BusError as error:
+                self.outage = str(error)
+            await anyio.sleep(LOOK_EVERY_S)
+
+
+@asynccontextmanager
+async def opened(
+    url: str, login: Mapping[str, str], cluster: str, *, host: str | None = None
+) -> AsyncIterator[Follower]:
+    """A follower with a bus of its own, which is closed after the block. The caller starts `run`."""
+    bus = buses.connect(url, login, create=buses.Create.NOTHING)
+    try:
+        yield Follower(bus, cluster, host=host)
+    finally:
+        with anyio.CancelScope(shield=True), anyio.move_on_after(CLOSE_WITHIN_S):
+            await bus.aclose()
+
+
+def _progress(readers: dict[int, Reader], ends: dict[int, int]) -> str:
+    read = sum(min(reader.position, ends[partition]) for partition, reader in readers.items())
+    return f"{read} of {sum(ends.values())} offsets of the ledger are read"
+
+
+async def _decode_into(fleet: Fleet, newest: dict[bytes | None, Message]) -> None:
+    """Decode the newest messages, in pieces."""
+    for number, message in enumerate(newest.values(), start=1):
+        if message.value is not None:
+            fleet.restore([ledger_view.decode(message)])
+        if number % SLICE == 0:
+            await anyio.lowlevel.checkpoint()
+
+
+class _Steps:
+    """Adds steps of history. Other records of the history are left out."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.next_offset: int | None = None
+        self._fleet = fleet
+
+    def __call__(self, message: Message, *, announce: bool) -> None:
+        self.next_offset = message.offset + 1
+        record = history_reader.decoded(message, codec.decode_history)
+        if isinstance(record, Transition | Refresh | Note):
+            self._fleet.add_step(message, record, announce=announce)
+
+
+class _Letters:
+    """Adds dead letters."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.next_offset: int | None = None
+        self._fleet = fleet
+
+    def __call__(self, message: Message, *, announce: bool) -> None:
+        self.next_offset = message.offset + 1
+        letter = history_reader.decoded(message, codec.decode_dead_letter)
+        if letter is not None:
+            self._fleet.add_letter(message, letter, announce=announce)

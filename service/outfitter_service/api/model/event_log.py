@@ -1,0 +1,83 @@
+"""The last changes of the model, for readers of the event stream.
+
+A reader has the id of the last event that it got. It gets all later ones, or learns that some are no longer here. The
+log has a name of its own in each id, because another log (after a restart) counts other changes.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import deque
+from collections.abc import Sequence
+from itertools import islice
+
+import anyio
+from msgspec import Struct
+
+MOST_EVENTS = 20_000
+"""Most events that are kept."""
+MOST_BYTES = 16 * 1024 * 1024
+"""Most bytes of events that are kept, as they are sent. One event is always kept."""
+
+
+class Event(Struct, frozen=True, gc=False):
+    """One change. `sequence`: its number. `kind`: of the changed record. `host`: the host that it is about, if any.
+    `wire`: its bytes in the stream."""
+
+    sequence: int
+    kind: str
+    host: str | None
+    wire: bytes
+
+
+class EventLog:
+    """The last events. `name`: distinguishes this log's ids from those of others. `last`: the last event's number."""
+
+    def __init__(self, name: str | None = None) -> None:
+        self.name = name or secrets.token_hex(6)
+        self.last = 0
+        self._events: deque[Event] = deque()
+        self._bytes = 0
+        self._changed = anyio.Event()
+
+    def add(self, kind: str, host: str | None, data: bytes) -> None:
+        """Add an event. `data`: JSON without line feeds."""
+        self.last += 1
+        wire = b"id: %s\nevent: %s\ndata: %s\n\n" % (self.id_of(self.last).encode(), kind.encode(), data)
+        self._events.append(Event(self.last, kind, host, wire))
+        self._bytes += len(wire)
+        while len(self._events) > MOST_EVENTS or (self._bytes > MOST_BYTES and len(self._events) > 1):
+            self._bytes -= len(self._events.popleft().wire)
+        changed, self._changed = self._changed, anyio.Event()
+        changed.set()
+
+    def id_of(self, sequence: int) -> str:
+        """The id of the event with this number, on the wire."""
+        return f"{self.name}-{sequence}"
+
+    @property
+    def last_id(self) -> str:
+        """The id of the last event. Whoever has read the model has seen all events up to this one."""
+        return self.id_of(self.last)
+
+    def sequence_of(self, event_id: str) -> int | None:
+        """The number of an event, if all later ones are still here; else None."""
+        name, _, number = event_id.rpartition("-")
+        if name != self.name or not (number.isascii() and number.isdigit()) or len(number) > 18:
+            return None
+        return int(number) if self.has_all_after(int(number)) else None
+
+    def has_all_after(self, sequence: int) -> bool:
+        """Whether all events after this number are still here."""
+        return self.last - len(self._events) <= sequence <= self.last
+
+    def after(self, sequence: int, most: int) -> Sequence[Event]:
+        """The first `most` events after this number. `has_all_after` must be true."""
+        count = self.last - sequence
+        newest_first = islice(reversed(self._events), count)
+        return list(newest_first)[::-1][:most]
+
+    async def wait(self, sequence: int) -> None:
+        """Wait for an event after this number."""
+        while self.last <= sequence:
+            await self._changed.wait()

@@ -1,0 +1,225 @@
+"""The state of a cluster, as its topics say it: the newest record of each key, and what follows from it.
+
+What a page shows of a host is computed once for each change of the host. Each change of a record is an event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+from msgspec import Raw, Struct
+
+from outfitter_proto import keys
+from outfitter_proto.bus import Message
+from outfitter_proto.partitioning import partition_of
+from outfitter_proto.records import Checkpoint, DeadLetter, Note, Refresh, Transition
+from outfitter_service.api.model.event_log import EventLog
+from outfitter_service.api.model.tail import Tail, TailItem, position_of
+from outfitter_service.query.device_lines import DeviceLine, lines_of
+from outfitter_service.query.ledger_view import Change, LedgerView, Stored
+from outfitter_service.query.letters import ShownLetter, shown
+from outfitter_service.query.steps import device_names
+
+T = TypeVar("T")
+
+_KINDS = {b"@host/": "host", b"@device/": "device"}
+
+
+class Step(NamedTuple):
+    """A step of history: the record, its message, and all names of its devices."""
+
+    record: Transition | Refresh | Note
+    message: Message
+    devices: frozenset[str]
+
+    @property
+    def names(self) -> tuple[str | None, str | None, str | None]:
+        """Its host, worker and incarnation; None for those that it does not have."""
+        if isinstance(self.record, Note):
+            return keys.writer_names(self.record.writer).host, None, None
+        return self.record.host, self.record.worker, self.record.incarnation
+
+
+class WriterPosition(Struct, frozen=True, kw_only=True):
+    """A writer's newest checkpoint, and the end of its input when that was last looked at (None: not yet)."""
+
+    checkpoint: Checkpoint
+    end: int | None
+
+
+class Fleet:
+    """The newest state. `partitions`: of the topics. `host`: the only host that is shown; None: all.
+
+    `changed` must be told of each record once, in the order of each partition.
+    """
+
+    def __init__(self, partitions: int, host: str | None = None) -> None:
+        self.partitions = partitions
+        self.host = host
+        self.events = EventLog()
+        self.steps: Tail[Step] = Tail()
+        self.letters: Tail[ShownLetter] = Tail()
+        self.input_ends: dict[int, int] = {}
+        """The ends of the registrations by partition."""
+        self._ledger = LedgerView()
+        self._checkpoints: dict[str, Checkpoint] = {}
+        self._homes: dict[str, int] = {}
+        """The partition that each key's record is from."""
+        self._sorted_hosts: list[str] | None = None
+        self._cached: dict[str, dict[str, Any]] = {}
+        """What was computed of each host, by the name of the function."""
+
+    @property
+    def ledger(self) -> LedgerView:
+        """The newest records."""
+        return self._ledger
+
+    @property
+    def hosts(self) -> list[str]:
+        """The names of all hosts of which there are records, in the order of `host/`: that of allocations' keys."""
+        if self._sorted_hosts is None:
+            self._sorted_hosts = sorted(self._ledger.names, key=lambda host: f"{host}/")
+        return self._sorted_hosts
+
+    @property
+    def writers(self) -> list[WriterPosition]:
+        """The position of each writer, by its name."""
+        return [
+            WriterPosition(checkpoint=checkpoint, end=self.input_ends.get(checkpoint.input.partition))
+            for _, checkpoint in sorted(self._checkpoints.items())
+        ]
+
+    def allocations(self, host: str) -> list[Stored]:
+        """The allocations of a host, by key."""
+
+        def compute() -> list[Stored]:
+            return sorted(self._ledger.allocations_of(host), key=lambda stored: stored.record.key)
+
+        return self._once(host, "allocations", compute)
+
+    def workers(self, host: str) -> list[Stored]:
+        """The newest allocation of each worker of a host, by the worker's name."""
+
+        def compute() -> list[Stored]:
+            newest = {stored.record.worker: stored for stored in self._ledger.allocations_of(host)}
+            return [newest[worker] for worker in sorted(newest)]
+
+        return self._once(host, "workers", compute)
+
+    def queue(self, host: str) -> list[Stored]:
+        """The waiting allocations of a host, in the order in which they are served."""
+
+        def compute() -> list[Stored]:
+            waiting = [stored for stored in self._ledger.allocations_of(host) if stored.record.state == "pending"]
+            return sorted(waiting, key=queue_place)
+
+        return self._once(host, "queue", compute)
+
+    def devices(self, host: str) -> list[DeviceLine]:
+        """The devices of a host, by resource and id."""
+
+        def compute() -> list[DeviceLine]:
+            record = self._ledger.hosts_record(host)
+            lines = [] if record is None else lines_of(self._ledger, record)
+            return sorted(lines, key=lambda line: (line.resource, line.id))
+
+        return self._once(host, "devices", compute)
+
+    def restore(self, changes: Iterable[Change]) -> None:
+        """Add records from before the first event."""
+        for change in changes:
+            self._put(change)
+
+    def change(self, change: Change) -> None:
+        """Add a newer record, and the event of it."""
+        if not self._put(change) or change.key.startswith("@checkpoint/"):
+            return
+        key = change.message.key or b""
+        kind = next((kind for prefix, kind in _KINDS.items() if key.startswith(prefix)), None)
+        kind = kind or ("allocation" if not key.startswith(b"@") else "other")
+        self.events.add(kind, keys.host_of(key), _as_data(change.message))
+
+    def add_step(self, message: Message, record: Transition | Refresh | Note, *, announce: bool) -> None:
+        """Add a step of history, and with `announce` the event of it."""
+        host = keys.writer_names(record.writer).host if isinstance(record, Note) else record.host
+        if self.host not in {None, host}:
+            return
+        names = frozenset() if isinstance(record, Note) else frozenset(name for name in device_names(record) if name)
+        self.steps.add(_item(message, record.at, Step(record, message, names)))
+        if announce:
+            self.events.add("step", host, _as_data(message))
+
+    def add_letter(self, message: Message, letter: DeadLetter, *, announce: bool) -> None:
+        """Add a dead letter, and with `announce` the event of it."""
+        host = keys.writer_names(letter.writer).host
+        if self.host is not None and self.host not in {host, letter.message_key}:
+            return
+        value = shown(letter)
+        self.letters.add(_item(message, letter.at, value))
+        if announce:
+            self.events.add("dead-letter", letter.message_key or host, msgspec.json.encode(value))
+
+    def _put(self, change: Change) -> bool:
+        """Put a record in its place. False: it is not shown, or another partition has the key's record."""
+        key, message = change.key, change.message
+        if isinstance(change.record, Checkpoint):
+            if self.host is None or change.record.writer == keys.host_writer(self.host):
+                self._checkpoints[key] = change.record
+            return True
+        if self._checkpoints.pop(key, None) is not None:
+            return True
+        host = keys.host_of(message.key or b"")
+        if host is None or self.host not in {None, host}:
+            return False
+        home = self._homes.get(key)
+        if home not in {None, message.partition} and (
+            message.value is None or message.partition != partition_of(host, self.partitions)
+        ):
+            return False  # left behind when partitions were added
+        if message.value is None:
+            self._homes.pop(key, None)
+        else:
+            self._homes[key] = message.partition
+        known = host in self._cached
+        self._ledger.put(change)
+        self._cached[host] = {}
+        if not known or message.value is None:
+            self._sorted_hosts = None
+        return True
+
+    def _once(self, host: str, name: str, compute: Callable[[], list[T]]) -> list[T]:
+        """What `compute` returns, computed once for each change of the host."""
+        computed = self._cached.get(host)
+        if computed is None:
+            return compute()
+        if name not in computed:
+            computed[name] = compute()
+        found: list[T] = computed[name]
+        return found
+
+
+def queue_place(stored: Stored) -> tuple[int, int, str]:
+    """The place of a waiting allocation in its host's queue. It does not change while others come and go."""
+    record = stored.record
+    return -record.request.priority, record.source.offset, record.key
+
+
+def as_value(message: Message) -> Mapping[str, Any]:
+    """A message as commands print it: `partition`, `offset`, `key`, and the record as on the bus (None: deleted)."""
+    record = None if message.value is None else Raw(message.value)
+    key = (message.key or b"").decode("utf-8", "replace")
+    return {"partition": message.partition, "offset": message.offset, "key": key, "record": record}
+
+
+def _as_data(message: Message) -> bytes:
+    data = msgspec.json.encode(as_value(message))
+    if b"\n" in data or b"\r" in data:  # not written by us: a line of the stream must end where we end it
+        data = msgspec.json.encode(msgspec.json.decode(data))
+    return data
+
+
+def _item(message: Message, at: datetime, value: T) -> TailItem[T]:
+    return TailItem(position_of(at, message.partition, message.offset), at, value, len(message.value or b""))

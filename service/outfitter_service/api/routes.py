@@ -1,0 +1,373 @@
+"""The routes: what each list has, in which order, and how it is narrowed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeVar
+
+from msgspec import UNSET, Raw, UnsetType
+
+from outfitter_proto import __version__
+from outfitter_proto.records import Host, ResourceInventory
+from outfitter_service.api import items
+from outfitter_service.api.follower import Follower
+from outfitter_service.api.model.fleet import Fleet, Step, as_value, queue_place
+from outfitter_service.api.model.tail import Tail, TailItem
+from outfitter_service.api.paging import Page, Paged, page
+from outfitter_service.api.typed import RefusedError, Route
+from outfitter_service.query.device_lines import DeviceLine
+from outfitter_service.query.explanation import Explanation, explain
+from outfitter_service.query.ledger_view import Stored, held_ids, warnings_of
+from outfitter_service.query.letters import ShownLetter
+
+T = TypeVar("T")
+
+BASE = "/api/v1"
+_AFTER_ALL = "\U0010ffff"
+_LARGEST = 2**64
+"""More than any priority or offset."""
+
+Path = Mapping[str, str]
+
+
+def status(follower: Follower, _fleet: None, _query: Any, _path: Path) -> items.Status:
+    fleet = follower.fleet
+    workers: Counter[str] = Counter()
+    if fleet is not None:
+        for host in fleet.hosts:
+            workers.update(stored.record.state for stored in fleet.workers(host))
+    return items.Status(
+        cluster=follower.cluster,
+        host=fleet.host if fleet is not None else None,
+        version=__version__,
+        ready=fleet is not None,
+        condition=follower.condition,
+        as_of=follower.as_of,
+        behind=follower.behind,
+        outage=follower.outage,
+        history=fleet.steps.unavailable if fleet is not None else None,
+        dead_letters=fleet.letters.unavailable if fleet is not None else None,
+        event_id=fleet.events.last_id if fleet is not None else None,
+        hosts=len(fleet.hosts) if fleet is not None else 0,
+        workers=dict(sorted(workers.items())),
+    )
+
+
+def hosts(_: Follower, fleet: Fleet, query: items.HostQuery, _path: Path) -> Page[items.HostItem]:
+    def places() -> Iterator[tuple[str, items.HostItem]]:
+        for host in _hosts(fleet, query):
+            if query.start is not None and f"{host}/" <= query.start:
+                continue
+            item = _host(fleet, host)
+            if query.managed is UNSET or item.managed == query.managed:
+                yield f"{host}/", item
+
+    return page(places(), query, lambda item: item)
+
+
+def host(_: Follower, fleet: Fleet, _query: Any, path: Path) -> items.HostDetail:
+    name = path["host"]
+    if name not in fleet.hosts:
+        raise RefusedError(404, f"there is no record of host {name!r}")
+    item, record = _host(fleet, name), fleet.ledger.hosts_record(name)
+    return items.HostDetail(
+        host=item.host,
+        managed=item.managed,
+        since=item.since,
+        manager=item.manager,
+        resources=item.resources,
+        workers=item.workers,
+        inventories=record.resources if record is not None else None,
+    )
+
+
+def devices(_: Follower, fleet: Fleet, query: items.DeviceQuery, _path: Path) -> Page[DeviceLine]:
+    def places() -> Iterator[tuple[str, DeviceLine]]:
+        for host in _hosts(fleet, query, query.host):
+            for line in fleet.devices(host):
+                place = f"{host}/{line.resource}/{line.id}"
+                if (
+                    _is_behind(place, query)
+                    and query.resource in {UNSET, line.resource}
+                    and query.health in {UNSET, line.health}
+                    and (query.held is UNSET or query.held == bool(line.holders))
+                ):
+                    yield place, line
+
+    return page(places(), query, lambda line: line)
+
+
+def workers(_: Follower, fleet: Fleet, query: items.WorkerQuery, _path: Path) -> Page[items.WorkerItem]:
+    def places() -> Iterator[tuple[str, Stored]]:
+        for host in _hosts(fleet, query, query.host):
+            for stored in fleet.workers(host):
+                place = f"{host}/{stored.record.worker}/"
+                if _is_behind(place, query) and _is_chosen(stored, query):
+                    yield place, stored
+
+    return page(places(), query, _worker)
+
+
+def allocations(_: Follower, fleet: Fleet, query: items.AllocationQuery, _path: Path) -> Page[Raw]:
+    def places() -> Iterator[tuple[str, Stored]]:
+        for host in _hosts(fleet, query, query.host):
+            for stored in fleet.allocations(host):
+                place = stored.record.key
+                if (
+                    _is_behind(place, query)
+                    and _is_chosen(stored, query)
+                    and query.incarnation in {UNSET, stored.record.incarnation}
+                ):
+                    yield place, stored
+
+    return page(places(), query, lambda stored: Raw(stored.wire))
+
+
+def allocation(_: Follower, fleet: Fleet, _query: Any, path: Path) -> Raw:
+    key = f"{path['host']}/{path['worker']}/{path['incarnation']}"
+    for stored in fleet.allocations(path["host"]):
+        if stored.record.key == key:
+            return Raw(stored.wire)
+    raise RefusedError(404, f"there is no allocation {key!r}")
+
+
+def queue(_: Follower, fleet: Fleet, query: items.QueueQuery, _path: Path) -> Page[items.QueueItem]:
+    def places() -> Iterator[tuple[str, Stored]]:
+        for host in _hosts(fleet, query, query.host):
+            for stored in fleet.queue(host):
+                record = stored.record
+                priority, offset, key = queue_place(stored)
+                place = f"{host}/{priority + _LARGEST:020d}/{offset + _LARGEST:020d}/{key}"
+                if (
+                    _is_behind(place, query)
+                    and (query.resource is UNSET or query.resource in record.request.amounts)
+                    and query.reason_code in {UNSET, record.reason_code}
+                ):
+                    yield place, stored
+
+    return page(places(), query, _waiting)
+
+
+def explanations(_: Follower, fleet: Fleet, query: items.ExplanationQuery, path: Path) -> Page[Explanation]:
+    worker, found = path["worker"], False
+
+    def places() -> Iterator[tuple[str, Stored]]:
+        nonlocal found
+        for host in _hosts(fleet, Paged(), query.host):
+            runs = fleet.workers(host) if query.incarnation is UNSET else fleet.allocations(host)
+            for stored in runs:
+                if stored.record.worker == worker and query.incarnation in {UNSET, stored.record.incarnation}:
+                    found = True
+                    if _is_behind(stored.record.key, query):
+                        yield stored.record.key, stored
+
+    explained = page(
+        places(), query, lambda stored: explain(fleet.ledger, stored.record, fleet.devices(stored.record.host))
+    )
+    if not found:
+        raise RefusedError(404, f"there is no such worker {worker!r}: it never registered, or ended long ago")
+    return explained
+
+
+def history(_: Follower, fleet: Fleet, query: items.HistoryQuery, _path: Path) -> items.TailPage[Any]:
+    steps = (item for item in _behind(fleet.steps, query) if _is_step_chosen(item.value, query))
+    shown = page(((item.position, item.value) for item in steps), query, lambda step: as_value(step.message))
+    return items.TailPage(items=shown.items, next=shown.next, oldest=fleet.steps.oldest)
+
+
+def dead_letters(_: Follower, fleet: Fleet, query: items.LetterQuery, _path: Path) -> items.TailPage[ShownLetter]:
+    letters = (
+        item
+        for item in _behind(fleet.letters, query)
+        if query.host in {UNSET, item.value.key} and query.code in {UNSET, item.value.code}
+    )
+    shown = page(((item.position, item.value) for item in letters), query, lambda letter: letter)
+    return items.TailPage(items=shown.items, next=shown.next, oldest=fleet.letters.oldest)
+
+
+def writers(_: Follower, fleet: Fleet, query: Paged, _path: Path) -> Page[items.Writer]:
+    positions = (
+        (position.checkpoint.writer, position)
+        for position in fleet.writers
+        if _is_behind(position.checkpoint.writer, query)
+    )
+    return page(
+        positions,
+        query,
+        lambda position: items.Writer(
+            writer=position.checkpoint.writer,
+            checkpoint=position.checkpoint,
+            end=position.end,
+            lag=None if position.end is None else max(0, position.end - position.checkpoint.input.to),
+        ),
+    )
+
+
+def _hosts(fleet: Fleet, query: Paged, only: str | UnsetType = UNSET) -> Iterator[str]:
+    """The hosts of a list, without those whose items are all before the cursor."""
+    start = query.start
+    for host in fleet.hosts:
+        if only in {UNSET, host} and (start is None or f"{host}/{_AFTER_ALL}" > start):
+            yield host
+
+
+def _is_behind(place: str, query: Paged) -> bool:
+    return query.start is None or place > query.start
+
+
+def _is_chosen(stored: Stored, query: items.WorkerQuery) -> bool:
+    record = stored.record
+    return (
+        query.worker in {UNSET, record.worker}
+        and query.state in {UNSET, record.state}
+        and (query.resource is UNSET or query.resource in record.request.amounts)
+    )
+
+
+def _behind(tail: Tail[T], query: items.HistoryQuery | items.LetterQuery) -> Iterator[TailItem[T]]:
+    """The items of a tail behind the cursor and within the times, the newest first.
+
+    Raises:
+        RefusedError: the topic cannot be read.
+    """
+    if tail.unavailable is not None:
+        raise RefusedError(503, tail.unavailable)
+    for item in tail.newest_first(query.start):
+        if query.until is not UNSET and item.at > query.until:
+            continue
+        if query.since is not UNSET and item.at < query.since:
+            break
+        yield item
+
+
+def _is_step_chosen(step: Step, query: items.HistoryQuery) -> bool:
+    host, worker, incarnation = step.names
+    return (
+        query.host in {UNSET, host}
+        and query.worker in {UNSET, worker}
+        and query.incarnation in {UNSET, incarnation}
+        and (query.device is UNSET or query.device in step.devices)
+    )
+
+
+def _host(fleet: Fleet, host: str) -> items.HostItem:
+    record = fleet.ledger.hosts_record(host)
+    return items.HostItem(
+        host=host,
+        managed=record is not None and record.manager.stopped_at is None,
+        since=record.since if record is not None else None,
+        manager=record.manager if record is not None else None,
+        resources=_resources(record),
+        workers=dict(sorted(Counter(stored.record.state for stored in fleet.workers(host)).items())),
+    )
+
+
+def _resources(record: Host | None) -> dict[str, items.ResourceSummary] | None:
+    return None if record is None else {name: _resource(found) for name, found in record.resources.items()}
+
+
+def _resource(inventory: ResourceInventory) -> items.ResourceSummary:
+    healthy = sum(device.health == "healthy" for device in inventory.devices)
+    return items.ResourceSummary(
+        state=inventory.state,
+        reason=inventory.reason,
+        amount=inventory.amount,
+        sharing=inventory.sharing,
+        total=len(inventory.devices) if inventory.total is UNSET else inventory.total,
+        healthy=healthy if inventory.healthy is UNSET else inventory.healthy,
+    )
+
+
+def _worker(stored: Stored) -> items.WorkerItem:
+    record = stored.record
+    held = held_ids(record)
+    return items.WorkerItem(
+        host=record.host,
+        worker=record.worker,
+        incarnation=record.incarnation,
+        state=record.state,
+        since=record.since,
+        amounts=record.request.amounts,
+        devices={
+            name: [device["id"] for device in devices if device.get("id") in held]
+            for name, devices in record.resources.items()
+        },
+        queue_position=record.queue_position,
+        priority=record.request.priority,
+        labels=record.request.labels,
+        reason=record.reason,
+        reason_code=record.reason_code,
+        wait_until=record.wait_until,
+        warnings=warnings_of(record),
+    )
+
+
+def _waiting(stored: Stored) -> items.QueueItem:
+    record = stored.record
+    return items.QueueItem(
+        host=record.host,
+        worker=record.worker,
+        incarnation=record.incarnation,
+        queue_position=record.queue_position,
+        since=record.since,
+        priority=record.request.priority,
+        amounts=record.request.amounts,
+        reason=record.reason,
+        reason_code=record.reason_code,
+        wait_until=record.wait_until,
+    )
+
+
+ROUTES: tuple[Route, ...] = (
+    Route(
+        path=f"{BASE}/status", name="status", handler=status, answer=items.Status, early=True,
+        summary="What the API is doing, and how far it is behind",
+    ),
+    Route(
+        path=f"{BASE}/hosts", name="hosts", handler=hosts, answer=Page[items.HostItem], query=items.HostQuery,
+        summary="The hosts",
+    ),
+    Route(
+        path=f"{BASE}/hosts/{{host}}", name="host", handler=host, answer=items.HostDetail, refusals=(404,),
+        summary="One host, with its inventories",
+    ),
+    Route(
+        path=f"{BASE}/devices", name="devices", handler=devices, answer=Page[DeviceLine], query=items.DeviceQuery,
+        summary="The devices, their health and their holders",
+    ),
+    Route(
+        path=f"{BASE}/workers", name="workers", handler=workers, answer=Page[items.WorkerItem],
+        query=items.WorkerQuery, summary="The newest run of each worker",
+    ),
+    Route(
+        path=f"{BASE}/workers/{{worker}}/explanations", name="explanations", handler=explanations,
+        answer=Page[Explanation], query=items.ExplanationQuery, refusals=(404,),
+        summary="What a worker holds, or why it waits, on each host that knows it",
+    ),
+    Route(
+        path=f"{BASE}/allocations", name="allocations", handler=allocations, answer=Page[items.AllocationRecord],
+        query=items.AllocationQuery, summary="The allocation records, as on the bus",
+    ),
+    Route(
+        path=f"{BASE}/allocations/{{host}}/{{worker}}/{{incarnation}}", name="allocation", handler=allocation,
+        answer=items.AllocationRecord, refusals=(404,), summary="One allocation record, as on the bus",
+    ),
+    Route(
+        path=f"{BASE}/queue", name="queue", handler=queue, answer=Page[items.QueueItem], query=items.QueueQuery,
+        summary="The waiting workers of each host in the order of its queue, with the reasons",
+    ),
+    Route(
+        path=f"{BASE}/history", name="history", handler=history, answer=items.TailPage[items.StepItem],
+        query=items.HistoryQuery, summary="The newest steps of history, the last one first",
+    ),
+    Route(
+        path=f"{BASE}/dead-letters", name="dead_letters", handler=dead_letters,
+        answer=items.TailPage[items.LetterItem], query=items.LetterQuery,
+        summary="The newest dead letters, the last one first",
+    ),
+    Route(
+        path=f"{BASE}/writers", name="writers", handler=writers, answer=Page[items.Writer], query=Paged,
+        summary="The writers of the ledger, and how far each is behind its input",
+    ),
+)  # fmt: skip

@@ -1,0 +1,206 @@
+"""The follower: what the topics say is in the model, from the start on and as it changes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from outfitter_proto import topics as all_topics
+from outfitter_proto.bus import Bus, BusConfigurationError, BusUnavailableError, Entry, connect
+from outfitter_proto.codec import encode
+from outfitter_proto.names import topics
+from outfitter_proto.partitioning import partition_of
+from outfitter_proto.records import DeadLetter, MessageSource, Note, Transition
+from outfitter_service.api import follower as followers
+from outfitter_service.api.follower import Follower
+from outfitter_service.api.model.fleet import Fleet
+from support.api import NOW, PARTITIONS, allocation, checkpoint, host_record
+
+WITHIN_S = 30.0
+
+
+async def publish(bus: Bus, topic: str, host: str, *records: Any, key: str | None = None) -> None:
+    """Publish records to the host's partition; None deletes `key`."""
+    for record in records:
+        value = None if record is None else encode(record)
+        entry = Entry((key or record.key).encode(), value)
+        await bus.publish(topic, partition_of(host, PARTITIONS), entry)
+
+
+@asynccontextmanager
+async def following(url: str, cluster: str, **options: Any) -> AsyncIterator[Follower]:
+    async with followers.opened(url, {}, cluster, **options) as follower, anyio.create_task_group() as tasks:
+        tasks.start_soon(follower.run)
+        yield follower
+        tasks.cancel_scope.cancel()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    with anyio.fail_after(WITHIN_S):
+        while not condition():  # noqa: ASYNC110 - what is waited for is in another place
+            await anyio.sleep(0.01)
+
+
+async def caught_up(follower: Follower) -> Fleet:
+    await until(lambda: follower.fleet is not None)
+    assert follower.fleet is not None
+    return follower.fleet
+
+
+def step(host: str, worker: str) -> Transition:
+    return Transition(
+        at=NOW, host=host, worker=worker, incarnation="i", event="register", to="allocated", explanation="granted",
+        record=allocation(host, worker),
+    )  # fmt: skip
+
+
+def letter(offset: int) -> DeadLetter:
+    source = MessageSource(topic="t", partition=0, offset=offset)
+    return DeadLetter(at=NOW, writer="host/a", source=source, reason="bad", length=0, sha256="", body=b"")
+
+
+async def test_it_begins_with_the_newest_record_of_each_key(bus: Bus, bus_url: str, cluster: str) -> None:
+    ledger = topics(cluster).allocations
+    for host in ("a", "b", "c", "d"):
+        await publish(bus, ledger, host, host_record(host), host_record(host, gpus=3), allocation(host, "w"))
+    await publish(bus, ledger, "b", None, key="b/w/run-1")
+    await publish(bus, ledger, "c", checkpoint("host/c"))
+    async with following(bus_url, cluster) as follower:
+        fleet = await caught_up(follower)
+        assert fleet.hosts == ["a", "b", "c", "d"]
+        assert [len(fleet.devices(host)) for host in fleet.hosts] == [3, 3, 3, 3]
+        assert [len(fleet.allocations(host)) for host in fleet.hosts] == [1, 0, 1, 1]
+        assert fleet.events.last == 0
+        assert follower.condition == "serving"
+        await until(lambda: follower.behind == 0 and fleet.writers[0].end is not None)
+
+
+async def test_it_follows_each_topic_and_makes_an_event_of_each_change(bus: Bus, bus_url: str, cluster: str) -> None:
+    of = topics(cluster)
+    await publish(bus, of.history, "a", step("a", "before"), key="a/before/i")
+    await publish(bus, of.dead_letters, "a", letter(1))
+    async with following(bus_url, cluster) as follower:
+        fleet = await caught_up(follower)
+        await until(lambda: len(fleet.steps) == len(fleet.letters) == 1)
+        assert fleet.events.last == 0
+        await publish(bus, of.allocations, "a", host_record("a"), allocation("a", "w"))
+        await until(lambda: fleet.events.last == 2)
+        await publish(bus, of.allocations, "a", None, key="a/w/run-1")
+        await until(lambda: fleet.events.last == 3)
+        await publish(bus, of.history, "a", step("a", "w"), key="a/w/i")
+        await publish(bus, of.history, "a", Note(at=NOW, writer="host/a", event="stop", explanation=""), key="host/a")
+        await until(lambda: fleet.events.last == 5)
+        await publish(bus, of.dead_letters, "a", letter(2))
+        await until(lambda: fleet.events.last == 6)
+        kinds = [event.kind for event in fleet.events.after(0, 10)]
+        assert kinds == ["host", "allocation", "allocation", "step", "step", "dead-letter"]
+        assert (len(fleet.steps), len(fleet.letters), fleet.allocations("a")) == (3, 2, [])
+        assert fleet.steps.oldest is None
+
+
+async def test_it_begins_with_the_last_steps_of_a_long_history_and_says_that_others_are_left_out(
+    bus: Bus, bus_url: str, cluster: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(followers, "NEWEST", 2)
+    for worker in ("1", "2", "3"):
+        await publish(bus, topics(cluster).history, "a", step("a", worker), key=f"a/{worker}/i")
+    async with following(bus_url, cluster) as follower:
+        fleet = await caught_up(follower)
+        await until(lambda: len(fleet.steps) == 2)
+        assert {item.value.record.worker for item in fleet.steps.newest_first()} == {"2", "3"}
+        assert fleet.steps.oldest == NOW
+
+
+async def test_for_one_host_it_reads_its_partition_and_shows_nothing_else(bus: Bus, bus_url: str, cluster: str) -> None:
+    for host in ("a", "b", "c", "d"):
+        await publish(bus, topics(cluster).allocations, host, host_record(host))
+    async with following(bus_url, cluster, host="b") as follower:
+        assert (await caught_up(follower)).hosts == ["b"]
+
+
+async def test_when_topics_grow_it_begins_again_with_another_model(bus: Bus, bus_url: str, cluster: str) -> None:
+    of = topics(cluster)
+    await publish(bus, of.allocations, "a", host_record("a"))
+    async with following(bus_url, cluster) as follower:
+        before = await caught_up(follower)
+        for topic in (of.registrations, of.allocations, of.history, of.dead_letters):
+            await bus.add_partitions(topic, PARTITIONS + 1)
+        await until(lambda: follower.fleet not in {None, before})
+        after = await caught_up(follower)
+        assert (after.partitions, after.hosts) == (PARTITIONS + 1, ["a"])
+        assert after.events.name != before.events.name
+
+
+async def test_without_topics_it_says_what_is_missing_and_begins_as_soon_as_they_are_there(
+    bus_url: str, cluster: str
+) -> None:
+    async with following(bus_url, cluster) as follower:
+        await until(lambda: cluster in follower.condition or "there is no bus" in follower.condition)
+        assert follower.fleet is None
+        async with connect(bus_url) as bus:
+            await all_topics.create(bus, cluster, partitions=PARTITIONS, replication=1)
+        assert (await caught_up(follower)).hosts == []
+
+
+async def test_without_a_topic_of_history_the_rest_is_there_and_the_reason(
+    bus: Bus, bus_url: str, cluster: str
+) -> None:
+    other = f"{cluster}-without"
+    await all_topics.create(bus, other, partitions=1, replication=1, history=False)
+    async with following(bus_url, other) as follower:
+        fleet = await caught_up(follower)
+        await until(lambda: fleet.steps.unavailable is not None)
+        assert topics(other).history in str(fleet.steps.unavailable)
+        assert fleet.letters.unavailable is None
+
+
+async def test_a_record_that_is_no_json_costs_itself_only(bus: Bus, bus_url: str, cluster: str) -> None:
+    ledger = topics(cluster).allocations
+    await bus.publish(ledger, partition_of("a", PARTITIONS), Entry(b"a/bad/run-1", b"{"))
+    await publish(bus, ledger, "a", host_record("a"))
+    async with following(bus_url, cluster) as follower:
+        fleet = await caught_up(follower)
+        await bus.publish(ledger, partition_of("a", PARTITIONS), Entry(b"a/bad/run-2", b"{"))
+        await publish(bus, ledger, "b", host_record("b"))
+        await until(lambda: fleet.hosts == ["a", "b"])
+
+
+async def test_while_the_bus_is_away_the_model_stays_and_says_how_old_it_is(
+    bus: Bus, bus_url: str, cluster: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(followers, "LOOK_EVERY_S", 0.01)
+    await publish(bus, topics(cluster).allocations, "a", host_record("a"))
+    away = False
+
+    async with connect(bus_url) as own:
+        stable_end = own.stable_end
+
+        async def stable_end_or_none(topic: str, partition: int) -> int:
+            if away:
+                raise BusUnavailableError("the bus is away")
+            return await stable_end(topic, partition)
+
+        own.stable_end = stable_end_or_none  # type: ignore[method-assign]
+        follower = Follower(own, cluster)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(follower.run)
+            fleet = await caught_up(follower)
+            away = True
+            await until(lambda: follower.outage == "the bus is away")
+            last = follower.as_of
+            assert (follower.fleet, fleet.hosts) == (fleet, ["a"])
+            away = False
+            await until(lambda: follower.outage is None and follower.as_of != last)
+            tasks.cancel_scope.cancel()
+
+
+async def test_a_bus_that_cannot_be_used_is_said_at_the_start(tmp_path: Path) -> None:
+    (tmp_path / "bus.db").write_text("this is no database, and long enough to be looked at: " * 100)
+    async with followers.opened(f"sqlite://{tmp_path}/bus.db", {}, "c") as follower:
+        with pytest.raises(BusConfigurationError):
+            await follower.reach()

@@ -1,0 +1,230 @@
+"""The lists of the API: what they have, how they are narrowed and paged, and how errors look."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from outfitter_proto.bus import Message
+from outfitter_proto.codec import encode
+from outfitter_proto.records import DeadLetter, MessageSource, Transition
+from outfitter_service.api.model.fleet import Fleet
+from support.api import NOW, allocation, change, checkpoint, fleet_of, follower_of, host_record, message, serving_api
+
+
+def crowd() -> Fleet:
+    """Two hosts: on `a` one worker holds and two wait; `b` has stopped."""
+    return fleet_of(
+        host_record("a", ill=1),
+        host_record("b", stopped=True),
+        checkpoint("host/a"),
+        allocation("a", "holder", devices=["a-1"], offset=1),
+        allocation("a", "early", "pending", queue_position=1, reason="1 of gpu wanted", reason_code="busy", offset=2),
+        allocation("a", "late", "pending", queue_position=2, reason="1 of gpu wanted", reason_code="busy", offset=3),
+        allocation("b", "over", "ended", offset=1),
+    )
+
+
+async def get(fleet: Fleet | None, path: str, status: int = 200, **query: Any) -> Any:
+    async with serving_api(follower_of(fleet)) as client:
+        async with client.get(f"/api/v1/{path}", params=query) as response:
+            assert response.status == status, await response.text()
+            return await response.json(content_type=None)
+
+
+@pytest.mark.parametrize(
+    ("path", "query", "field", "found"),
+    [
+        ("hosts", {}, "host", ["a", "b"]),
+        ("hosts", {"managed": "true"}, "host", ["a"]),
+        ("hosts", {"managed": "false"}, "host", ["b"]),
+        ("devices", {}, "id", ["a-0", "a-1", "b-0", "b-1"]),
+        ("devices", {"host": "b"}, "id", ["b-0", "b-1"]),
+        ("devices", {"health": "unhealthy"}, "id", ["a-0"]),
+        ("devices", {"held": "true"}, "id", ["a-1"]),
+        ("devices", {"resource": "fpga"}, "id", []),
+        ("workers", {}, "worker", ["early", "holder", "late", "over"]),
+        ("workers", {"state": "pending"}, "worker", ["early", "late"]),
+        ("workers", {"worker": "over"}, "worker", ["over"]),
+        ("workers", {"host": "a", "resource": "gpu"}, "worker", ["early", "holder", "late"]),
+        ("allocations", {"state": "allocated"}, "worker", ["holder"]),
+        ("allocations", {"incarnation": "run-2"}, "worker", []),
+        ("queue", {}, "worker", ["early", "late"]),
+        ("queue", {"reason_code": "infeasible"}, "worker", []),
+        ("workers/late/explanations", {}, "worker", ["late"]),
+        ("writers", {}, "writer", ["host/a"]),
+    ],
+)  # fmt: skip
+async def test_a_list_has_what_its_filters_let_through(
+    path: str, query: dict[str, str], field: str, found: list[str]
+) -> None:
+    assert [item[field] for item in (await get(crowd(), path, **query))["items"]] == found
+
+
+async def test_an_allocation_is_sent_byte_for_byte_as_it_is_on_the_bus() -> None:
+    record = allocation("a", "holder", devices=["a-1"], offset=1)
+    async with serving_api(follower_of(crowd())) as client:
+        async with client.get("/api/v1/allocations/a/holder/run-1") as response:
+            assert await response.read() == encode(record)
+
+
+async def test_the_queue_says_who_is_next_and_why_nobody_is_served() -> None:
+    first = (await get(crowd(), "queue"))["items"][0]
+    assert (first["queue_position"], first["reason_code"], first["reason"]) == (1, "busy", "1 of gpu wanted")
+
+
+async def test_an_explanation_has_who_is_ahead_and_who_holds_the_devices() -> None:
+    (found,) = (await get(crowd(), "workers/late/explanations"))["items"]
+    assert [each["worker"] for each in found["ahead"]] == ["early"]
+    assert [[holder["worker"] for holder in line["holders"]] for line in found["devices"]] == [[], ["holder"]]
+
+
+async def test_pages_follow_each_other_though_items_come_and_go_between_them() -> None:
+    fleet = fleet_of(*(allocation("a", f"w{number}") for number in range(5)))
+    async with serving_api(follower_of(fleet)) as client:
+        seen: list[str] = []
+        cursor = ""
+        while True:
+            async with client.get("/api/v1/allocations", params={"limit": 2, "cursor": cursor}) as response:
+                page = await response.json()
+            seen += [item["worker"] for item in page["items"]]
+            if page["next"] is None:
+                break
+            cursor = page["next"]
+            fleet.change(change(None, key=f"a/{seen[-1]}/run-1"))  # the item that the cursor names is gone
+            fleet.change(change(allocation("a", "w00")))
+    assert seen == ["w0", "w1", "w2", "w3", "w4"]
+
+
+@pytest.mark.parametrize("path", ["hosts", "devices", "workers", "allocations", "queue", "history", "dead-letters"])
+async def test_every_list_in_pages_of_one_has_each_item_once(path: str) -> None:
+    fleet = crowd()
+    for number in range(3):
+        add_step(fleet, f"w{number}", offset=number)
+        add_letter(fleet, "a", offset=number)
+    async with serving_api(follower_of(fleet)) as client:
+
+        async def pages(limit: int) -> list[Any]:
+            found: list[Any] = []
+            cursor = ""
+            while True:
+                query = {"limit": limit, "cursor": cursor}
+                async with client.get(f"/api/v1/{path}", params=query) as response:
+                    page = await response.json()
+                found += page["items"]
+                if page["next"] is None:
+                    return found
+                cursor = page["next"]
+
+        assert await pages(1) == await pages(1000) != []
+
+
+def add_step(fleet: Fleet, worker: str, offset: int) -> None:
+    step = Transition(
+        at=NOW, host="a", worker=worker, incarnation="i", event="register", to="allocated", explanation="granted",
+        record=allocation("a", worker, devices=["a-1"]),
+    )  # fmt: skip
+    fleet.add_step(message(step, key=f"a/{worker}/i", offset=offset), step, announce=True)
+
+
+def add_letter(fleet: Fleet, host: str, offset: int) -> None:
+    letter = DeadLetter(
+        at=NOW, writer="host/a", source=MessageSource(topic="t", partition=0, offset=offset), reason="bad", length=1,
+        sha256="0", body=b"\xff", message_key=host,
+    )  # fmt: skip
+    fleet.add_letter(Message("t", 0, offset, None, encode(letter), 0), letter, announce=True)
+
+
+async def test_history_has_the_last_step_first_and_is_narrowed_by_any_name_of_a_device() -> None:
+    fleet = crowd()
+    add_step(fleet, "one", offset=1)
+    add_step(fleet, "two", offset=2)
+    found = await get(fleet, "history", device="a-1")
+    assert [item["record"]["worker"] for item in found["items"]] == ["two", "one"]
+    assert (await get(fleet, "history", device="a-0"))["items"] == []
+    assert (await get(fleet, "history", since="2026-01-31T12:00:01Z"))["items"] == []
+
+
+async def test_a_dead_letter_that_is_no_text_is_sent_as_base64() -> None:
+    fleet = crowd()
+    add_letter(fleet, "a", offset=1)
+    (found,) = (await get(fleet, "dead-letters", host="a"))["items"]
+    assert (found["text"], found["base64"]) == (None, "/w==")
+    assert (await get(fleet, "dead-letters", host="b"))["items"] == []
+
+
+async def test_a_topic_that_cannot_be_read_is_a_503_with_the_reason_and_the_others_answer() -> None:
+    fleet = crowd()
+    fleet.steps.unavailable = "no right to read"
+    assert (await get(fleet, "history", 503))["detail"] == "no right to read"
+    assert (await get(fleet, "status"))["history"] == "no right to read"
+    assert (await get(fleet, "hosts"))["items"]
+
+
+async def test_before_the_topics_are_read_each_page_is_a_503_that_says_how_far_it_is() -> None:
+    async with serving_api(follower_of(None, "restoring: 3 of 7")) as client:
+        async with client.get("/api/v1/hosts") as response:
+            assert (response.status, response.content_type) == (503, "application/problem+json")
+            assert response.headers["Retry-After"] == "5"
+            assert (await response.json(content_type=None))["detail"] == "restoring: 3 of 7"
+        async with client.get("/api/v1/status") as response:
+            body = await response.json()
+            assert (body["ready"], body["condition"]) == (False, "restoring: 3 of 7")
+        async with client.get("/readyz") as response:
+            assert (response.status, await response.text()) == (503, "not ready: restoring: 3 of 7\n")
+        async with client.get("/livez") as response:
+            assert response.status == 200
+
+
+async def test_a_page_that_has_not_changed_is_not_sent_again() -> None:
+    fleet = crowd()
+    async with serving_api(follower_of(fleet)) as client:
+        async with client.get("/api/v1/hosts") as response:
+            tag = response.headers["ETag"]
+        for known in (tag, f'"x", W/{tag}', "*"):
+            async with client.get("/api/v1/hosts", headers={"If-None-Match": known}) as response:
+                assert (response.status, await response.read(), response.headers["ETag"]) == (304, b"", tag)
+        fleet.change(change(host_record("c")))
+        async with client.get("/api/v1/hosts", headers={"If-None-Match": tag}) as response:
+            assert response.status == 200
+            assert response.headers["Outfitter-Event-Id"] == fleet.events.last_id
+            assert response.headers["Outfitter-As-Of"] == "2026-01-31T12:00:00.000000Z"
+
+
+@pytest.mark.parametrize(
+    ("path", "query", "status", "detail"),
+    [
+        ("nope", {}, 404, "there is no such page; /api/v1/openapi.json lists all"),
+        ("hosts/x", {}, 404, "there is no record of host 'x'"),
+        ("allocations/a/b/c", {}, 404, "there is no allocation 'a/b/c'"),
+        ("workers/x/explanations", {}, 404, "there is no such worker 'x'"),
+        ("hosts", {"limit": "0"}, 400, "Expected `int` >= 1 - at `$.limit`"),
+        ("hosts", {"limit": "1001"}, 400, "Expected `int` <= 1000 - at `$.limit`"),
+        ("hosts", {"nope": "1"}, 400, "unknown field `nope`"),
+        ("workers", {"state": "late"}, 400, "Invalid enum value 'late' - at `$.state`"),
+        ("history", {"since": "2026-01-31T12:00:00"}, 400, "with a timezone"),
+        ("hosts", [("limit", "1"), ("limit", "2")], 400, "the parameter limit is given twice"),
+    ],
+)  # fmt: skip
+async def test_an_error_is_a_problem_that_says_what_is_wrong(path: str, query: Any, status: int, detail: str) -> None:
+    async with serving_api(follower_of(crowd())) as client:
+        async with client.get(f"/api/v1/{path}", params=query) as response:
+            assert (response.status, response.content_type) == (status, "application/problem+json")
+            problem = await response.json(content_type=None)
+            assert problem["status"] == status
+            assert detail in problem["detail"]
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH"])
+async def test_nothing_can_be_changed(method: str) -> None:
+    async with serving_api(follower_of(crowd())) as client:
+        async with client.request(method, "/api/v1/hosts") as response:
+            assert (response.status, response.content_type) == (405, "application/problem+json")
+            assert response.headers["Allow"] == "GET,HEAD"
+
+
+async def test_no_other_page_of_a_browser_may_read_an_answer() -> None:
+    async with serving_api(follower_of(crowd())) as client:
+        async with client.get("/api/v1/hosts", headers={"Origin": "https://evil.example"}) as response:
+            assert not [name for name in response.headers if name.lower().startswith("access-control")]
