@@ -200,6 +200,7 @@ LOOKING = (
     ["replay"],
     ["watch"],
     ["dead-letters"],
+    ["api"],
     ["verify"],
     ["topics", "check"],
     ["deregister", "--worker", "w"],

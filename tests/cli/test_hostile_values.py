@@ -19,7 +19,7 @@ HOSTILE = (
     "9999-12-31T23:59:59Z", "999999999999999d", "\x1b[2J", "a\nb", "\u202e", "=", "gpu=" + "9" * 5000, "x=\udcff", ":",
     "a:gpu=\udcff", "http://x",  "sqlite:///\udcff", "/dev/null", "/", "127.0.0.1:99999",
 )  # fmt: skip
-SPEAKING = {"serve", "run", "hold", "register", "deregister", "watch"}
+SPEAKING = {"serve", "run", "hold", "register", "deregister", "watch", "api"}
 """Commands that would wait for somebody: they are given no bus that there is."""
 
 

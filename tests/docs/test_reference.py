@@ -9,6 +9,11 @@ import tomllib
 import pytest
 
 from outfitter_drivers.registry import GROUP
+from outfitter_service.api.application import DOCUMENT, EVENTS, MOST_CONNECTIONS
+from outfitter_service.api.model.event_log import MOST_EVENTS
+from outfitter_service.api.model.tail import MOST_ITEMS
+from outfitter_service.api.routes import ROUTES
+from outfitter_service.api.stream import MOST_STREAMS
 from outfitter_service.cli.commands.manager.topics import BROKER_PARTITIONS
 from outfitter_service.config.options import RESOURCE_OPTIONS, SETTINGS, Option, ResourceOption
 from outfitter_service.core.states import diagram
@@ -77,6 +82,20 @@ def test_the_page_has_each_route() -> None:
     paths = {resource.canonical for resource in app.router.resources()} - {"/"}
     assert paths
     assert set(re.findall(r"^\| `(/[\w/{}-]+)` \|", TEXT, re.MULTILINE)) == paths
+
+
+def test_the_apis_page_has_each_of_its_routes_with_each_filter_and_its_limits() -> None:
+    text = (SERVICE / "api.md").read_text()
+    told = dict(re.findall(r"^\| `(/api/v1/[\w/{}.-]+)` \|.*\|([^|]*)\|$", text, re.MULTILINE))
+    assert told.keys() == {EVENTS, DOCUMENT, *(route.path for route in ROUTES)}
+    for route in ROUTES:
+        filters = set(route.query.__struct_fields__) - {"limit", "cursor"}
+        if "as for" not in told[route.path]:
+            assert set(re.findall(r"`(\w+)`", told[route.path])) == filters
+    assert f"| open connections | {MOST_CONNECTIONS}; " in text
+    assert f"| open streams | {MOST_STREAMS}; " in text
+    assert f"the last {MOST_EVENTS:,} events" in text
+    assert f"the newest {MOST_ITEMS:,} items" in text
 
 
 def test_the_drivers_page_has_each_driver_and_no_other() -> None:

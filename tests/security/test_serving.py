@@ -24,6 +24,7 @@ from outfitter_proto.names import topics as names_of
 from outfitter_service.runtime.dead_letter_quota import A_MINUTE
 from support.bus.committed import committed
 from support.kafka.secure_broker import SecureBroker, right
+from support.managers.api import running
 from support.managers.process import Manager, ManagerError, StartManager, files_config
 from support.managers.secured import HOST
 
@@ -96,6 +97,12 @@ async def test_every_command_works_with_its_own_log_in_and_none_tells_a_secret(
     run = ("run", "--resource", "gpu=2", "--", sys.executable, "-c", program)
     assert outfitter(*run, env=by_variable) == "2\n"
     outfitter("status", env=looking)
+    with running(tmp_path, manager.bus_url, "--cluster", cluster, env=looking) as api:
+        manager.wait_for(lambda: api.is_ready)
+        pages = ("hosts", "workers", "history", "dead-letters", "writers")
+        assert [api.get(f"/api/v1/{page}")[0] for page in pages] == [200] * len(pages)
+        assert api.get("/api/v1/status")[1]["outage"] is None
+        said.append(api.log)
     assert json.loads(outfitter("topics", "check", "--json", env=looking))["differences"] is not None
     config = str(manager.config)
     password = {"OUTFITTER_KAFKA_SASL_PASSWORD": secure_broker.passwords[worker]}

@@ -24,7 +24,6 @@ from outfitter_proto.bus import (
     BusError,
     BusUnavailableError,
     Message,
-    MissingBusError,
     OffsetOutOfRangeError,
     Reader,
     TopicShape,
@@ -92,11 +91,12 @@ class Follower:
         """Connect once.
 
         Raises:
-            BusConfigurationError: it cannot be used as configured. An unreachable bus raises nothing.
+            BusConfigurationError: it cannot be used as configured, or there is no embedded bus. An unreachable broker
+                raises nothing.
         """
         try:
             await self._bus.start()
-        except (BusUnavailableError, MissingBusError) as error:
+        except BusUnavailableError as error:
             self._say(f"reaching the bus: {error}")
 
     async def run(self) -> None:
@@ -115,7 +115,7 @@ class Follower:
     def _say(self, condition: str) -> None:
         if condition != self.condition:
             self.condition = condition
-            log.warning("the API has no data yet", condition=condition)
+            log.info("the API has no data yet", condition=condition)
 
     async def _follow(self) -> None:
         """Restore a model and follow the topics, until they are replaced.

@@ -9,12 +9,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from datetime import datetime
+from functools import cache
 from http import HTTPStatus
 from typing import Any
 
 import msgspec
+import msgspec.inspect
 from aiohttp import web
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from outfitter_proto.bus.reading import FOLLOW_WAIT_S
 from outfitter_service.api.follower import Follower
@@ -82,10 +84,25 @@ def parameters(request: web.Request, kind: type[Struct]) -> Any:
     for name in query:
         if len(query.getall(name)) > 1:
             raise RefusedError(400, f"the parameter {name} is given twice")
+        if name in _times(kind) and "-" not in query[name][1:]:  # a number would be seconds since the epoch
+            raise RefusedError(400, f"the parameter {name} is no time: write RFC 3339, such as 2026-01-31T12:00:00Z")
     try:
         return msgspec.convert(dict(query), kind, strict=False)
     except msgspec.ValidationError as error:
         raise RefusedError(400, f"the query is not valid: {error}") from None
+
+
+@cache
+def _times(kind: type[Struct]) -> frozenset[str]:
+    """The parameters that are times."""
+    times: set[str] = set()
+    for field in structs.fields(kind):
+        found = msgspec.inspect.type_info(field.type)
+        parts = found.types if isinstance(found, msgspec.inspect.UnionType) else [found]
+        plain = [part.type if isinstance(part, msgspec.inspect.Metadata) else part for part in parts]
+        if any(isinstance(part, msgspec.inspect.DateTimeType) for part in plain):
+            times.add(field.encode_name)
+    return frozenset(times)
 
 
 def fleet_of(follower: Follower) -> Fleet:

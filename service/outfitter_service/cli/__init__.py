@@ -58,6 +58,7 @@ COMMANDS = {
     "history": _entry("view.history", "List what happened to workers and devices."),
     "replay": _entry("view.replay", "Show the workers as they were at a moment in the past."),
     "dead-letters": _entry("view.dead_letters", "Show the messages that managers refused, and why."),
+    "api": _entry("view.api", "Serve a read API for the whole cluster (runs in the foreground)."),
     "ledger": _entry("manager.ledger", "Repair the ledger by hand."),
     "discover": _entry("manager.discover", "Run one resource's driver once and print its infos."),
     "topics": _entry("manager.topics", "Create or check the topics."),

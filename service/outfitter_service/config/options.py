@@ -223,6 +223,15 @@ SETTINGS: tuple[Option, ...] = (
         "The address of /metrics, /livez and /readyz. Loopback by default, because there is no log-in.",
     ),
     Option(
+        "api", "true or false", flag, _always("false"),
+        "Serve the read API of this host (in cluster scope, of all hosts) at the address of `http`, too. Others can "
+        "reach it there only with `api-token-file`.",
+    ),
+    Option(
+        "api-token-file", "path", text, _always(None),
+        "The file with the token that each request of the API must have. It is read for each request.",
+    ),
+    Option(
         "lease", "duration or none", duration(least=0.1, none=True), _always("30s"),
         "How long a worker may be silent before the manager takes its devices back, if its registration does not say. "
         "none: until it deregisters or its owner process dies.",
@@ -310,7 +319,9 @@ SETTINGS += (
     ),
 )  # fmt: skip
 
-SECRET_FILES = frozenset(f"{KAFKA}{name}-file" for name in ("sasl-password", "sasl-token", "key", "key-password"))
+SECRET_FILES = frozenset(
+    {"api-token-file"} | {f"{KAFKA}{name}-file" for name in ("sasl-password", "sasl-token", "key", "key-password")}
+)
 """Settings that name files which other users must not read."""
 
 _LOGIN = [option for option in SETTINGS if option.name.startswith(KAFKA)]

@@ -41,6 +41,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     session_timeout: float
     on_stop: str
     http: str
+    api: bool = False
+    api_token_file: str | None = None
     lease: float | None
     lease_grace: float
     wait: float | None

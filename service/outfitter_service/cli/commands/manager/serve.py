@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import anyio
@@ -15,12 +17,14 @@ from outfitter_service.cli._lib import options
 from outfitter_service.query.errors import warn
 
 if TYPE_CHECKING:
+    from outfitter_service.api.access import Guard
     from outfitter_service.runtime.manager.service import Service
 
 
 @click.command()
 @options.connection
 @click.option("--http", metavar="HOST:PORT", help="Address of /metrics, /livez and /readyz [127.0.0.1:9477].")
+@click.option("--api", is_flag=True, help="Serve the read API at the address of --http, too.")
 @click.option(
     "--scope", type=click.Choice(["host", "cluster"]), help="Serve this machine, or a share of all hosts [host]."
 )
@@ -44,25 +48,26 @@ def serve(ctx: click.Context, /, config: str | None, take_over: bool, adopt_ledg
     descriptors.prepare()  # first, so that no lack of descriptors shows as another error
 
     from outfitter_service import logs, memory
+    from outfitter_service.api import access
     from outfitter_service.config import Severity, load
     from outfitter_service.runtime.manager.service import Service
 
-    settings = load(config, options.given(ctx, "scope", "replica", "http", "strict", "log-format", "log-level"))
+    settings = load(config, options.given(ctx, "scope", "replica", "http", "api", "strict", "log-format", "log-level"))
     logs.configure(settings.log_format, settings.log_level)
     for problem in settings.problems:
         if problem.severity is not Severity.INFO:
             warn(str(problem))
+    guard = access.guard(settings.http, settings.api_token_file) if settings.api else None
     memory.tune()
     service = Service(settings, take_over=take_over, adopt_ledger=adopt_ledger)
-    anyio.run(_serve, service, backend_options={"use_uvloop": _has_uvloop()})
+    anyio.run(_serve, service, guard, backend_options={"use_uvloop": _has_uvloop()})
 
 
-async def _serve(service: Service) -> None:
-    from outfitter_service.http.server import listening
-
+async def _serve(service: Service, guard: Guard | None) -> None:
+    """`guard`: of the API; None: it is not served."""
     # claim the host before the port: a second manager of the host must not be told to use another port
     with service.alone(), anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-        async with listening(service, service.settings.http) as address, anyio.create_task_group() as tasks:
+        async with _listening(service, guard) as address, anyio.create_task_group() as tasks:
             who = f"host {service.settings.host}" if service.settings.scope == "host" else "cluster scope"
             warn(
                 f"{who} on {service.settings.bus} (cluster {service.settings.cluster}), "
@@ -78,6 +83,32 @@ async def _serve(service: Service) -> None:
             tasks.start_soon(stop_on_signal)
             await service.run()
             tasks.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def _listening(service: Service, guard: Guard | None) -> AsyncIterator[str]:
+    """Serve the manager's HTTP, with the API if there is a guard; yields the address."""
+    from outfitter_service.http.server import listening
+
+    settings = service.settings
+    if guard is None:
+        async with listening(service, settings.http) as address:
+            yield address
+        return
+    from outfitter_service.api import follower as followers
+    from outfitter_service.api.application import MOST_CONNECTIONS, add_to
+    from outfitter_service.http.listener import Listening
+
+    where = Listening(address=settings.http, most=MOST_CONNECTIONS)
+    host = settings.host if settings.scope == "host" else None
+    async with (
+        followers.opened(settings.bus, settings.login, settings.cluster, host=host) as follower,
+        listening(service, where, add=lambda app: add_to(app, follower, guard)) as address,
+        anyio.create_task_group() as tasks,
+    ):
+        tasks.start_soon(follower.run)
+        yield address
+        tasks.cancel_scope.cancel()
 
 
 def _end_by_force(after_s: float) -> None:

@@ -1,0 +1,93 @@
+"""`outfitter api`: the read API of a whole cluster, in the foreground, until SIGTERM or SIGINT."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import anyio
+import click
+
+from outfitter_service.cli._lib import options
+from outfitter_service.query.errors import warn
+
+if TYPE_CHECKING:
+    from outfitter_service.api.access import Guard
+    from outfitter_service.config import Connection
+    from outfitter_service.http.listener import Listening
+
+ADDRESS = "127.0.0.1:9478"
+
+
+def _file(flag: str, about: str) -> Callable[[options.F], options.F]:
+    return click.option(flag, metavar="FILE", type=click.Path(), help=about)
+
+
+@click.command()
+@options.of_cluster
+@click.option("--listen", metavar="HOST:PORT", default=ADDRESS, show_default=True, help="Where to serve.")
+@click.option(
+    "--token-file", metavar="FILE", type=click.Path(), envvar="OUTFITTER_API_TOKEN_FILE", show_envvar=True,
+    help="The file with the token that each request must have. Read again for each request.",
+)  # fmt: skip
+@_file("--cert-file", "The certificate for TLS, with its chain (PEM).")
+@_file("--key-file", "The certificate's key, if it is in a file of its own (PEM).")
+@_file("--client-ca-file", "The authorities of the clients' certificates (PEM): no client gets in without one.")
+@click.option(
+    "--log-format",
+    type=click.Choice(["auto", "text", "json"]),
+    default="auto",
+    help="Log lines for people or programs.",
+)
+@click.option(
+    "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", help="The lowest level."
+)
+def api(
+    where: Connection,
+    /,
+    listen: str,
+    token_file: str | None,
+    cert_file: str | None,
+    key_file: str | None,
+    client_ca_file: str | None,
+    log_format: str,
+    log_level: str,
+) -> None:
+    """Serve what the topics of the whole cluster say over HTTP, for consoles and programs. It changes nothing.
+
+    No manager needs to run, and a monitor's rights are enough. Other machines can reach it only with --token-file or
+    --client-ca-file.
+    """
+    from outfitter_service import logs, memory
+    from outfitter_service.api import access
+    from outfitter_service.api.application import MOST_CONNECTIONS
+    from outfitter_service.http.listener import Listening
+    from outfitter_service.runtime.liveness import descriptors
+
+    descriptors.prepare()
+    tls = access.tls_of(cert_file, key_file, client_ca_file)
+    guard = access.guard(listen, token_file, mutual_tls=client_ca_file is not None)
+    logs.configure(log_format, log_level)
+    memory.tune()
+    anyio.run(_serve, where, Listening(address=listen, most=MOST_CONNECTIONS, tls=tls, flag="--listen"), guard)
+
+
+async def _serve(where: Connection, listening: Listening, guard: Guard) -> None:
+    from outfitter_service.api import follower as followers
+    from outfitter_service.api.application import application
+    from outfitter_service.http.listener import serving
+
+    async with followers.opened(where.bus, where.login, where.cluster) as follower:
+        await follower.reach()
+        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            async with (
+                serving(lambda connections: application(follower, connections, guard), listening) as address,
+                anyio.create_task_group() as tasks,
+            ):
+                scheme = "http" if listening.tls is None else "https"
+                warn(f"cluster {where.cluster} on {where.bus}, API at {scheme}://{address}/api/v1/status")
+                tasks.start_soon(follower.run)
+                async for _signal in signals:
+                    break
+                tasks.cancel_scope.cancel()
