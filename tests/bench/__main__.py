@@ -12,13 +12,14 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
 import anyio
 import msgspec
 
-from bench import embedded, livez, loads, machine, replay, replicas, shapes, turns
+from bench import api, embedded, livez, loads, machine, replay, replicas, shapes, turns
 from bench.kafka import RATES, Contest, Run, Sizes
 from bench.report import Row, table
 from outfitter_proto.bus.kafka.adapter import KafkaBus
@@ -36,7 +37,7 @@ QUICK = Sizes(
     held=2000,
     replicas=2000,
 )
-PARTS = ("backlog", "framework", "latency", "restore", "kill", "replicas", "embedded", "turns", "shapes")
+PARTS = ("backlog", "framework", "latency", "restore", "kill", "replicas", "embedded", "turns", "shapes", "api")
 WAITING = 10_000
 """Workers that wait while decisions are timed: as many as may wait on one host."""
 MIB = 1024 * 1024
@@ -65,7 +66,9 @@ def main(arguments: Sequence[str]) -> None:
             rows += measure_embedded(folder / "embedded", quick=chosen.quick)
         if "turns" in chosen.only:
             rows += measure_turns(folder / "turns")
-        if set(chosen.only) - {"embedded", "turns", "shapes"}:
+        if "api" in chosen.only:
+            rows += measure_api(folder / "api", quick=chosen.quick)
+        if set(chosen.only) - {"embedded", "turns", "shapes", "api"}:
             broker = None if chosen.bootstrap else Broker(folder / "kafka")
             try:
                 if broker is not None:
@@ -115,6 +118,29 @@ def measure_turns(folder: Path) -> list[Row]:
     silences = anyio.run(livez.measure_all, folder, say)
     aim = f"<= {livez.LIMIT_S:g}"
     return [*rows, *(Row(f"/livez unanswered: {one.flood}", "s", one.longest_s, aim=aim) for one in silences)]
+
+
+def measure_api(folder: Path, *, quick: bool) -> list[Row]:
+    """What the read API of a fleet costs."""
+    hosts = 100 if quick else 1000
+    say(f"read API of {hosts} hosts with {hosts * api.WORKERS} workers")
+    found = anyio.run(partial(api.measure, folder, hosts=hosts))
+    rows = [Row(f"API: start with {hosts * api.WORKERS} workers", "s", found.start_s)]
+    slowest = sorted(found.pages_ms, key=lambda page: machine.percentile(found.pages_ms[page], 0.99))[::-1]
+    aim = f"< {api.PAGE_LIMIT_MS:g}"
+    rows += [
+        Row(f"  /{page}, p99", "ms", machine.percentile(found.pages_ms[page], 0.99), aim=aim) for page in slowest[:5]
+    ]
+    every = [took for times in found.pages_ms.values() for took in times]
+    return [
+        *rows,
+        Row("  all pages, p50", "ms", machine.median(every)),
+        Row("  /livez beside it, p99", "ms", machine.percentile(found.probe_ms, 0.99)),
+        Row(f"  one event to {api.READERS} readers, p50", "ms", machine.median(found.events_ms)),
+        Row("    p99", "ms", machine.percentile(found.events_ms, 0.99), aim=f"< {api.EVENT_LIMIT_MS:g}"),
+        Row("  memory", "MiB", found.memory_before / MIB),
+        Row(f"  memory with {api.READERS} readers", "MiB", found.memory_with_readers / MIB),
+    ]
 
 
 async def measure_kafka(contest: Contest, parts: Sequence[str]) -> list[Row]:

@@ -7,14 +7,16 @@ begins again with a new model. While the bus is away the model stays, and `as_of
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime
-from typing import Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import anyio
 import anyio.lowlevel
 import structlog
+from anyio.abc import TaskGroup
 
 from outfitter_proto import bus as buses
 from outfitter_proto import codec, names
@@ -33,9 +35,10 @@ from outfitter_proto.bus.reading import FOLLOW_WAIT_S, MARKERS_WAIT_S
 from outfitter_proto.partitioning import partition_of
 from outfitter_proto.records import Note, Refresh, Transition
 from outfitter_proto.support.backoff import Backoff
-from outfitter_service.api.model.fleet import Fleet
+from outfitter_service.api.model.fleet import Fleet, Step
 from outfitter_service.api.model.tail import Tail
 from outfitter_service.query import history_reader, ledger_view
+from outfitter_service.query.letters import ShownLetter
 
 T = TypeVar("T")
 
@@ -49,21 +52,56 @@ CLOSE_WITHIN_S = 2.0
 """Time limit for closing the bus."""
 AT_ONCE = 8
 """Partitions that are restored at the same time."""
-SLICE = 500
-"""Records between two pauses: some 10 ms."""
+SLICE = 100
+"""Records between two pauses: some 2 ms."""
 FETCHED = 10_000
 """Most records of one fetch."""
+TAILS_WITHIN_S = 30.0
+"""How long a start waits for history and dead letters."""
 NEWEST = 2_000
 """How many messages of each partition of the history and of the dead letters are read at the start: the last ones."""
 
 
-class _Add(Protocol):
-    """Adds a message to the model. `announce`: it came after the start, so it is an event. Calls are in the order of
-    offsets. `next_offset`: the offset after the last added message; None: before the first one."""
+class _Tail(ABC, Generic[T]):
+    """One partition of a topic that only grows. Calls are in the order of offsets.
 
-    next_offset: int | None
+    `kept`: the items of all partitions. `next_offset`: after the last added message; None: before the first one.
+    `live_from`: messages from this offset on came after the start, so they are events. `caught_up`: everything before
+    it is added, or it is known that nothing can be.
+    """
 
-    def __call__(self, message: Message, *, announce: bool) -> None: ...
+    def __init__(self, fleet: Fleet, kept: Tail[T]) -> None:
+        self.fleet = fleet
+        self.kept = kept
+        self.next_offset: int | None = None
+        self.live_from: int | None = None
+        self.caught_up = anyio.Event()
+
+    def add(self, message: Message) -> None:
+        self.next_offset = message.offset + 1
+        self._add(message, announce=self.live_from is not None and message.offset >= self.live_from)
+
+    @abstractmethod
+    def _add(self, message: Message, *, announce: bool) -> None:
+        """Add a message to the model, and with `announce` the event of it."""
+
+
+class _Steps(_Tail[Step]):
+    """Adds steps of history. Other records of the history are left out."""
+
+    def _add(self, message: Message, *, announce: bool) -> None:
+        record = history_reader.decoded(message, codec.decode_history)
+        if isinstance(record, Transition | Refresh | Note):
+            self.fleet.add_step(message, record, announce=announce)
+
+
+class _Letters(_Tail[ShownLetter]):
+    """Adds dead letters."""
+
+    def _add(self, message: Message, *, announce: bool) -> None:
+        letter = history_reader.decoded(message, codec.decode_dead_letter)
+        if letter is not None:
+            self.fleet.add_letter(message, letter, announce=announce)
 
 
 class Follower:
@@ -127,20 +165,36 @@ class Follower:
         count = (await self._bus.topic(self._topics.allocations)).partitions
         partitions = range(count) if self._host is None else [partition_of(self._host, count)]
         fleet = Fleet(count, self._host)
-        async with AsyncExitStack() as stack:
-            self._positions = await self._restore(stack, fleet, partitions)
-            self.fleet, self.condition, self.as_of = fleet, "serving", datetime.now(UTC)
-            log.info("the API has caught up", hosts=len(fleet.hosts), partitions=len(partitions))
-            async with anyio.create_task_group() as tasks:
+        failure: BusError | None = None
+        async with AsyncExitStack() as stack, anyio.create_task_group() as tasks:
+            tails = self._start_tails(tasks, fleet, partitions)
+            try:
+                self._positions = await self._restore(stack, fleet, partitions)
+            except BusError as error:
+                failure = error
+                tasks.cancel_scope.cancel()
+            with anyio.move_on_after(TAILS_WITHIN_S):
+                for tail in tails:
+                    await tail.caught_up.wait()
+            if failure is None:
+                self.fleet, self.condition, self.as_of = fleet, "serving", datetime.now(UTC)
+                log.info("the API has caught up", hosts=len(fleet.hosts), partitions=len(partitions))
                 for reader in self._positions.values():
                     tasks.start_soon(self._follow_ledger, reader, fleet, tasks.cancel_scope)
-                for partition in partitions:
-                    tasks.start_soon(self._follow_tail, self._topics.history, partition, fleet.steps, _Steps(fleet))
-                    tasks.start_soon(
-                        self._follow_tail, self._topics.dead_letters, partition, fleet.letters, _Letters(fleet)
-                    )
                 tasks.start_soon(self._look, shapes, fleet, tasks.cancel_scope)
+        if failure is not None:
+            raise failure
         self._say("restoring: the topics have changed")
+
+    def _start_tails(self, tasks: TaskGroup, fleet: Fleet, partitions: Sequence[int]) -> list[_Tail[Any]]:
+        tails: list[_Tail[Any]] = []
+        for partition in partitions:
+            steps, letters = _Steps(fleet, fleet.steps), _Letters(fleet, fleet.letters)
+            tails += [steps, letters]
+            scope = tasks.cancel_scope
+            tasks.start_soon(self._follow_tail, self._topics.history, partition, steps, scope)
+            tasks.start_soon(self._follow_tail, self._topics.dead_letters, partition, letters, scope)
+        return tails
 
     async def _restore(self, stack: AsyncExitStack, fleet: Fleet, partitions: Sequence[int]) -> dict[int, Reader]:
         """Read the ledger up to its committed end. Returns the readers, which go on from there."""
@@ -173,55 +227,47 @@ class Follower:
             raise errors[0]
         for partition in partitions:
             await _decode_into(fleet, newest.pop(partition))
+        for host in fleet.hosts:
+            fleet.prepare(host)
+            await anyio.lowlevel.checkpoint()
         return readers
 
     async def _follow_ledger(self, reader: Reader, fleet: Fleet, scope: anyio.CancelScope) -> None:
-        async for messages in self._messages(reader):
+        async for messages in _messages(reader):
             if messages is None:  # a deletion may have been compacted away
                 scope.cancel()
                 return
-            for change in map(ledger_view.decode, messages):
-                fleet.change(change)
+            for number, message in enumerate(messages, start=1):
+                fleet.change(ledger_view.decode(message))
+                if number % SLICE == 0:
+                    await anyio.lowlevel.checkpoint()
 
-    async def _follow_tail(self, topic: str, partition: int, tail: Tail[T], add: _Add) -> None:
+    async def _follow_tail(self, topic: str, partition: int, tail: _Tail[T], scope: anyio.CancelScope) -> None:
         """Read the last messages of a partition, and those that come."""
         backoff = Backoff(*BACKOFF_S)
         while True:
             try:
-                first, _ = await self._bus.offsets(topic, partition)
-                end = await self._bus.stable_end(topic, partition)
-                start = max(first, end - NEWEST) if add.next_offset is None else max(first, add.next_offset)
-                tail.is_complete = tail.is_complete and start == first == 0
-                async with await self._bus.open_reader(topic, partition, start=start, committed=True) as reader:
-                    tail.unavailable = None
-                    async for messages in self._messages(reader):
-                        if messages is None:
-                            tail.is_complete = False
-                            break
-                        for message in messages:
-                            add(message, announce=message.offset >= end)
+                async with await self._open_tail(topic, partition, tail) as reader:
+                    tail.kept.unavailable = None
+                    await _read_tail(reader, tail)
             except (UnknownTopicError, BusAccessError) as error:
-                tail.unavailable = str(error)
+                tail.kept.unavailable = str(error)
+                tail.caught_up.set()
             except BusError as error:
                 log.debug("a topic cannot be read", topic=topic, partition=partition, error=str(error))
+            else:
+                tail.kept.is_complete = False
+                if tail.caught_up.is_set():  # retention was faster than we: events are missing
+                    scope.cancel()
             await anyio.sleep(backoff.next_delay())
 
-    async def _messages(self, reader: Reader) -> AsyncIterator[list[Message] | None]:
-        """The messages as they come. None, and the end: the reader's position is gone."""
-        backoff = Backoff(*BACKOFF_S)
-        while True:
-            try:
-                messages = await reader.fetch(max_records=FETCHED, timeout=FOLLOW_WAIT_S)
-            except OffsetOutOfRangeError:
-                yield None
-                return
-            except BusError:  # `_look` says why
-                await anyio.sleep(backoff.next_delay())
-                continue
-            backoff.reset()
-            if messages:
-                yield messages
-                await anyio.lowlevel.checkpoint()
+    async def _open_tail(self, topic: str, partition: int, tail: _Tail[T]) -> Reader:
+        first, _ = await self._bus.offsets(topic, partition)
+        if tail.live_from is None:
+            tail.live_from = await self._bus.stable_end(topic, partition)
+        start = max(first, tail.live_from - NEWEST if tail.next_offset is None else tail.next_offset)
+        tail.kept.is_complete = tail.kept.is_complete and (start == 0 or tail.next_offset is not None)
+        return await self._bus.open_reader(topic, partition, start=start, committed=True)
 
     async def _look(self, before: dict[str, TopicShape], fleet: Fleet, scope: anyio.CancelScope) -> None:
         """Look at the topics now and then: whether they are the same, and how far the model is behind."""
@@ -271,29 +317,36 @@ async def _decode_into(fleet: Fleet, newest: dict[bytes | None, Message]) -> Non
             await anyio.lowlevel.checkpoint()
 
 
-class _Steps:
-    """Adds steps of history. Other records of the history are left out."""
+async def _read_tail(reader: Reader, tail: _Tail[T]) -> None:
+    """Add what comes, until the reader's position is gone."""
+    live_from = tail.live_from or 0
+    if reader.position >= live_from:
+        tail.caught_up.set()
+    async for messages in _messages(reader, live_from):
+        if messages is None:
+            return
+        for number, message in enumerate(messages, start=1):
+            tail.add(message)
+            if number % SLICE == 0:
+                await anyio.lowlevel.checkpoint()
+        if reader.position >= live_from:
+            tail.caught_up.set()
 
-    def __init__(self, fleet: Fleet) -> None:
-        self.next_offset: int | None = None
-        self._fleet = fleet
 
-    def __call__(self, message: Message, *, announce: bool) -> None:
-        self.next_offset = message.offset + 1
-        record = history_reader.decoded(message, codec.decode_history)
-        if isinstance(record, Transition | Refresh | Note):
-            self._fleet.add_step(message, record, announce=announce)
-
-
-class _Letters:
-    """Adds dead letters."""
-
-    def __init__(self, fleet: Fleet) -> None:
-        self.next_offset: int | None = None
-        self._fleet = fleet
-
-    def __call__(self, message: Message, *, announce: bool) -> None:
-        self.next_offset = message.offset + 1
-        letter = history_reader.decoded(message, codec.decode_dead_letter)
-        if letter is not None:
-            self._fleet.add_letter(message, letter, announce=announce)
+async def _messages(reader: Reader, end: int = 0) -> AsyncIterator[list[Message] | None]:
+    """The messages as they come; a list may be empty. None, and the end: the reader's position is gone. Before the
+    offset `end` it does not wait long, because only markers may be left."""
+    backoff = Backoff(*BACKOFF_S)
+    while True:
+        timeout = MARKERS_WAIT_S if reader.position < end else FOLLOW_WAIT_S
+        try:
+            messages = await reader.fetch(max_records=FETCHED, timeout=timeout)
+        except OffsetOutOfRangeError:
+            yield None
+            return
+        except BusError:  # `_look` says why
+            await anyio.sleep(backoff.next_delay())
+            continue
+        backoff.reset()
+        yield messages
+        await anyio.lowlevel.checkpoint()

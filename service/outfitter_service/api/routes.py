@@ -36,7 +36,7 @@ def status(follower: Follower, _fleet: None, _query: Any, _path: Path) -> items.
     workers: Counter[str] = Counter()
     if fleet is not None:
         for host in fleet.hosts:
-            workers.update(stored.record.state for stored in fleet.workers(host))
+            workers.update(_host(fleet, host).workers)
     return items.Status(
         cluster=follower.cluster,
         host=fleet.host if fleet is not None else None,
@@ -252,6 +252,10 @@ def _is_step_chosen(step: Step, query: items.HistoryQuery) -> bool:
 
 
 def _host(fleet: Fleet, host: str) -> items.HostItem:
+    return fleet.once(host, "item", lambda: _host_of(fleet, host))
+
+
+def _host_of(fleet: Fleet, host: str) -> items.HostItem:
     record = fleet.ledger.hosts_record(host)
     return items.HostItem(
         host=host,

@@ -98,7 +98,7 @@ class Fleet:
         def compute() -> list[Stored]:
             return sorted(self._ledger.allocations_of(host), key=lambda stored: stored.record.key)
 
-        return self._once(host, "allocations", compute)
+        return self.once(host, "allocations", compute)
 
     def workers(self, host: str) -> list[Stored]:
         """The newest allocation of each worker of a host, by the worker's name."""
@@ -107,7 +107,7 @@ class Fleet:
             newest = {stored.record.worker: stored for stored in self._ledger.allocations_of(host)}
             return [newest[worker] for worker in sorted(newest)]
 
-        return self._once(host, "workers", compute)
+        return self.once(host, "workers", compute)
 
     def queue(self, host: str) -> list[Stored]:
         """The waiting allocations of a host, in the order in which they are served."""
@@ -116,7 +116,7 @@ class Fleet:
             waiting = [stored for stored in self._ledger.allocations_of(host) if stored.record.state == "pending"]
             return sorted(waiting, key=queue_place)
 
-        return self._once(host, "queue", compute)
+        return self.once(host, "queue", compute)
 
     def devices(self, host: str) -> list[DeviceLine]:
         """The devices of a host, by resource and id."""
@@ -126,7 +126,12 @@ class Fleet:
             lines = [] if record is None else lines_of(self._ledger, record)
             return sorted(lines, key=lambda line: (line.resource, line.id))
 
-        return self._once(host, "devices", compute)
+        return self.once(host, "devices", compute)
+
+    def prepare(self, host: str) -> None:
+        """Compute what pages show of a host, so that the first ones need not."""
+        for compute in (self.allocations, self.workers, self.queue, self.devices):
+            compute(host)
 
     def restore(self, changes: Iterable[Change]) -> None:
         """Add records from before the first event."""
@@ -190,14 +195,14 @@ class Fleet:
             self._sorted_hosts = None
         return True
 
-    def _once(self, host: str, name: str, compute: Callable[[], list[T]]) -> list[T]:
+    def once(self, host: str, name: str, compute: Callable[[], T]) -> T:
         """What `compute` returns, computed once for each change of the host."""
         computed = self._cached.get(host)
         if computed is None:
             return compute()
         if name not in computed:
             computed[name] = compute()
-        found: list[T] = computed[name]
+        found: T = computed[name]
         return found
 
 
