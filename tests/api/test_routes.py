@@ -136,6 +136,20 @@ def add_letter(fleet: Fleet, host: str, offset: int) -> None:
     fleet.add_letter(Message("t", 0, offset, None, encode(letter), 0), letter, announce=True)
 
 
+async def test_pages_of_the_queue_keep_its_order_whatever_the_priorities() -> None:
+    served = [10**12, 10, 9, 0, -1, -10]
+    fleet = fleet_of(
+        *(allocation("a", f"w{number}", "pending", priority=priority) for number, priority in enumerate(served))
+    )
+    seen: list[int] = []
+    cursor: str | None = ""
+    while cursor is not None:
+        page = await get(fleet, "queue", limit=1, cursor=cursor)
+        seen += [item["priority"] for item in page["items"]]
+        cursor = page["next"]
+    assert seen == served
+
+
 async def test_history_has_the_last_step_first_and_is_narrowed_by_any_name_of_a_device() -> None:
     fleet = crowd()
     add_step(fleet, "one", offset=1)
@@ -203,6 +217,7 @@ async def test_a_page_that_has_not_changed_is_not_sent_again() -> None:
         ("hosts", {"limit": "1001"}, 400, "Expected `int` <= 1000 - at `$.limit`"),
         ("hosts", {"nope": "1"}, 400, "unknown field `nope`"),
         ("workers", {"state": "late"}, 400, "Invalid enum value 'late' - at `$.state`"),
+        ("history", {"since": "0.5"}, 400, "the parameter since is no time"),
         ("history", {"since": "2026-01-31T12:00:00"}, 400, "with a timezone"),
         ("hosts", [("limit", "1"), ("limit", "2")], 400, "the parameter limit is given twice"),
     ],

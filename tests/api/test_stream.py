@@ -10,6 +10,7 @@ from aiohttp import ClientSession
 from outfitter_service.api import stream
 from outfitter_service.api.application import application
 from outfitter_service.api.model import event_log
+from outfitter_service.http.connections import MOST
 from outfitter_service.http.listener import Listening, serving
 from support.api import OPEN, Events, allocation, change, fleet_of, follower_of, host_record, serving_api
 
@@ -143,6 +144,17 @@ async def test_too_many_streams_are_refused_and_pages_still_answer(monkeypatch: 
             assert (second.status, second.headers["Retry-After"]) == (503, "10")
         async with client.get("/api/v1/hosts") as page:
             assert page.status == 200
+
+
+async def test_more_streams_than_a_manager_without_them_has_connections_are_all_served() -> None:
+    fleet = fleet_of()
+    async with AsyncExitStack() as stack:
+        client = await stack.enter_async_context(serving_api(follower_of(fleet)))
+        streams = [Events(await stack.enter_async_context(client.get(PATH))) for _ in range(MOST + 10)]
+        for each in streams:
+            await each.until_open()
+        fleet.change(change(host_record("a")))
+        assert {(await each.next())[0] for each in streams} == {"host"}
 
 
 async def test_open_streams_end_when_the_server_stops() -> None:

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
-from aiohttp import ClientResponse, ClientSession
+from aiohttp import ClientResponse, ClientSession, TCPConnector
 
 from outfitter_proto.bus import Bus, Message
 from outfitter_proto.codec import encode
@@ -107,7 +107,7 @@ async def serving_api(follower: Follower, guard: Guard = OPEN) -> AsyncIterator[
     """A client of an API on a port of its own."""
     listening = Listening(address="127.0.0.1:0", most=MOST_CONNECTIONS)
     async with serving(lambda connections: application(follower, connections, guard), listening) as address:
-        async with ClientSession(f"http://{address}") as client:
+        async with ClientSession(f"http://{address}", connector=TCPConnector(limit=0)) as client:
             yield client
 
 
