@@ -147,7 +147,7 @@ class Follower:
                 backoff.reset()
             except BusError as error:
                 self._say(f"reaching the bus: {error}")
-            self.fleet = None
+            self.fleet = self.as_of = self.behind = None
             await anyio.sleep(backoff.next_delay())
 
     def _say(self, condition: str) -> None:

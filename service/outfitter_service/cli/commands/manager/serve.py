@@ -13,7 +13,7 @@ import anyio
 import click
 
 from outfitter_service import standard_error
-from outfitter_service.cli._lib import options
+from outfitter_service.cli._lib import event_loop, options
 from outfitter_service.query.errors import warn
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def serve(ctx: click.Context, /, config: str | None, take_over: bool, adopt_ledg
     guard = access.guard(settings.http, settings.api_token_file) if settings.api else None
     memory.tune()
     service = Service(settings, take_over=take_over, adopt_ledger=adopt_ledger)
-    anyio.run(_serve, service, guard, backend_options={"use_uvloop": _has_uvloop()})
+    anyio.run(_serve, service, guard, backend_options=event_loop.backend_options())
 
 
 async def _serve(service: Service, guard: Guard | None) -> None:
@@ -123,9 +123,3 @@ def _end_by_force(after_s: float) -> None:
     timer = threading.Timer(after_s, end)
     timer.daemon = True
     timer.start()
-
-
-def _has_uvloop() -> bool:
-    from importlib.util import find_spec
-
-    return find_spec("uvloop") is not None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import anyio
 import click
 
-from outfitter_service.cli._lib import options
+from outfitter_service.cli._lib import event_loop, options
 from outfitter_service.query.errors import warn
 
 if TYPE_CHECKING:
@@ -70,7 +70,8 @@ def api(
     guard = access.guard(listen, token_file, mutual_tls=client_ca_file is not None)
     logs.configure(log_format, log_level)
     memory.tune()
-    anyio.run(_serve, where, Listening(address=listen, most=MOST_CONNECTIONS, tls=tls, flag="--listen"), guard)
+    listening = Listening(address=listen, most=MOST_CONNECTIONS, tls=tls, flag="--listen")
+    anyio.run(_serve, where, listening, guard, backend_options=event_loop.backend_options())
 
 
 async def _serve(where: Connection, listening: Listening, guard: Guard) -> None:
