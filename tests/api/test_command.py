@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from support.kafka.broker import KafkaBroker
+from support.kafka.broker import Broker, KafkaBroker
 from support.managers.api import Api, running
 from support.managers.process import Manager, ManagerError, StartManager, files_config, serving_on
 from support.processes import command_line
@@ -154,3 +154,36 @@ def test_without_a_broker_it_serves_the_reason(tmp_path: Path) -> None:
         status, problem = api.get("/api/v1/hosts")
         assert (status, problem["title"]) == (503, "Service Unavailable")
         assert f"127.0.0.1:{port}" in problem["detail"] or problem["detail"] == "starting"
+
+
+@pytest.mark.kafka
+def test_while_the_broker_is_away_pages_stay_and_afterwards_nothing_is_missing(
+    own_broker: Broker, tmp_path: Path
+) -> None:
+    with (
+        serving_on(own_broker, tmp_path / "one", gpus=2) as manager,
+        running(tmp_path, own_broker.url) as api,
+    ):
+        register(manager, "first")
+        manager.wait_for(lambda: api.is_ready and names(api.get("/api/v1/workers")) == ["first"])
+        with open_events(str(api.url)) as events:
+            own_broker.stop()
+            manager.wait_for(lambda: api.get("/api/v1/status")[1]["outage"])
+            assert names(api.get("/api/v1/workers")) == ["first"]
+            own_broker.start()
+            register(manager, "second")
+            while not next_event(events)["key"].startswith(f"{manager.host}/second/"):
+                pass
+        manager.wait_for(lambda: api.get("/api/v1/status")[1]["outage"] is None)
+        assert names(api.get("/api/v1/workers")) == ["first", "second"]
+
+
+def test_a_manager_of_cluster_scope_shows_all_hosts(start_manager: StartManager) -> None:
+    config = (
+        'scope = "cluster"\napi = true\nexternal-resources = ["gpu"]\n[external-resource.gpu]\namount = 1\n'
+        'driver = "static"\nparam.devices = "g0"\n'
+    )
+    manager = start_manager(config)
+    for host in ("one", "two"):
+        manager.outfitter("register", "--host", host, "--worker", "w", "--lease", "none")
+    manager.wait_for(lambda: manager._get("/api/v1/workers")[1].count('"worker":"w"') == 2)
