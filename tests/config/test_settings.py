@@ -10,7 +10,16 @@ import pytest
 
 from outfitter_proto import names
 from outfitter_proto.names import default_host
-from outfitter_service.config import ConfigurationError, Inspection, Settings, Severity, connection, load, options
+from outfitter_service.config import (
+    ConfigurationError,
+    Inspection,
+    Settings,
+    Severity,
+    connection,
+    inspect,
+    load,
+    options,
+)
 
 Look = Callable[..., Inspection]
 DEFAULTS = {
@@ -49,6 +58,16 @@ def test_the_defaults_are_these() -> None:
     assert settings.host == default_host()
     assert set(settings.origins.values()) == {"default"}
     assert DEFAULTS.keys() | {"host"} == {option.field for option in options.SETTINGS}
+
+
+@pytest.mark.parametrize(("http", "token", "is_refused"), [
+    ("127.0.0.1:1", "", False), ("localhost:1", "", False), ("0.0.0.0:1", "", True), ("gpu-3:1", "", True),
+    ("0.0.0.0:1", 'api-token-file = "t"', False),
+])  # fmt: skip
+def test_an_api_that_others_reach_needs_a_token(http: str, token: str, is_refused: bool, tmp_path: Path) -> None:
+    (tmp_path / "outfitter.toml").write_text(f'api = true\nhttp = "{http}"\n{token}\n')
+    found = inspect(tmp_path / "outfitter.toml", {}, {})
+    assert ["api"] * is_refused == [problem.key for problem in found.errors]
 
 
 def test_settings_are_frozen_and_strict() -> None:

@@ -61,6 +61,24 @@ def listener(text: str) -> Node:
         raise ValueError(f"{error}; write HOST:PORT, such as 127.0.0.1:9477 or [::1]:9477") from None
 
 
+def is_loopback(address: str) -> bool:
+    """Whether `host` or `host:port` is an address or a name of this machine alone."""
+    host = address.strip()
+    if not host.endswith("]"):
+        head, colon, port = host.rpartition(":")
+        if colon and port.isdigit() and (":" not in head or head.endswith("]")):
+            host = head
+    host = host.removeprefix("[").removesuffix("]").rstrip(".").lower()
+    if host == "localhost":
+        return True
+    try:
+        from ipaddress import ip_address  # rarely needed
+
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
 def _node(address: str, *, default_port: int | None = DEFAULT_PORT, least_port: int = 1) -> Node:
     shown = repr(address if len(address) <= 80 else f"{address[:80]}…")
     if any(sign.isspace() for sign in address):

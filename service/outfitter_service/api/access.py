@@ -9,12 +9,12 @@ from __future__ import annotations
 import hmac
 import ssl
 from collections.abc import Callable
-from ipaddress import ip_address
 from pathlib import Path
 
 from aiohttp import web
 from msgspec import Struct
 
+from outfitter_proto.bus.addresses import is_loopback
 from outfitter_service.api.typed import RefusedError
 
 SHORTEST_TOKEN = 16
@@ -102,22 +102,6 @@ def _current(path: Path) -> bytes:
         return read_token(path)
     except AccessError:
         raise RefusedError(503, "the server's own token cannot be read") from None
-
-
-def is_loopback(address: str) -> bool:
-    """Whether `host` or `host:port` is an address or a name of this machine alone."""
-    host = address.strip()
-    if not host.endswith("]"):
-        head, colon, port = host.rpartition(":")
-        if colon and port.isdigit() and (":" not in head or head.endswith("]")):
-            host = head
-    host = host.removeprefix("[").removesuffix("]").rstrip(".").lower()
-    if host == "localhost":
-        return True
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def tls_of(cert_file: str | None, key_file: str | None, client_ca_file: str | None) -> ssl.SSLContext | None:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from msgspec import Struct, structs
 
+from outfitter_proto.bus.addresses import is_loopback
 from outfitter_proto.bus.schemes import is_local
 from outfitter_proto.support import file_ownership
 from outfitter_proto.support.units import format_duration
@@ -244,6 +245,7 @@ class _Reading:
         values = {option.field: self._setting(option) for option in options.SETTINGS}
         self._check_login(values)
         self._check_session(values)
+        self._check_api(values)
         self._check_secrets(values)
         problems = tuple(self.problems)
         if any(problem.severity is Severity.ERROR and problem.resource is None for problem in problems):
@@ -288,6 +290,16 @@ class _Reading:
                 f"group.max.session.timeout.ms ({format_duration(most)})",
                 "set the brokers' bounds first, or stay within them",
                 Severity.WARNING,
+            )
+
+    def _check_api(self, values: Mapping[str, Any]) -> None:
+        """Refuse an API that others reach without a token."""
+        http = values["http"]
+        if values["api"] and http is not None and values["api_token_file"] is None and not is_loopback(http):
+            self._add_problem(
+                self.settings.get("api") or Given("true", "default", "api"),
+                f"is not served at {http} without protection, because others reach it",
+                "give a file with a token (api-token-file), or listen on 127.0.0.1",
             )
 
     def _check_secrets(self, values: Mapping[str, Any]) -> None:
