@@ -11,13 +11,14 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import outfitter
 from pyflink.common import Types, WatermarkStrategy
 from pyflink.datastream import DataStream, MapFunction, ProcessFunction, RuntimeContext, StreamExecutionEnvironment
 from pyflink.datastream.connectors.number_seq import NumberSequenceSource
 from pyflink.table import DataTypes, StreamTableEnvironment
 from pyflink.table.expressions import col
 from pyflink.table.udf import FunctionContext, ScalarFunction, udf
+
+import outfitter
 
 
 class Devices:
@@ -40,7 +41,7 @@ class Score(Devices, ProcessFunction):
     def open(self, runtime_context: RuntimeContext) -> None:
         self.enter(runtime_context)
 
-    def process_element(self, value: int, ctx: ProcessFunction.Context) -> Iterator[str]:
+    def process_element(self, value: int, ctx: ProcessFunction.Context) -> Iterator[str]:  # noqa: ARG002
         yield self.score(value)
 
 

@@ -11,13 +11,12 @@ It needs Java 17. Everything listens on loopback, on ports that the kernel picks
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import re
 import shutil
 import subprocess
-import urllib.error
-import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -77,10 +76,10 @@ class FlinkCluster(Programs):
     def __init__(self, flink: Flink, folder: Path, settings: Mapping[str, object] | None = None) -> None:
         super().__init__(folder)
         self.flink = flink
-        self._url = f"http://127.0.0.1:{(port := free_port())}"
+        self._port = free_port()
         self._settings = {
             **SETTINGS,
-            "rest.port": port,
+            "rest.port": self._port,
             "jobmanager.rpc.port": free_port(),
             "io.tmp.dirs": str(folder / "tmp"),
             **(settings or {}),
@@ -122,7 +121,7 @@ class FlinkCluster(Programs):
     # --- jobs ------------------------------------------------------------------------------------------
 
     def run_python(self, job: Path, *arguments: str, modules: Sequence[Path] = (), options: Sequence[str] = ()) -> str:
-        """Submit a Python job with further `modules`; return its id. `options` go to `flink run`, such as -Dkey=value."""
+        """Submit a Python job with further `modules`; return its id. `options` go to `flink run`: -Dkey=value …"""
         python = str(self.flink.python)
         shipped = ["-pyfs", ",".join(map(str, modules))] if modules else []
         return self._run([*options, "-pyexec", python, "-pyclientexec", python, *shipped, "-py", str(job), *arguments])
@@ -173,11 +172,13 @@ class FlinkCluster(Programs):
         """What the job manager answers, None while it does not."""
         try:
             return dict(json.loads(self._request(path, "GET")))
-        except (OSError, ValueError):
+        except (OSError, ValueError, http.client.HTTPException):
             return None
 
     def _request(self, path: str, method: str) -> bytes:
-        request = urllib.request.Request(f"{self._url}{path}", method=method)
-        with urllib.request.urlopen(request, timeout=10) as answer:
-            body: bytes = answer.read()
-            return body
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=10)
+        try:
+            connection.request(method, path)
+            return connection.getresponse().read()
+        finally:
+            connection.close()
