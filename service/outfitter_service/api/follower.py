@@ -122,7 +122,7 @@ class Follower:
         self._bus = bus
         self._topics = names.topics(cluster)
         self._host = host
-        self._positions: dict[int, Reader] = {}
+        self._readers: dict[int, Reader] = {}
         """The readers of the ledger by partition."""
 
     async def reach(self) -> None:
@@ -169,7 +169,7 @@ class Follower:
         async with AsyncExitStack() as stack, anyio.create_task_group() as tasks:
             tails = self._start_tails(tasks, fleet, partitions)
             try:
-                self._positions = await self._restore(stack, fleet, partitions)
+                self._readers = await self._restore(stack, fleet, partitions)
             except BusError as error:
                 failure = error
                 tasks.cancel_scope.cancel()
@@ -179,7 +179,7 @@ class Follower:
             if failure is None:
                 self.fleet, self.condition, self.as_of = fleet, "serving", datetime.now(UTC)
                 log.info("the API has caught up", hosts=len(fleet.hosts), partitions=len(partitions))
-                for reader in self._positions.values():
+                for reader in self._readers.values():
                     tasks.start_soon(self._follow_ledger, reader, fleet, tasks.cancel_scope)
                 tasks.start_soon(self._look, shapes, fleet, tasks.cancel_scope)
         if failure is not None:
@@ -278,7 +278,7 @@ class Follower:
                     scope.cancel()
                     return
                 behind = 0
-                for partition, reader in self._positions.items():
+                for partition, reader in self._readers.items():
                     end = await self._bus.stable_end(self._topics.allocations, partition)
                     behind += max(0, end - reader.position)
                     _, fleet.input_ends[partition] = await self._bus.offsets(self._topics.registrations, partition)

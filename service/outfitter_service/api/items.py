@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any, Generic, Literal, TypeVar
+from typing import Annotated, Generic, Literal, TypeVar
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from outfitter_proto.records import (
-    Allocation,
-    Checkpoint,
-    HistoryRecord,
-    ManagerIdentity,
-    ResourceInventory,
-)
-from outfitter_proto.records.history import MessageSource
+from outfitter_proto.records import Checkpoint, HistoryRecord, ManagerIdentity, ResourceInventory
 from outfitter_service.api.paging import Page, Paged
 
 T = TypeVar("T")
@@ -150,22 +143,6 @@ class StepItem(Struct, frozen=True, kw_only=True):
     record: HistoryRecord | Raw
 
 
-class LetterItem(Struct, frozen=True, kw_only=True):
-    """A dead letter. `text`: the message, perhaps cut, if it is UTF-8; otherwise `base64` has it."""
-
-    at: datetime
-    source: MessageSource
-    key: str | None
-    code: str | None
-    field: str | None
-    reason: str
-    length: int
-    sha256: str
-    writer: str
-    text: str | None
-    base64: str | None
-
-
 class TailPage(Page[T], Generic[T], frozen=True, kw_only=True):
     """A part of a list with the newest items first. `oldest`: earlier items are left out here and are in the topic;
     null: nothing is left out."""
@@ -202,8 +179,3 @@ class Status(Struct, frozen=True, kw_only=True):
     event_id: str | None
     hosts: int
     workers: dict[str, int]
-
-
-AllocationRecord = Allocation
-"""What is sent are the bytes of the record as they are on the wire."""
-Document = dict[str, Any]

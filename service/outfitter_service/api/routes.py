@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from msgspec import UNSET, Raw, UnsetType
 
 from outfitter_proto import __version__
-from outfitter_proto.records import Host, ResourceInventory
+from outfitter_proto.records import Allocation, Host, ResourceInventory
 from outfitter_service.api import items
 from outfitter_service.api.follower import Follower
 from outfitter_service.api.model.fleet import Fleet, Step, as_value, queue_place
@@ -22,6 +22,7 @@ from outfitter_service.query.ledger_view import Stored, held_ids, warnings_of
 from outfitter_service.query.letters import ShownLetter
 
 T = TypeVar("T")
+S = TypeVar("S")
 
 BASE = "/api/v1"
 _AFTER_ALL = "\U0010ffff"
@@ -72,12 +73,7 @@ def host(_: Follower, fleet: Fleet, _query: Any, path: Path) -> items.HostDetail
         raise RefusedError(404, f"there is no record of host {name!r}")
     item, record = _host(fleet, name), fleet.ledger.hosts_record(name)
     return items.HostDetail(
-        host=item.host,
-        managed=item.managed,
-        since=item.since,
-        manager=item.manager,
-        resources=item.resources,
-        workers=item.workers,
+        **{field: getattr(item, field) for field in item.__struct_fields__},
         inventories=record.resources if record is not None else None,
     )
 
@@ -171,19 +167,16 @@ def explanations(_: Follower, fleet: Fleet, query: items.ExplanationQuery, path:
 
 
 def history(_: Follower, fleet: Fleet, query: items.HistoryQuery, _path: Path) -> items.TailPage[Any]:
-    steps = (item for item in _behind(fleet.steps, query) if _is_step_chosen(item.value, query))
-    shown = page(((item.position, item.value) for item in steps), query, lambda step: as_value(step.message))
-    return items.TailPage(items=shown.items, next=shown.next, oldest=fleet.steps.oldest)
+    return _tail_page(
+        fleet.steps, query, lambda step: _is_step_chosen(step, query), lambda step: as_value(step.message)
+    )
 
 
 def dead_letters(_: Follower, fleet: Fleet, query: items.LetterQuery, _path: Path) -> items.TailPage[ShownLetter]:
-    letters = (
-        item
-        for item in _behind(fleet.letters, query)
-        if query.host in {UNSET, item.value.key} and query.code in {UNSET, item.value.code}
-    )
-    shown = page(((item.position, item.value) for item in letters), query, lambda letter: letter)
-    return items.TailPage(items=shown.items, next=shown.next, oldest=fleet.letters.oldest)
+    def is_chosen(letter: ShownLetter) -> bool:
+        return query.host in {UNSET, letter.key} and query.code in {UNSET, letter.code}
+
+    return _tail_page(fleet.letters, query, is_chosen, lambda letter: letter)
 
 
 def writers(_: Follower, fleet: Fleet, query: Paged, _path: Path) -> Page[items.Writer]:
@@ -223,6 +216,15 @@ def _is_chosen(stored: Stored, query: items.WorkerQuery) -> bool:
         and query.state in {UNSET, record.state}
         and (query.resource is UNSET or query.resource in record.request.amounts)
     )
+
+
+def _tail_page(
+    tail: Tail[T], query: items.HistoryQuery | items.LetterQuery, is_chosen: Callable[[T], bool], show: Callable[[T], S]
+) -> items.TailPage[S]:
+    """A page of the chosen items of a tail, the newest first."""
+    chosen = ((item.position, item.value) for item in _behind(tail, query) if is_chosen(item.value))
+    shown = page(chosen, query, show)
+    return items.TailPage(items=shown.items, next=shown.next, oldest=tail.oldest)
 
 
 def _behind(tail: Tail[T], query: items.HistoryQuery | items.LetterQuery) -> Iterator[TailItem[T]]:
@@ -350,12 +352,12 @@ ROUTES: tuple[Route, ...] = (
         summary="What a worker holds, or why it waits, on each host that knows it",
     ),
     Route(
-        path=f"{BASE}/allocations", name="allocations", handler=allocations, answer=Page[items.AllocationRecord],
+        path=f"{BASE}/allocations", name="allocations", handler=allocations, answer=Page[Allocation],
         query=items.AllocationQuery, summary="The allocation records, as on the bus",
     ),
     Route(
         path=f"{BASE}/allocations/{{host}}/{{worker}}/{{incarnation}}", name="allocation", handler=allocation,
-        answer=items.AllocationRecord, refusals=(404,), summary="One allocation record, as on the bus",
+        answer=Allocation, refusals=(404,), summary="One allocation record, as on the bus",
     ),
     Route(
         path=f"{BASE}/queue", name="queue", handler=queue, answer=Page[items.QueueItem], query=items.QueueQuery,
@@ -367,7 +369,7 @@ ROUTES: tuple[Route, ...] = (
     ),
     Route(
         path=f"{BASE}/dead-letters", name="dead_letters", handler=dead_letters,
-        answer=items.TailPage[items.LetterItem], query=items.LetterQuery,
+        answer=items.TailPage[ShownLetter], query=items.LetterQuery,
         summary="The newest dead letters, the last one first",
     ),
     Route(

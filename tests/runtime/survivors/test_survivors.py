@@ -7,14 +7,18 @@ import secrets
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from outfitter_proto.bus import CommitUnknownError
+from outfitter_service.runtime.survivors.processes import Mark, Search
+from outfitter_service.runtime.survivors.survivor_watch import SurvivorWatch
 from runtime.conftest import Serve
 from support.bus.faulty_bus import FaultyBus, no_faults
 from support.checker.verdict import verdict
@@ -180,3 +184,21 @@ async def test_a_driver_takes_the_devices_back_only_after_the_survivors_are_gone
         survivor.kill()
         await manager.state("w", "ended", RUN)
         assert [call.what for call in bench.calls] == ["prepare", "unprepare"]
+
+
+async def test_searches_take_at_most_a_tenth_of_the_time_however_many_workers_end() -> None:
+    began: list[float] = []
+    ended: list[float] = []
+
+    def search(_: Collection[Mark]) -> Search:
+        began.append(time.monotonic())
+        while time.monotonic() < began[-1] + 0.01:
+            pass
+        ended.append(time.monotonic())
+        return Search({}, frozenset())
+
+    watch = SurvivorWatch(another(), search=search)
+    for number in range(3):
+        await watch.find(Mark("h", f"w-{number}", RUN, 0))
+    for last, following in pairwise(zip(began, ended, strict=True)):
+        assert following[0] - last[1] >= 9 * (last[1] - last[0])

@@ -7,9 +7,7 @@ log has a name of its own in each id, because another log (after a restart) coun
 from __future__ import annotations
 
 import secrets
-from collections import deque
 from collections.abc import Sequence
-from itertools import islice
 
 import anyio
 from msgspec import Struct
@@ -36,7 +34,8 @@ class EventLog:
     def __init__(self, name: str | None = None) -> None:
         self.name = name or secrets.token_hex(6)
         self.last = 0
-        self._events: deque[Event] = deque()
+        self._events: dict[int, Event] = {}
+        """By number, without gaps."""
         self._bytes = 0
         self._changed = anyio.Event()
 
@@ -44,10 +43,11 @@ class EventLog:
         """Add an event. `data`: JSON without line feeds."""
         self.last += 1
         wire = b"id: %s\nevent: %s\ndata: %s\n\n" % (self.id_of(self.last).encode(), kind.encode(), data)
-        self._events.append(Event(self.last, kind, host, wire))
+        self._events[self.last] = Event(self.last, kind, host, wire)
         self._bytes += len(wire)
         while len(self._events) > MOST_EVENTS or (self._bytes > MOST_BYTES and len(self._events) > 1):
-            self._bytes -= len(self._events.popleft().wire)
+            oldest = self._events.pop(self.last - len(self._events) + 1)
+            self._bytes -= len(oldest.wire)
         changed, self._changed = self._changed, anyio.Event()
         changed.set()
 
@@ -73,9 +73,7 @@ class EventLog:
 
     def after(self, sequence: int, most: int) -> Sequence[Event]:
         """The first `most` events after this number. `has_all_after` must be true."""
-        count = self.last - sequence
-        newest_first = islice(reversed(self._events), count)
-        return list(newest_first)[::-1][:most]
+        return [self._events[number] for number in range(sequence + 1, min(self.last, sequence + most) + 1)]
 
     async def wait(self, sequence: int) -> None:
         """Wait for an event after this number."""

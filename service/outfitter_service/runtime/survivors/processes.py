@@ -67,7 +67,8 @@ def search(marks: Collection[Mark]) -> Search:
     refused: set[int] = set()
     read: set[int] = set()
     for count in range(ROUNDS):
-        time.sleep(count and PAUSE_S)
+        if count:
+            time.sleep(PAUSE_S)
         pids = {int(name) for name in os.listdir("/proc") if name.isdecimal()}  # noqa: PTH208 - a path is slower
         if pids <= read:
             break

@@ -30,6 +30,9 @@ LONGEST_DELAY_S = 10.0
 """The first and the longest time until the watch searches again while a survivor lives."""
 SHORTEST_DELAY_S = 0.05
 """Seconds between two searches for one worker."""
+RESTS = 9
+"""After a search the watch rests this many times as long. So searches take at most a tenth of a core, however many
+workers end."""
 REPORTED_AFTER_S = 0.5
 """Seconds that survivors may take before the record mentions them."""
 REPORTED_EVERY_S = 10.0
@@ -54,6 +57,7 @@ class SurvivorWatch:
         self._wanted: set[Mark] = set()
         self._next: _Result | None = None
         self._searching = anyio.Lock()
+        self._rests_until = 0.0
         self._limiter = anyio.CapacityLimiter(2)
 
     async def wait_until_gone(self, record: Allocation, delayed: Callable[[str], None]) -> str | None:
@@ -77,12 +81,16 @@ class SurvivorWatch:
         result = self._next = self._next or _Result()
         async with self._searching:
             if not result.begun:
+                await anyio.sleep(max(0.0, self._rests_until - time.monotonic()))
                 result.begun = True
                 self._next, marks, self._wanted = None, self._wanted, set()
+                began = time.monotonic()
                 try:
                     result.search = await self.in_thread(lambda: self._search(marks))
                 except OSError as error:
                     result.error = error
+                ended = time.monotonic()
+                self._rests_until = ended + RESTS * (ended - began)
         if result.search is None:
             raise result.error or OSError("the search was cancelled")
         return result.search
