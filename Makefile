@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test check asyncapi examples bench chaos simulate fuzz kafka constraints clean
+.PHONY: demo test check asyncapi examples examples-all bench chaos simulate fuzz kafka constraints clean
 
 demo: $(READY)
 	@echo "A manager and three workers on this machine, for a few seconds."
@@ -34,6 +34,10 @@ $(ASYNCAPI)/.ready:
 # The workers in other languages, each built with its own tools; `make test` has none of them.
 examples: $(READY)
 	$(BIN)/pytest tests/examples --override-ini python_files='example_*.py' $(PYTEST_ARGS)
+
+# The same, and those on real clusters, for which about a gigabyte is downloaded.
+examples-all: $(READY)
+	$(BIN)/pytest tests/examples --override-ini python_files='example_*.py cluster_*.py' $(PYTEST_ARGS)
 
 bench: $(READY)
 	PYTHONPATH=tests $(BIN)/python -m bench --out bench-results.json

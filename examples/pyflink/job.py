@@ -31,7 +31,7 @@ class Devices:
         ).enter_for(self)
 
     def score(self, number: int) -> str:
-        """Compute on the GPU. A getter raises an error once the GPU may be somebody else's."""
+        """Compute: the sleep stands for that. The getter raises an error once the GPU may be somebody else's."""
         (gpu,) = self.devices.get_external_resource_infos("gpu")
         time.sleep(0.05)
         return f"{number} scored on {gpu['id']}"

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-import subprocess
 from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -19,14 +18,13 @@ import pytest
 from support.documents import ROOT
 from support.kafka.broker import Broker
 from support.managers.process import Manager, serving_on
+from support.processes.tools import run_tool
 from support.processes.worker_program import WorkerProgram
 
 RUNNERS = Path(__file__).parent / "vectors"
 """Of the vectors, in each language."""
 
 BUILDS = ROOT / ".cache" / "examples"
-BUILT_WITHIN_S = 500.0
-"""Seconds for one build command, downloads included."""
 
 
 class Program(NamedTuple):
@@ -60,18 +58,6 @@ def built(language: str, commands: Sequence[Sequence[str]], *, also: Sequence[Pa
     return folder
 
 
-def run_tool(command: Sequence[str], folder: Path) -> str:
-    """Run a tool of a language in `folder`; return what it printed."""
-    needs(command[0])
-    done = subprocess.run(
-        command, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        timeout=BUILT_WITHIN_S,
-    )  # fmt: skip
-    if done.returncode != 0:
-        pytest.fail(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout[-6000:]}", pytrace=False)
-    return done.stdout
-
-
 def vectors() -> tuple[Path, int]:
     """The folder of proto/conformance, and how many checks its words, leases and partitions make for a program that
     never registers again."""
@@ -80,13 +66,6 @@ def vectors() -> tuple[Path, int]:
     steps = [vector["records"] for vector in files["sequences"] if "only" not in vector]
     steps += [vector["steps"] for vector in files["leases"]]
     return folder, len(files["records"]) + sum(map(len, steps)) + len(files["partitions"])
-
-
-def needs(*tools: str) -> None:
-    """Fail if one of the programs `tools` is missing."""
-    for tool in tools:
-        if shutil.which(tool) is None:
-            pytest.fail(f"this example needs `{tool}`, and it is not on PATH", pytrace=False)
 
 
 @pytest.mark.kafka

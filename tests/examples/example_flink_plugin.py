@@ -17,9 +17,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from examples.contract import run_tool
 from support.documents import ROOT
 from support.managers.process import Manager, StartManager
+from support.processes.tools import run_tool
 from support.processes.worker_program import WorkerProgram
 
 VERSIONS = ("1.20.5", "2.3.0")

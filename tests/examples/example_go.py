@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from examples.contract import RUNNERS, Program, WorkerContract, built, run_tool, vectors
+from examples.contract import RUNNERS, Program, WorkerContract, built, vectors
+from support.processes.tools import run_tool
 
 
 @pytest.fixture(scope="module")

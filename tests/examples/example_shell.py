@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from examples.contract import Program, WorkerContract, built, needs, vectors
+from examples.contract import Program, WorkerContract, built, vectors
 from support.documents import ROOT
+from support.processes.tools import needs
 
 
 @pytest.fixture(scope="module")

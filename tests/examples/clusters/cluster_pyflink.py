@@ -7,12 +7,12 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from support.clusters import uses
 from support.clusters.flink import PYFLINK, Flink, FlinkCluster, flink
-from support.clusters.programs import Program
 from support.documents import ROOT
 from support.kafka.broker import KafkaBroker
 from support.managers.process import Manager, serving_on
@@ -72,10 +72,21 @@ class Scene:
         """Block until another process than `than` uses the device."""
         self.cluster.wait_for(lambda: self.user_of(device) != than, f"another user of {device}")
 
+    def kill_a_task_manager(self) -> None:
+        """Kill the one that runs the subtask with GPU-0, and nothing that it has started."""
+        user = self.user_of("GPU-0")
+        victim = next(program for program in self.task_managers if program.pid == os.getsid(user))
+        victim.signal(signal.SIGKILL)
+        victim.wait()
+
+    def records(self, state: str) -> list[dict[str, Any]]:
+        """The records in this state."""
+        return [record for record in self.manager.records() if record["state"] == state]
+
     def check(self) -> None:
         """Nobody has had a device that a living process still used, and in the end nobody has any."""
         self.cluster.cancel(self.job)
-        self.manager.wait_for(lambda: not [r for r in self.manager.records() if r["state"] == "allocated"])
+        self.manager.wait_for(lambda: not self.records("allocated"))
         assert uses.overlaps(self.uses) == []
         verdict = self.manager.outfitter("verify")
         assert verdict.returncode == 0, verdict.stdout
@@ -92,35 +103,21 @@ def scene(pyflink: Flink, manager: Manager, mode: str, tmp_path: Path) -> Iterat
         yield Scene(cluster, manager, mode)
 
 
-def kill_a_task_manager(scene: Scene) -> Program:
-    """Kill one that runs a subtask."""
-    user = scene.user_of("GPU-0")
-    victim = next(program for program in scene.task_managers if program.pid in {user, session_of(user)})
-    victim.kill9()
-    return victim
-
-
-def session_of(pid: int) -> int:
-    """The leader of its session: a task manager, for its Python workers."""
-    return os.getsid(pid)
-
-
 class TestBothModes:
     def test_a_function_that_raises_and_a_cancelled_job_give_their_devices_to_the_next(self, scene: Scene) -> None:
         Path(f"{scene.uses}.fail").touch()
         scene.cluster.wait_for(lambda: not Path(f"{scene.uses}.fail").exists(), "a subtask that fails")
         scene.wait_for_both()
         scene.cluster.cancel(scene.job)
-        scene.job = scene.cluster.run_python(
-            JOB, str(scene.uses), modules=MODULES, options=[NUMBERS_AT_ONCE]
-        )  # in process mode: a second job in thread mode fails in this version of Flink
+        # in process mode: a second job in thread mode fails in this version of PyFlink
+        scene.job = scene.cluster.run_python(JOB, str(scene.uses), modules=MODULES, options=[NUMBERS_AT_ONCE])
         scene.wait_for_both()
         scene.check()
 
     def test_a_killed_task_manager_leaves_its_devices_to_the_next_once_its_processes_are_dead(
         self, scene: Scene
     ) -> None:
-        kill_a_task_manager(scene)
+        scene.kill_a_task_manager()
         scene.wait_for_both()
         scene.check()
 
@@ -145,17 +142,10 @@ class TestProcessMode:
     def test_a_frozen_worker_keeps_its_device_although_its_task_manager_is_dead(self, scene: Scene) -> None:
         worker = scene.user_of("GPU-0")
         os.kill(worker, signal.SIGSTOP)
-        kill_a_task_manager(scene)
-        other = scene.user_of("GPU-1")
-        # the job starts anew, and one of its subtasks must wait
-        scene.cluster.wait_for(lambda: scene.user_of("GPU-1") != other or not scene.lives(last(scene)), "a restart")
-        scene.manager.wait_for(lambda: [r for r in scene.manager.records() if r["state"] == "pending"], timeout=120)
+        scene.kill_a_task_manager()
+        scene.cluster.wait_for(lambda: scene.records("pending"), "a subtask that starts again and must wait")
         assert scene.user_of("GPU-0") == worker
-        os.kill(worker, signal.SIGCONT)  # its two seconds begin: the task manager is gone
-        wait_until_ended(worker)
+        os.kill(worker, signal.SIGCONT)
+        wait_until_ended(worker)  # nobody else ends it: its task manager is gone
         scene.wait_for_both()
         scene.check()
-
-
-def last(scene: Scene) -> dict[str, object]:
-    return [said for said in uses.lines(scene.uses) if said["device"] == "GPU-1"][-1]

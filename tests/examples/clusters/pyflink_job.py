@@ -1,21 +1,20 @@
 """The job of examples/pyflink, whose functions say while they use their device: see `support.clusters.uses`.
 
-Both modules are shipped with this one, as `job` and `uses`. `--uses` is the file; a subtask that finds the file
-`<uses>.fail` removes it and raises.
+Both modules are shipped with this one, as `job` and `uses`. The argument is the file of uses. A subtask that finds
+`<file>.fail` removes it and raises. A use ends with the function, since PyFlink does not always call `close()`.
 """
 
 from __future__ import annotations
 
 import sys
 import uuid
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import job
 import uses
-
-USES = Path(sys.argv[1]) if __name__ == "__main__" else None
 
 
 class Reporting(job.Score):
@@ -28,6 +27,7 @@ class Reporting(job.Score):
         super().open(runtime_context)
         (gpu,) = self.devices.get_external_resource_infos("gpu")
         self._use = uses.Use(self._file, gpu["id"], name=uuid.uuid4().hex)
+        weakref.finalize(self, self._use.end)  # before the context is left: the last finalizer is the first to run
 
     def process_element(self, value: int, ctx: Any) -> Iterator[str]:
         self._use.beat()
@@ -38,10 +38,7 @@ class Reporting(job.Score):
         else:
             raise ValueError("as the test wants it")
 
-    def close(self) -> None:
-        self._use.end()
-
 
 if __name__ == "__main__":
-    job.Score = lambda: Reporting(str(USES))
+    job.Score = lambda: Reporting(sys.argv[1])
     job.run("process", 2, 2**60)

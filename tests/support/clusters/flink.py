@@ -4,7 +4,7 @@
         first = cluster.start_task_manager(variables)
         cluster.wait_for_slots(1)
         job = cluster.run_python(Path("job.py"), "--parallelism", "2")
-        first.kill9()
+        first.signal(signal.SIGKILL)
 
 It needs Java 17. Everything listens on loopback, on ports that the kernel picks, and ends with the `with`.
 """
@@ -21,9 +21,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from support.clusters.programs import Program, ProgramError, Programs, site_packages, virtual_environment
+from support.clusters.programs import ProgramError, Programs, site_packages, virtual_environment
 from support.kafka.broker import free_port
 from support.managers.process import environment
+from support.processes.worker_program import WorkerProgram
 
 PYFLINK = "2.3.0"
 """The version whose Python side is installed, for `run_python`."""
@@ -86,14 +87,16 @@ class FlinkCluster(Programs):
         }
         self._configure(folder / "conf", {})
         (folder / "tmp").mkdir(exist_ok=True)
-        self.start("jobmanager", [self._bin("jobmanager.sh"), "start-foreground"], self._variables(folder / "conf", {}))
+        self.start([self._bin("jobmanager.sh"), "start-foreground"], self._variables(folder / "conf", {}))
 
-    def start_task_manager(self, variables: Mapping[str, str], settings: Mapping[str, object] | None = None) -> Program:
+    def start_task_manager(
+        self, variables: Mapping[str, str], settings: Mapping[str, object] | None = None
+    ) -> WorkerProgram:
         """Start one with more environment `variables` and `settings` of its own. The program is Java itself."""
         folder = self.folder / f"conf-{len(self._started)}"
         self._configure(folder, settings or {})
         command = [self._bin("taskmanager.sh"), "start-foreground"]
-        return self.start("taskmanager", command, self._variables(folder, variables))
+        return self.start(command, self._variables(folder, variables))
 
     # --- what the job manager says ---------------------------------------------------------------------
 
@@ -166,7 +169,7 @@ class FlinkCluster(Programs):
         path = os.environ["PATH"]
         if self.flink.python is not None:
             path = f"{self.flink.python.parent}{os.pathsep}{path}"
-        return environment(**given, PATH=path) | dict(more)
+        return environment() | dict(more) | given | {"PATH": path}  # PyFlink's thread mode looks for `python`
 
     def _get(self, path: str) -> dict[str, Any] | None:
         """What the job manager answers, None while it does not."""
