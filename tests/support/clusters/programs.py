@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import re
 import shutil
 import sys
 import time
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Self
 
 from support.documents import ROOT
+from support.processes.ending import has_ended
 from support.processes.tools import run_tool
 from support.processes.worker_program import WorkerProgram
 
@@ -72,6 +74,17 @@ class Programs:
         program = WorkerProgram(command, folder=self.folder, variables=variables)
         self._started.append(self._stack.enter_context(program))
         return program
+
+    def wait_for_output(self, program: WorkerProgram, pattern: str) -> re.Match[str]:
+        """Block until the program has printed something like `pattern`; return its first place."""
+
+        def printed() -> re.Match[str] | None:
+            return re.search(pattern, program.output(), re.MULTILINE)
+
+        self.wait_for(lambda: printed() or has_ended(program.pid), pattern)
+        if (found := printed()) is None:
+            raise ProgramError(f"it ended without {pattern!r}\n{program.output()[-6000:]}")
+        return found
 
     def wait_for(self, condition: Callable[[], object], what: str) -> None:
         """Block until `condition` holds, looking again and again; what it looks at is the programs' doing."""
