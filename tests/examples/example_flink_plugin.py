@@ -7,7 +7,6 @@ The plugin's jar is loaded as Flink loads it, into a process of its own, with th
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -17,15 +16,15 @@ from pathlib import Path
 import psutil
 import pytest
 
+from support.clusters.flink import VERSIONS
+from support.clusters.maven import MAVEN, package
 from support.documents import ROOT
 from support.managers.process import Manager, StartManager
 from support.processes.tools import run_tool
 from support.processes.worker_program import WorkerProgram
 
-VERSIONS = ("1.20.5", "2.3.0")
 PLUGIN = ROOT / "deploy" / "flink"
 OUTFITTER = f"{sys.executable} -m outfitter_service.cli"
-MAVEN = ("mvn", "--quiet", "--batch-mode")
 
 StartTaskManager = Callable[..., WorkerProgram]
 
@@ -33,10 +32,7 @@ StartTaskManager = Callable[..., WorkerProgram]
 @pytest.fixture(scope="module")
 def jar(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The plugin, built once against the oldest version."""
-    folder = tmp_path_factory.mktemp("plugin") / "flink"
-    shutil.copytree(PLUGIN, folder, ignore=shutil.ignore_patterns("target"))
-    run_tool([*MAVEN, "package", "-Dmaven.test.skip=true"], folder)
-    return folder / "target" / "outfitter-flink.jar"
+    return package(PLUGIN, tmp_path_factory.mktemp("plugin"))
 
 
 @pytest.fixture(scope="module", params=VERSIONS)
