@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 from unittest.mock import patch
 
@@ -52,3 +52,14 @@ def jumping() -> AbstractContextManager[Any]:
 
 def nothing(*_: Any, **__: Any) -> None:
     """What should have been done is not."""
+
+
+@contextmanager
+def deafening() -> Iterator[None]:
+    """Looked for where workers that keep their devices for long are cut off, and can write again before they read."""
+    with (
+        patch.object(settings, "DEAF", 1.0),
+        patch.object(settings, "TENACIOUS", 1.0),
+        patch.object(settings, "FAULTS", ("worker", "worker", "slow", "compaction")),
+    ):
+        yield

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from unittest.mock import patch
 
 from outfitter.session import status
 from outfitter.session.lease import Lease
 from outfitter.session.worker_session import WorkerSession
 from outfitter_proto.records import Allocation
-from simulation.bugs.bug import Bug
+from simulation.bugs.bug import Bug, deafening
 
 
 def _from_when_it_is_read(self: Lease, seconds: float | None) -> None:
@@ -33,6 +35,12 @@ async def _whatever_became_of_the_lease(self: WorkerSession) -> Allocation:
     return snapshot.record
 
 
+@contextmanager
+def _of_the_deaf() -> Iterator[None]:
+    with deafening(), patch.object(Lease, "acknowledge", _by_any_acknowledgement):
+        yield
+
+
 BUGS: tuple[Bug, ...] = (
     Bug(
         name="lease-from-when-it-is-read",
@@ -44,7 +52,7 @@ BUGS: tuple[Bug, ...] = (
         name="late-heartbeat-renews",
         what="a heartbeat that gets through after the end of a worker's lease renews it",
         within=500,
-        patches=lambda: patch.object(Lease, "acknowledge", _by_any_acknowledgement),
+        patches=_of_the_deaf,
     ),
     Bug(
         name="grant-judged-by-old-heartbeats",

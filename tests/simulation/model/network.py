@@ -60,13 +60,19 @@ class Network:
 
 
 class Link:
-    """One process's way to the broker. `cut`: nothing gets through, in neither direction."""
+    """One process's way to the broker. `cut`: nothing gets through, in neither direction. `deaf`: what it reads does
+    not, because that comes from another broker than the one that takes what it writes."""
 
     def __init__(self, network: Network, process: Process) -> None:
         self.network = network
         self.process = process
         self.cut = False
+        self.deaf = False
         self.closed = False
+
+    def loses(self, what: str) -> bool:
+        """Whether a request, or the answer to it, does not get through now."""
+        return self.network.down or self.cut or (self.deaf and what == "Fetch")
 
     async def ask(self, what: str, answer: Callable[[], Any]) -> Any:
         """Have `answer` called on the broker's side, and return what it returned.
@@ -95,7 +101,7 @@ class Link:
             refused = dice() < weather.refused
 
         def arrive() -> None:
-            if network.down or (self.cut and not late):
+            if network.down or (self.loses(what) and not late):
                 return
             try:
                 result = answer() if not refused or dice() < 0.5 else RefusedError(REQUEST_TIMED_OUT)
@@ -116,7 +122,7 @@ class Link:
                 send_back(result)
 
         def send_back(result: Any) -> None:
-            if not self.cut and not network.down:
+            if not self.loses(what):
                 back = weather.latency_s * (0.2 + dice() ** 3 * 5)
                 loop.call_later(back, receive, result, context=world)
 

@@ -13,6 +13,7 @@ from outfitter_proto.bus import Entry
 from simulation.hosts.managers import TOPICS, Manager
 from simulation.loop import Process
 from simulation.model.network import Link
+from simulation.world import settings
 
 if TYPE_CHECKING:
     from simulation.world.world import World
@@ -30,6 +31,7 @@ class Faults:
         self.world = world
         self.loop, self.dice, self.setting = world.loop, world.dice, world.setting
         self.count = 0
+        self._deaf_dice = random.Random(f"{world.seed}/deaf")
         self._ambushed: dict[Process, float] = {}
         """Workers that are stopped, for so many seconds, as soon as the broker has their next registration."""
         self._trap: tuple[str, str, int, Callable[[Process], None]] | None = None
@@ -95,6 +97,8 @@ class Faults:
                 self._ambushed[worker.process] = dice.random() * 40
             else:
                 self._cut(worker.bus.link, dice.random() * 20)
+                if self._deaf_dice.random() < settings.DEAF:
+                    self._deafen(worker.bus.link)
         elif kind == "device":
             bench = dice.choice(self.world.hosts).bench
             name = dice.choice(bench.places)
@@ -163,6 +167,18 @@ class Faults:
         if link.cut:
             link.cut = False
             self.world.note(link.process.name, "is connected again")
+
+    def _deafen(self, link: Link) -> None:
+        """Let it read nothing, be it that what it writes gets through again meanwhile."""
+        link.deaf = True
+        seconds = self._deaf_dice.random() * 40
+        self.world.note(link.process.name, f"reads nothing for {seconds:.1f} s")
+        self.world.later(seconds, self._undeafen, link)
+
+    def _undeafen(self, link: Link) -> None:
+        if link.deaf:
+            link.deaf = False
+            self.world.note(link.process.name, "can read again")
 
     def _come_back(self) -> None:
         if self.world.network.down:

@@ -35,6 +35,10 @@ JUMPY = 0.3
 """How many of the worlds have machines whose wall clocks are set."""
 CHANGING = 0.3
 """How many of the worlds have managers whose configuration changes."""
+TENACIOUS = 0.3
+"""How many of the worlds have workers with short leases that keep what they get for long."""
+DEAF = 0.5
+"""How many of the workers that are cut off from the broker can write again before they can read."""
 UNRULY = 0.3
 """How many of the worlds have unruly workers."""
 FLOOD = 300
@@ -57,7 +61,7 @@ class Setting(Struct, kw_only=True, frozen=True):
     faults: tuple[str, ...]
     """All kinds, or a few of them: what hides a bug is often another fault."""
     tenacious: bool
-    """Workers with short leases keep what they get for long."""
+    """Workers have short leases, and keep what they get for long."""
     weather: Weather
     habits: Habits
     transaction_timeout_s: float
@@ -95,7 +99,7 @@ def setting(seed: int) -> Setting:
         trouble_s=dice.choice((20.0, 40.0, 60.0)),
         faults_every_s=dice.choice((2.0, 4.0, 8.0)),
         faults=FAULTS if dice.random() < 0.5 else tuple(dice.sample(sorted(set(FAULTS)), 3)),
-        tenacious=dice.random() < 0.3,
+        tenacious=dice.random() < TENACIOUS,
         weather=Weather(
             latency_s=dice.choice((0.001, 0.005, 0.05)),
             request_lost=bad * dice.random(),

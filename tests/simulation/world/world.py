@@ -281,7 +281,7 @@ class World:
         for host in self.hosts:
             host.bench.recover()
         for worker in self.workers:
-            worker.bus.link.cut = False
+            worker.bus.link.cut = worker.bus.link.deaf = False
             self.faults.go_on(worker.process)
             worker.closing = True
         if self.remade_at is not None and self.remaking is not None and self.remaking.of_ledger:
