@@ -11,8 +11,8 @@ from typing import Any
 import psutil
 import pytest
 
-from support.clusters.spark import SparkCluster, descendants
-from support.managers.process import Manager, StartManager
+from support.clusters.spark import EXAMPLE, SparkCluster, descendants
+from support.managers.process import OUTFITTER, Manager, StartManager
 from support.processes.ending import wait_until_ended
 from support.processes.worker_program import WorkerProgram
 
@@ -35,6 +35,13 @@ def record_of(manager: Manager, worker: WorkerProgram) -> dict[str, Any]:
     """The record of a worker's lease."""
     (record,) = [found for found in manager.records() if found["worker"].startswith(f"gpu-{worker.pid}-")]
     return record
+
+
+def executor_in(cluster: SparkCluster, java: int) -> psutil.Process:
+    """The executor of the one task, a child of the worker whose process is `java`."""
+    (task,) = cluster.tasks()
+    (executor,) = (each for each in psutil.Process(task.pid).parents() if each.ppid() == java)
+    return executor
 
 
 def test_two_workers_on_one_host_give_their_tasks_different_gpus(cluster: SparkCluster) -> None:
@@ -68,9 +75,7 @@ def test_neither_a_killed_executor_nor_a_cancelled_job_takes_the_gpu_from_its_wo
     before = record_of(manager, worker)
     job = cluster.submit(tasks=1, seconds=600)
     cluster.wait_for(cluster.tasks, "a task")
-    (task,) = cluster.tasks()
-    (executor,) = (each for each in psutil.Process(task.pid).parents() if each.ppid() == worker.pid)
-    executor.kill()
+    executor_in(cluster, worker.pid).kill()
     cluster.wait_for(lambda: [task.gpu for task in cluster.tasks()] == [gpu], "the task in another executor")
     job.signal(signal.SIGINT)
     cluster.wait_for(lambda: not cluster.tasks(), "the end of all tasks")
@@ -101,6 +106,30 @@ def test_a_worker_for_which_there_is_no_gpu_ends_and_says_why(cluster: SparkClus
     assert "no gpu within 8 s: " in third.output()
     assert "waits for 1 gpu: 0 of 2 free" in third.output()
     assert "Successfully registered" not in third.output()
+
+
+def test_in_a_worker_under_run_a_frozen_executor_keeps_its_gpu_although_the_worker_is_dead(
+    cluster: SparkCluster, manager: Manager
+) -> None:
+    def start() -> WorkerProgram:
+        run = [*OUTFITTER, "run", "--resource", "gpu=2", "--"]  # both, so that the next one must wait
+        return cluster.start_worker(under=run, script=EXAMPLE / "granted.sh")
+
+    worker = start()
+    gpu = cluster.gpu(worker)
+    cluster.submit(tasks=1, seconds=600)
+    cluster.wait_for(cluster.tasks, "a task")
+    (java,) = psutil.Process(worker.pid).children()
+    executor = executor_in(cluster, java.pid)
+    executor.suspend()
+    java.kill()
+    next_worker = start()
+    manager.wait_for(lambda: any(record["state"] == "pending" for record in manager.records()))
+    wait_until_ended(java.pid)
+    assert [task.gpu for task in cluster.tasks()] == [gpu]
+    assert sorted(record["state"] for record in manager.records()) == ["allocated", "pending"]
+    executor.resume()
+    assert cluster.gpu(next_worker) == gpu
 
 
 def test_a_worker_that_starts_while_there_is_no_manager_ends_and_says_why(

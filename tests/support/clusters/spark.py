@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -63,13 +63,16 @@ class SparkCluster(Programs):
         self.url = f"spark://127.0.0.1:{port}"
         self._master = self.start(self._command("master.Master", port), self._variables)
 
-    def start_worker(self) -> WorkerProgram:
-        """Start one more worker, and do not wait for it. The program is Java itself; executors are its children."""
+    def start_worker(self, *, under: Sequence[str] = (), script: Path = LEASE) -> WorkerProgram:
+        """Start one more worker, and do not wait for it. The program is Java itself; executors are its children.
+
+        `under` is a command that starts it instead. `script` tells it which GPU it has.
+        """
         self.wait_for_output(self._master, "elected leader")
         folder = self.folder / f"worker-{len(self._started)}"
         size = ["--cores", "1", "--memory", "512m", "--work-dir", str(folder)]
-        command = [*self._command("worker.Worker", 0), *size, self.url]
-        lease = f"-Dspark.worker.resource.gpu.discoveryScript={LEASE}"
+        command = [*under, *self._command("worker.Worker", 0), *size, self.url]
+        lease = f"-Dspark.worker.resource.gpu.discoveryScript={script}"
         return self.start(command, {**self._variables, "SPARK_WORKER_OPTS": lease})
 
     def gpu(self, worker: WorkerProgram) -> str:
