@@ -86,6 +86,16 @@ async def test_two_equal_events_have_two_ends(serve: Serve, bus: FaultyBus) -> N
                 tasks.start_soon(queue.submit, m.Tick(host=HOST))
 
 
+async def test_one_event_that_is_submitted_twice_has_two_ends(serve: Serve, bus: FaultyBus) -> None:
+    event = m.Tick(host=HOST)
+    async with serve(static()) as manager:
+        queue = manager.processor.event_queue
+        with anyio.fail_after(WITHIN_S):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(queue.submit, event)
+                tasks.start_soon(queue.submit, event)
+
+
 async def test_whoever_waits_hears_that_the_manager_has_stopped(serve: Serve, bus: FaultyBus) -> None:
     raised: list[str] = []
 

@@ -134,7 +134,7 @@ class EventQueue:
             NotCommittedError: this manager no longer serves the partition, or could not commit the event.
         """
         submission = self._submissions.begin(event)
-        self.queue.append(event)
+        self.queue.append(submission.event)
         self.wakeup.set()
         await self._submissions.wait(submission)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from copy import copy
 
 import anyio
 from msgspec import Struct
@@ -15,8 +16,8 @@ class NotCommittedError(Exception):
 
 
 class Submission(Struct, gc=False):
-    """A submitted event. `ended` is set once its commit has returned, or the manager has given it up (`problem` says
-    why)."""
+    """A submitted event: a copy, which is no other submission's. `ended` is set once its commit has returned, or the
+    manager has given it up (`problem` says why)."""
 
     event: m.Event
     ended: anyio.Event
@@ -25,7 +26,7 @@ class Submission(Struct, gc=False):
 
 class Submissions:
     """The submitted events whose commit has not returned. They are told apart by identity: two equal events are two
-    submissions."""
+    submissions, and so is one that is submitted twice."""
 
     def __init__(self) -> None:
         self._waiting: dict[int, Submission] = {}
@@ -35,13 +36,14 @@ class Submissions:
         return (submission.event for submission in self._waiting.values())
 
     def begin(self, event: m.Event) -> Submission:
-        """Submit an event, before it is queued.
+        """Submit a copy of an event. The caller queues this copy.
 
         Raises:
             NotCommittedError: nothing more is decided.
         """
         if self._closed is not None:
             raise NotCommittedError(self._closed)
+        event = copy(event)
         submission = self._waiting[id(event)] = Submission(event, anyio.Event())
         return submission
 
