@@ -222,6 +222,9 @@ SAMPLES = {
     "host": HOST,
     "host-with-names": structs.replace(HOST, resources={"gpu": NAMED}),
     "host-with-names-left-out": structs.replace(HOST, resources={"gpu": structs.replace(NAMED, names_left_out=40)}),
+    "host-with-a-digest-of-its-names": structs.replace(
+        HOST, resources={"gpu": structs.replace(NAMED, names_left_out=40, names_digest="4cc1e8ae8b0d9c05")}
+    ),
     "host-of-a-manager-in-namespaces": structs.replace(
         HOST,
         manager=structs.replace(HOST.manager, pid_ns=4_026_531_836, time_ns=4_026_531_834),

@@ -130,6 +130,7 @@ class ResourceInventory(Struct, frozen=True, kw_only=True):
     them, in the driver's order.
     `names`: all names of each device with several names. After a restart the former names stay until the driver has
     reported. `names_left_out`: of how many more devices the record has no room for the names. Left out: of none.
+    `names_digest`: a digest of all names, those without room included. Left out: unknown. Empty: no report has all.
     `on_demand`: the driver has no inventory, and the manager calls it for each worker. Left out: it has one.
     `known`: names of devices that were known before. It is set while a worker holds a device that is no longer
     reported: a new device may be the same one under another name, and is held back. After a restart the former names
@@ -147,6 +148,7 @@ class ResourceInventory(Struct, frozen=True, kw_only=True):
     on_demand: bool | UnsetType = UNSET
     known: list[str] | UnsetType = UNSET
     names_left_out: int | UnsetType = UNSET
+    names_digest: str | UnsetType = UNSET
 
 
 MAX_LISTED_DEVICES = 256

@@ -246,7 +246,8 @@ class DecisionBuilder:
         held = before in HOLDING_STATES
         if held != (state in HOLDING_STATES):
             self._moved.append((unshortened, -1 if held else 1))
-            if held and key in self.host_state(after.host).suspects:
+            host_state = self.host_state(after.host)
+            if held and (key in host_state.suspects or host_state.incomplete or host_state.has_old_names):
                 self.reschedule(after.host)
         return after
 

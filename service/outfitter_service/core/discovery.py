@@ -67,7 +67,8 @@ def _reported(
     else:
         inventory = structs.replace(inventory, linked=_still_linked(host_state, event.resource, inventory))
         expected = host_state.expected_names(event.resource)
-        if expected > len(inventory.names):
+        told = (inventory.names, inventory.names_reported)
+        if expected is not None and host_state.live and not any(map(expected.are_in, told)):
             inventory = structs.replace(inventory, expected_names=expected)
     if event.resource in specs:
         inventory = held_back_devices.with_known_names(host_state, specs[event.resource], before, inventory)
@@ -88,24 +89,35 @@ def _put_inventories(
     if waiters and (host_state.scan_from is None or waiters[0] < host_state.scan_from):
         builder.change(SetScan(host, waiters[0]))
     if host_state.record is not None:
-        record = host_record(host_state.record, builder.rules, {**host_state.inventories, **inventories}, builder.now)
+        merged = {**host_state.inventories, **inventories}
+        held = bool(host_state.live)
+        record = host_record(host_state.record, builder.rules, merged, builder.now, held=held)
         if record is not None:
             builder.change(PutRecord(record))
     builder.reschedule(host)
 
 
 def release_held_back(builder: DecisionBuilder, host: str) -> bool:
-    """Release held-back devices if a holder that caused this has ended. Returns whether one has."""
+    """Release held-back devices if a holder that caused this has ended, and forget names that only holders needed if
+    nobody holds a device any more. Returns whether there is any of it."""
     host_state = builder.host_state(host)
-    if host_state.suspects <= host_state.live.keys():
+    forgotten = {} if host_state.live else _without_expected_names(host_state)
+    outlives_names = host_state.has_old_names and not host_state.live
+    if host_state.suspects <= host_state.live.keys() and not forgotten and not outlives_names:
         return False
-    _put_inventories(
-        builder,
-        host_state,
-        held_back_devices.reassessed(host_state, builder.rules.specs, host_state.inventories),
-        host_state.queue,
-    )
+    inventories = {**host_state.inventories, **forgotten}
+    reassessed = held_back_devices.reassessed(host_state, builder.rules.specs, inventories)
+    _put_inventories(builder, host_state, {**forgotten, **reassessed}, host_state.queue)
     return True
+
+
+def _without_expected_names(host_state: HostState) -> dict[str, ResourceState]:
+    """The inventories whose drivers have reported, and need not tell the names from before a restart any more."""
+    return {
+        resource: structs.replace(host_state.inventories[resource], expected_names=None)
+        for resource in host_state.incomplete
+        if host_state.inventory(resource).reported
+    }
 
 
 def _failure_now(

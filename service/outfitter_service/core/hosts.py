@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
+from typing import Any
 
 from msgspec import UNSET, UnsetType, structs
 
@@ -12,7 +13,9 @@ from outfitter_proto.records import MAX_LISTED_DEVICES, Health, Host, InventoryD
 from outfitter_service.core import reasons
 from outfitter_service.core.decision import Rules
 from outfitter_service.core.model import KnownDevice, ResourceSpec, SpecState
+from outfitter_service.core.state import device_names
 from outfitter_service.core.state.held_back_devices import names_to_keep
+from outfitter_service.core.state.host_state import has_names
 from outfitter_service.core.state.infos import info
 from outfitter_service.core.state.resource_state import ResourceState
 
@@ -21,37 +24,61 @@ MAX_KNOWN_NAMES = 1024
 new after a restart."""
 
 
-def host_record(before: Host, rules: Rules, inventories: Mapping[str, ResourceState], now: datetime) -> Host | None:
-    """The host's record with its current inventories, or None if nothing has changed."""
+def host_record(
+    before: Host, rules: Rules, inventories: Mapping[str, ResourceState], now: datetime, *, held: bool
+) -> Host | None:
+    """The host's record with its current inventories, or None if nothing has changed. `held`: somebody holds a device
+    of the host."""
     resources = {
-        name: _inventory(spec, inventories.get(name), before.resources.get(name)) for name, spec in rules.specs.items()
+        name: _inventory(spec, inventories.get(name), before.resources.get(name), held=held)
+        for name, spec in rules.specs.items()
     }
-    resources = fitting(resources, rules.max_bytes // 2)
+    for name, recorded in before.resources.items() if held else ():
+        if name not in resources and has_names(recorded):
+            resources[name] = _not_configured(name, recorded)
+    resources = fitting(resources, rules.max_bytes // 2, before.resources)
     if resources == before.resources:
         return None
     return structs.replace(before, resources=resources, since=now)
 
 
-def fitting(resources: dict[str, ResourceInventory], most: int) -> dict[str, ResourceInventory]:
-    """The resources of a host, shortened to `most` bytes.
+def fitting(
+    resources: dict[str, ResourceInventory], most: int, before: Mapping[str, ResourceInventory]
+) -> dict[str, ResourceInventory]:
+    """The resources of a host, shortened to `most` bytes. `before`: those of its record until now.
 
     The largest resource is shortened again and again. It loses half of its listed devices, then its reason, half of the
-    names, half of the known names, and is left out at last. The numbers of devices stay.
+    names, half of the known names, and is left out at last. The numbers of devices stay. A resource of which names are
+    left out keeps its entry, however long: without it a reader would believe that the record has all names.
     """
-    resources = dict(resources)
+    whole, resources = resources, dict(resources)
     sizes = {name: len(name) + len(encode(inventory)) for name, inventory in resources.items()}
-    while sum(sizes.values()) > most:
-        name = max(sizes, key=sizes.__getitem__)
-        shorter = _shorter(resources[name])
-        if shorter is None:
-            del resources[name], sizes[name]
-        else:
+    longest = dict(sizes)
+    while longest and sum(sizes.values()) > most:
+        name = max(longest, key=longest.__getitem__)
+        shorter = _shorter(resources[name], whole[name], before.get(name))
+        if shorter is not None:
             resources[name] = shorter
-            sizes[name] = len(name) + len(encode(shorter))
+            sizes[name] = longest[name] = len(name) + len(encode(shorter))
+            continue
+        del longest[name]
+        if resources[name].names_left_out is UNSET:
+            del resources[name], sizes[name]
     return resources
 
 
-def _shorter(inventory: ResourceInventory) -> ResourceInventory | None:
+def _digest(whole: ResourceInventory, before: ResourceInventory | None) -> str | UnsetType:
+    """The digest of all names where some have no room. `whole`: the inventory before it was shortened."""
+    if whole.names_left_out is UNSET:
+        return device_names.digest(whole.names or ())
+    if before is not None and whole.names == before.names:
+        return before.names_digest
+    return ""
+
+
+def _shorter(
+    inventory: ResourceInventory, whole: ResourceInventory, before: ResourceInventory | None
+) -> ResourceInventory | None:
     """The inventory one step shorter, or None if nothing can be left out any more."""
     if inventory.devices:
         return structs.replace(inventory, devices=inventory.devices[: len(inventory.devices) // 2])
@@ -60,14 +87,30 @@ def _shorter(inventory: ResourceInventory) -> ResourceInventory | None:
     if inventory.names:
         kept = inventory.names[: len(inventory.names) // 2]
         left_out = (inventory.names_left_out or 0) + len(inventory.names) - len(kept)
-        return structs.replace(inventory, names=kept or UNSET, names_left_out=left_out)
+        names_digest = _digest(whole, before)
+        return structs.replace(inventory, names=kept or UNSET, names_left_out=left_out, names_digest=names_digest)
     if inventory.known:
         return structs.replace(inventory, known=inventory.known[: len(inventory.known) // 2])
+    if inventory.names_left_out is not UNSET and inventory.total is not UNSET:
+        return structs.replace(inventory, amount=None, total=UNSET, healthy=UNSET, known=UNSET)
     return None
 
 
+def _recorded_names(before: ResourceInventory | None) -> dict[str, Any]:
+    """The fields of an inventory with the names of devices, as they were recorded."""
+    if before is None:
+        return {}
+    return {"names": before.names, "names_left_out": before.names_left_out, "names_digest": before.names_digest}
+
+
+def _not_configured(name: str, before: ResourceInventory) -> ResourceInventory:
+    """A resource that is not configured any more, and whose names may be those of held devices."""
+    reason = reasons.not_configured(name)
+    return ResourceInventory(state=SpecState.DISABLED, reason=reason, sharing=before.sharing, **_recorded_names(before))
+
+
 def _inventory(
-    spec: ResourceSpec, inventory: ResourceState | None, before: ResourceInventory | None
+    spec: ResourceSpec, inventory: ResourceState | None, before: ResourceInventory | None, *, held: bool
 ) -> ResourceInventory:
     sharing = "shared" if spec.shared else "exclusive"
     if spec.state != SpecState.OK:
@@ -77,6 +120,7 @@ def _inventory(
             amount=spec.amount,
             sharing=sharing,
             known=names_to_keep(spec, before),
+            **_recorded_names(before if held else None),
         )
     devices = inventory.devices if inventory else ()
     if inventory is None or (inventory.failure is None and not inventory.reported):
@@ -96,27 +140,30 @@ def _inventory(
         ],
         total=len(devices),
         healthy=inventory.healthy if inventory else 0,
-        names=_names(inventory, before),
         on_demand=spec.on_demand or UNSET,
         known=_known(spec, inventory, before),
-        names_left_out=_names_left_out(inventory, before),
+        **_names(inventory, before),
     )
 
 
-def _names(inventory: ResourceState | None, before: ResourceInventory | None) -> list[list[str]] | UnsetType:
-    """The names of each device that has several. A name that is forgotten here could let a device be lent twice after a
-    restart: other resources may have devices that only this driver knows to be the same. So they stay as recorded until
-    the driver's first report."""
-    if inventory is None or not inventory.reported:
-        return before.names if before is not None else UNSET
-    return list(map(list, inventory.names)) or UNSET
+def _names(inventory: ResourceState | None, before: ResourceInventory | None) -> dict[str, Any]:
+    """The fields with the names of each device that has several.
 
-
-def _names_left_out(inventory: ResourceState | None, before: ResourceInventory | None) -> int | UnsetType:
-    """Of how many devices the names are unknown since a restart, because an earlier record had no room for them."""
+    A name that is forgotten here could let a device be lent twice after a restart: other resources may have devices
+    that only this driver knows to be the same. So they stay as recorded until the driver's first report.
+    """
     if inventory is None or not inventory.reported:
-        return before.names_left_out if before is not None else UNSET
-    return max(inventory.expected_names - len(inventory.names), 0) or UNSET
+        return _recorded_names(before)
+    names = list(map(list, inventory.names)) or UNSET
+    expected = inventory.expected_names
+    if expected is None:
+        return {"names": names}
+    left_out = max(expected.count - len(inventory.names), 1)
+    return {
+        "names": names,
+        "names_left_out": left_out,
+        "names_digest": UNSET if expected.digest is None else expected.digest,
+    }
 
 
 def _known(

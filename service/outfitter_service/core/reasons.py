@@ -70,6 +70,11 @@ def not_reported(spec: ResourceSpec) -> str:
     return f"the driver of {spec.name} has not reported yet"
 
 
+def not_configured(resource: str) -> str:
+    """Why a host's record has a resource that is not configured."""
+    return f"{resource} is not configured any more; the names of its devices count while somebody holds a device"
+
+
 def names_unknown(resource: str) -> str:
     return (
         f"the driver of {resource} has not named all devices again that it knew under several names before a restart, "

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from msgspec import UNSET
+from msgspec import UNSET, structs
 
 from outfitter_proto.records import HOLDING_STATES, Allocation
 from outfitter_service.core import model as m
@@ -31,15 +31,17 @@ def connected() -> CoreDriver:
     return core
 
 
-def restarted(core: CoreDriver, **rules: Any) -> CoreDriver:
-    """The core after a crash: from the ledger alone, no driver having reported."""
+def restarted(core: CoreDriver, *, configured: Iterable[m.ResourceSpec] | None = None, **rules: Any) -> CoreDriver:
+    """The core after a crash: from the ledger alone, no driver having reported. `configured`: the resources that there
+    are now, if others."""
     ledger = Ledger()
     for record in core.ledger.allocations.values():
         ledger.restore(PutAllocation(record.key, record))
     ledger.restore(PutRecord(core.host_state.record))
     ledger.resume(commit=core.ledger.commits, token=core.ledger.token)
-    again = CoreDriver(*core.rules.specs.values(), ledger=ledger, **rules)
+    again = CoreDriver(*(core.rules.specs.values() if configured is None else configured), ledger=ledger, **rules)
     again.now, again.offset = core.now, core.offset
+    again.announce()
     again.say(m.Reschedule(host=HOST))
     return again
 
@@ -157,7 +159,7 @@ def many_connected(count: int, **rules: Any) -> CoreDriver:
 
 
 def links(count: int) -> list[m.KnownDevice]:
-    return [device(f"UUID-{n}", aliases=(f"/dev/x{n}", f"PCI-{n}")) for n in range(count)]
+    return [device(f"UUID-{n}".ljust(90, "u"), aliases=(f"/dev/x{n}", f"PCI-{n}")) for n in range(count)]
 
 
 @pytest.mark.parametrize("max_bytes", [1_000_000, 20_000])
@@ -202,6 +204,95 @@ def test_a_host_whose_record_has_no_room_for_its_names_lends_nothing_until_their
     assert again.state("w") == "allocated"
 
 
+def test_a_name_that_replaces_another_leaves_a_driver_with_as_many_names_incomplete() -> None:
+    core = many_connected(300, max_bytes=20_000)
+    core.register("holder", resources=asks(b=180))
+    core.report(*links(300), resource="c")
+    assert not core["holder"].aliases, "its record has no room for more names"
+    again = restarted(core, max_bytes=20_000)
+    again.report(*(f"PCI-{n}" for n in range(300)), resource="b")
+    again.report(*(f"/dev/x{n}" for n in range(300)), resource="a")
+    other = structs.replace(links(10)[9], aliases=("/dev/y9", "PCI-9"))
+    again.report(*links(9), other, *links(300)[10:], resource="c")
+    assert "names" in again.register("w", resources=asks(a=1)).reason
+    again.report(*reversed(links(300)), resource="c")
+    assert again.state("w") == "allocated"
+
+
+@pytest.mark.parametrize("max_bytes", [20_000, 5_000])
+def test_a_report_with_other_names_is_believed_after_a_restart_once_nobody_holds_a_device(max_bytes: int) -> None:
+    core = many_connected(300, max_bytes=20_000)
+    core.report(*links(300), resource="c")
+    core.register("holder", resources=asks(a=1))
+    again = restarted(core, max_bytes=max_bytes)
+    again.report(*(f"PCI-{n}" for n in range(300)), resource="b")
+    again.report(*links(10), resource="c")
+    assert again.register("w1", resources=asks(b=1)).state == "pending"
+    again.register("w2", resources=asks(b=1))
+    again.deregister("holder")
+    assert (again.state("w1"), again.state("w2")) == ("allocated", "allocated")
+    assert again.host_state.record.resources["c"].names_left_out is UNSET
+
+
+def connected_for_a_holder_whose_record_does_not_say_it() -> CoreDriver:
+    """a's device is held, and c's driver connects it with b's at the last moment before a crash."""
+    core = CoreDriver(A, B, C)
+    core.report("/dev/x0", resource="a")
+    core.report("PCI-0", resource="b")
+    core.register("w1", resources=asks(a=1))
+    both = m.KnownDevice(id="UUID-0", properties={}, aliases=("/dev/x0", "PCI-0"))
+    core.only(m.DriverReport(host=HOST, resource="c", devices=(both,)))
+    return core
+
+
+@pytest.mark.parametrize("how", [None, *[state for state in m.SpecState if state != m.SpecState.OK]])
+def test_names_stay_connected_while_a_device_is_held_although_their_resource_is_not_in_effect_any_more(
+    how: m.SpecState | None,
+) -> None:
+    core = connected_for_a_holder_whose_record_does_not_say_it()
+    specs = [A, B] if how is None else [A, B, m.ResourceSpec(name="c", state=how)]
+    again = restarted(core, configured=specs)
+    again.report("PCI-0", resource="b")
+    assert again.register("w2", resources=asks(b=1)).state == "pending"
+    again = restarted(again)
+    again.report("PCI-0", resource="b")
+    assert again.state("w2") == "pending"
+    again.report("/dev/x0", resource="a")
+    again.deregister("w1")
+    assert again.state("w2") == "allocated"
+    again.deregister("w2")
+    left = again.host_state.record.resources
+    assert ("c" not in left) if how is None else (left["c"].names is UNSET)
+
+
+def test_a_removed_resource_that_had_too_many_names_holds_up_the_host_only_while_somebody_holds_a_device() -> None:
+    core = many_connected(300, max_bytes=20_000)
+    core.report(*links(300), resource="c")
+    core.register("holder", resources=asks(a=1))
+    again = restarted(core, max_bytes=20_000, configured=[A, B])
+    again.report(*(f"PCI-{n}" for n in range(300)), resource="b")
+    assert again.register("w1", resources=asks(b=1)).state == "pending"
+    again.register("w2", resources=asks(b=1))
+    again.deregister("holder")
+    assert (again.state("w1"), again.state("w2")) == ("allocated", "allocated")
+    assert "c" not in again.host_state.record.resources
+
+
+def test_a_record_keeps_that_it_lacks_names_of_a_resource_for_which_it_has_no_room_at_all() -> None:
+    others = [m.ResourceSpec(name=f"r{n}") for n in range(60)]
+    core = CoreDriver(A, B, C, *others, max_bytes=8_000)
+    core.report(*(f"/dev/x{n}" for n in range(300)), resource="a")
+    core.report(*(f"PCI-{n}" for n in range(300)), resource="b")
+    core.register("holder", resources=asks(a=1))
+    core.report(*links(300), resource="c")
+    assert core.host_state.record.resources.keys() < core.rules.specs.keys()
+    again = restarted(core, max_bytes=8_000)
+    again.report(*(f"PCI-{n}" for n in range(300)), resource="b")
+    assert "names" in again.register("w", resources=asks(b=1)).reason
+    again.report(*links(300), resource="c")
+    assert again.state("w") == "allocated"
+
+
 def test_a_host_without_holders_lends_again_when_the_driver_has_reported_with_fewer_names() -> None:
     core = many_connected(300, max_bytes=20_000)
     core.report(*links(300), resource="c")
@@ -210,6 +301,7 @@ def test_a_host_without_holders_lends_again_when_the_driver_has_reported_with_fe
     assert again.register("w", resources=asks(b=1)).state == "pending"
     again.report(*links(10), resource="c")
     assert again.state("w") == "allocated"
+    assert again.register("w2", resources=asks(b=1)).state == "allocated"
 
 
 def test_a_holder_whose_record_has_no_room_for_names_keeps_its_devices_and_holds_up_nobody() -> None:
@@ -265,6 +357,21 @@ def test_a_device_that_is_named_twice_has_the_names_and_the_illness_of_both(repe
 NAMES = {"d": ("d0", "d1"), "e": ("a0", "b0", "c0")}
 """Two devices by all their names."""
 
+CHANGED = st.sampled_from([None, None, *"abc"])
+"""The resource whose configuration has changed when the manager starts again, if any."""
+
+CROWDS = st.sampled_from([(0, 0), (0, 0), (0, 0), (30, 0), (30, 30), (260, 0)])
+"""How many more devices a driver reports, and which of them have other names than before: more names than a record has
+room for, or more devices than it lists."""
+
+
+def crowded(resource: str, count: int, since: int) -> list[m.KnownDevice]:
+    """Ill devices that no other driver reports. The first 30 have long names, by `since`."""
+    devices = [ill(f"{resource}-{n}") for n in range(count)]
+    names = [f"{since}-{resource}-{n}".ljust(200, "n") for n in range(30)]
+    return [structs.replace(one, aliases=(name,)) for one, name in zip(devices, names, strict=False)] + devices[30:]
+
+
 SHOWN = st.lists(
     st.tuples(st.sampled_from("de"), st.lists(st.integers(0, 2), min_size=1, max_size=3, unique=True)), max_size=3
 )
@@ -281,24 +388,56 @@ def _one(groups: Iterable[Iterable[str]], name: str) -> set[str]:
 class Names(RuleBasedStateMachine):
     """Drivers that name some devices, by some of their names; what they name wrongly is not drawn."""
 
-    @initialize(shared=st.sampled_from([None, None, "b"]), confirms=st.booleans(), chunk=st.integers(1, 3))
-    def begin(self, shared: str | None, confirms: bool, chunk: int) -> None:
-        specs = [m.ResourceSpec(name=name, shared=name == shared, confirms=confirms and name == "a") for name in "abc"]
-        self.core = CoreDriver(*specs, chunk=chunk)
+    @initialize(
+        shared=st.sampled_from([None, None, "b"]),
+        confirms=st.booleans(),
+        chunk=st.integers(1, 3),
+        max_bytes=st.sampled_from([800_000, 8_000]),
+    )
+    def begin(self, shared: str | None, confirms: bool, chunk: int, max_bytes: int) -> None:
+        self.specs = {
+            name: m.ResourceSpec(name=name, shared=name == shared, confirms=confirms and name == "a") for name in "abc"
+        }
+        self.bounds = {"chunk": chunk, "max_bytes": max_bytes}
+        self.core = CoreDriver(*self.specs.values(), **self.bounds)
+        self.unreported = set("abc")
         self.told: dict[str, list[tuple[str, ...]]] = {}
         self.held: dict[str, dict[str, set[str]]] = {}
         self.count = 0
 
-    @rule(resource=st.sampled_from("abc"), shown=SHOWN)
-    def report(self, resource: str, shown: list[tuple[str, list[int]]]) -> None:
+    @rule(
+        resource=st.sampled_from("abc"),
+        shown=SHOWN,
+        crowd=CROWDS,
+        crashes=st.sampled_from([False, False, True]),
+        changed=CHANGED,
+    )
+    def report(
+        self,
+        resource: str,
+        shown: list[tuple[str, list[int]]],
+        crowd: tuple[int, int],
+        crashes: bool,
+        changed: str | None,
+    ) -> None:
+        """Where the manager `crashes`, it has told no holder of the report."""
+        spec = self.core.rules.specs.get(resource)
+        if spec is None or spec.state != m.SpecState.OK:
+            return
         devices = []
         for kind, picked in shown:
             names = [NAMES[kind][n % len(NAMES[kind])] for n in picked]
             names = list(dict.fromkeys(names))
             devices.append(m.KnownDevice(id=names[0], properties={}, aliases=tuple(names[1:])))
+        devices = [*crowded(resource, *crowd), *devices]  # what has no room is cut from the end
         self.told[resource] = [(one.id, *one.aliases) for one in devices]
+        self.unreported.discard(resource)
         self.learn()
-        self.core.report(*devices, resource=resource)
+        if crashes:
+            self.core.only(m.DriverReport(host=HOST, resource=resource, devices=tuple(devices)))
+            self.restart(changed, None)
+        else:
+            self.core.report(*devices, resource=resource)
         self.look()
 
     @rule(amounts=st.dictionaries(st.sampled_from("abc"), st.integers(1, 2), min_size=1, max_size=2))
@@ -306,6 +445,27 @@ class Names(RuleBasedStateMachine):
         self.count += 1
         self.core.register(f"w{self.count}", resources=asks(**amounts))
         self.look()
+
+    @rule(
+        kind=st.sampled_from("de"),
+        order=st.permutations("abc"),
+        crowd=CROWDS,
+        removed=st.booleans(),
+        again=st.one_of(st.none(), CROWDS),
+    )
+    def connect_late(
+        self, kind: str, order: list[str], crowd: tuple[int, int], removed: bool, again: tuple[int, int] | None
+    ) -> None:
+        """A driver connects two names just before a crash. Later it may name another device, or be gone."""
+        holds, connects, wants = order
+        other = "d" if kind == "e" else "e"
+        self.report(holds, [(kind, [0])], (0, 0), False, None)
+        self.register({holds: 1})
+        self.report(connects, [(kind, [0, 1])], crowd, True, connects if removed else None)
+        if again is not None:
+            self.report(connects, [(other, [0, 1])], again, False, None)
+        self.report(wants, [(kind, [1])], (0, 0), False, None)
+        self.register({wants: 1})
 
     @precondition(lambda self: self.core.ledger.allocations)
     @rule(data=st.data())
@@ -322,12 +482,22 @@ class Names(RuleBasedStateMachine):
                 self.core.say(m.Unprepared(allocation=record.key, token=record.token or 0, confirmed=True))
         self.look()
 
-    @rule()
-    def restart(self) -> None:
-        chunk = self.core.rules.chunk
-        self.core = restarted(self.core)
-        self.core.rules = type(self.core.rules)(writer=self.core.rules.writer, specs=self.core.rules.specs, chunk=chunk)
+    @rule(changed=CHANGED, state=st.sampled_from([None, m.SpecState.DISABLED]))
+    def restart(self, changed: str | None, state: m.SpecState | None) -> None:
+        """The manager starts again; a resource may not be configured then, or not be in effect."""
+        specs = {name: spec for name, spec in self.specs.items() if name != changed or state is not None}
+        if changed is not None and state is not None:
+            specs[changed] = structs.replace(specs[changed], state=state)
+        self.core = restarted(self.core, configured=specs.values(), **self.bounds)
+        self.unreported = {name for name, spec in specs.items() if spec.state == m.SpecState.OK}
         self.look()
+
+    def forget(self) -> None:
+        """Nobody holds a device: what a resource said that is not in effect any more counts no longer."""
+        specs = self.core.rules.specs
+        for name in [*self.told]:
+            if name not in specs or specs[name].state != m.SpecState.OK:
+                del self.told[name]
 
     @property
     def groups(self) -> list[tuple[str, ...]]:
@@ -342,6 +512,8 @@ class Names(RuleBasedStateMachine):
     def look(self) -> None:
         live = {key: one for key, one in self.core.ledger.allocations.items() if one.state in HOLDING_STATES}
         self.held = {key: held for key, held in self.held.items() if key in live}
+        if not self.held:
+            self.forget()  # whoever holds a device now has got it since then
         for key in live.keys() - self.held.keys():
             self.held[key] = {one: _one(self.groups, one) for one in self.ids(live[key])}
             for other in self.held.keys() - {key}:
@@ -349,7 +521,12 @@ class Names(RuleBasedStateMachine):
         for key, record in live.items():
             for device_id, names in self.held[key].items():
                 known = {device_id, *(record.aliases or {}).get(device_id, ())}
+                if self.bounds["max_bytes"] < 100_000:
+                    continue  # the record may have no room for them
                 assert known >= names, f"{key} knows {device_id} as {known}, and not as {names}"
+        if not live:
+            incomplete = set(self.core.host_state.incomplete)
+            assert incomplete <= self.unreported, "names of the past hold up a host for ever"
         self.rebuild()
 
     def look_at_both(self, one: Allocation, other: Allocation) -> None:
@@ -374,6 +551,6 @@ class Names(RuleBasedStateMachine):
 
 
 Names.TestCase.settings = settings(
-    max_examples=150, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=100, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 test_names_in_any_order = Names.TestCase

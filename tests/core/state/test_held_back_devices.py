@@ -10,7 +10,6 @@ from msgspec import UNSET
 
 from outfitter_proto.records import Host, ManagerIdentity
 from outfitter_service.core import model as m
-from outfitter_service.core.hosts import host_record
 from outfitter_service.core.state import held_back_devices
 from outfitter_service.core.state.ledger import Ledger, PutAllocation, PutRecord
 from support.core.core_driver import HOST, START, CoreDriver, asks, device, ill
@@ -31,9 +30,7 @@ def restarted(core: CoreDriver, *specs: m.ResourceSpec, **rules: Any) -> CoreDri
     ledger.resume(commit=core.ledger.commits, token=core.ledger.token)
     again = CoreDriver(*specs or core.rules.specs.values(), ledger=ledger, **rules)
     again.now, again.offset = core.now, core.offset
-    record = host_record(again.host_state.record, again.rules, {}, again.now)
-    if record is not None:
-        ledger.change(PutRecord(record))
+    again.announce()
     again.say(m.Reschedule(host=HOST))
     return again
 

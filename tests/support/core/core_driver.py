@@ -19,6 +19,7 @@ from outfitter_proto.records import (
 )
 from outfitter_service.core import model as m
 from outfitter_service.core.decide import Decision, Rules, decide, decide_in_full, renumber
+from outfitter_service.core.hosts import host_record
 from outfitter_service.core.state.ledger import Ledger, PutAllocation, PutRecord
 from support.core.decided import apply, change_all, decision_of
 
@@ -86,6 +87,12 @@ class CoreDriver:
         """What was decided so far is in the ledger, and somebody can read it."""
         self.ledger.seal()
         self.ledger.settle()
+
+    def announce(self) -> None:
+        """What a manager writes first: the host's record, by its configuration."""
+        record = host_record(self.host_state.record, self.rules, {}, self.now, held=bool(self.host_state.live))
+        if record is not None:
+            self.ledger.change(PutRecord(record))
 
     def restarted(self) -> CoreDriver:
         """Another manager that knows the records and the numbers alone, and looks at the queue anew."""

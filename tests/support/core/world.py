@@ -312,8 +312,11 @@ class World:
         self.ledger = self.replayed()
         self.decided = []
         self.rules = rules or self.rules
-        record = self.ledger.host_state(HOST).record
-        if record is not None and (told := host_record(record, self.rules, {}, self.now)) is not None:
+        host_state = self.ledger.host_state(HOST)
+        held = bool(host_state.live)
+        if host_state.record is not None and (
+            (told := host_record(host_state.record, self.rules, {}, self.now, held=held)) is not None
+        ):
             self.ledger.change(PutRecord(told))
         self.commands = [command for one in self.ledger.allocations.values() if (command := implied(one)) is not None]
         self.waiting = deque([m.Reschedule(host=HOST), *unread])

@@ -9,7 +9,7 @@ from msgspec import Struct, structs
 from outfitter_proto.keys import AllocationKey
 from outfitter_proto.records import Health
 from outfitter_service.core.model import DriverFailure, KnownDevice
-from outfitter_service.core.state.device_names import one_name_each
+from outfitter_service.core.state.device_names import ExpectedNames, one_name_each
 
 
 class Suspect(Struct, frozen=True):
@@ -29,7 +29,7 @@ class ResourceState(Struct, frozen=True, kw_only=True):
     `reported`: the driver has reported. `failure`: why its last report counts for nothing, or None. `healthy`: the
     number of healthy devices. `linked`: groups of names that earlier reports connected, until the records of all
     holders have them. `expected_names`: the host's record had no room for the names of all devices before a restart,
-    and the driver has not named as many devices with several names since (0: it has).
+    and the driver has not told them again since (None: it has).
 
     Of an on-demand driver: `asked` is the amount of the last question that it answered. `asking` is the amount of the
     question under way (0: none), and `least` the amount that its worker wants. `is_retry_due`: the delay after a
@@ -53,7 +53,7 @@ class ResourceState(Struct, frozen=True, kw_only=True):
     known: tuple[str, ...] | None = None
     held_back: frozenset[str] = frozenset()
     suspect: Suspect | None = None
-    expected_names: int = 0
+    expected_names: ExpectedNames | None = None
 
     @classmethod
     def of(cls, devices: tuple[KnownDevice, ...], *, asked: int = 0) -> ResourceState:
@@ -89,8 +89,12 @@ class ResourceState(Struct, frozen=True, kw_only=True):
     @property
     def names(self) -> list[tuple[str, ...]]:
         """The names of each device that has several: reported ones, then those that are only `linked`."""
-        groups = [(device.id, *device.aliases) for device in self.devices if device.aliases]
-        return [*groups, *self.linked] if self.linked else groups
+        return [*self.names_reported, *self.linked] if self.linked else self.names_reported
+
+    @property
+    def names_reported(self) -> list[tuple[str, ...]]:
+        """The names of each reported device that has several."""
+        return [(device.id, *device.aliases) for device in self.devices if device.aliases]
 
     @property
     def names_of_all(self) -> tuple[str, ...]:

@@ -61,7 +61,8 @@ class HostAnnouncer:
         manager = self._assignment.manager()
         before = host_state.record or Host(host=host, manager=manager, since=batch.now)
         record = structs.replace(before, manager=manager)
-        batch.announce(host_record(record, batch.rules, host_state.inventories, batch.now) or record)
+        held = bool(host_state.live)
+        batch.announce(host_record(record, batch.rules, host_state.inventories, batch.now, held=held) or record)
 
     def say_stopped(self, batch: Batch, full: float, *, hosts: bool) -> bool:
         """Write since when nobody manages the hosts, until the ledger's batch has `full` bytes. `hosts`: whether host
