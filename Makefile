@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test check asyncapi examples examples-all bench chaos simulate fuzz kafka constraints clean
+.PHONY: demo test check deploy-check asyncapi examples examples-all bench chaos simulate fuzz kafka constraints clean
 
 demo: $(READY)
 	@echo "A manager and three workers on this machine, for a few seconds."
@@ -19,6 +19,18 @@ check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# What Prometheus says of its rules; promtool is in Debian's package `prometheus`, which need not be installed for it.
+PROMTOOL ?= $(shell command -v promtool || echo .cache/prometheus/usr/bin/promtool)
+
+deploy-check: $(PROMTOOL)
+	$(PROMTOOL) check rules deploy/prometheus/rules.yml
+	$(PROMTOOL) test rules deploy/prometheus/rules.test.yml
+
+.cache/prometheus/usr/bin/promtool:
+	mkdir -p .cache/prometheus
+	cd .cache/prometheus && apt-get download --quiet prometheus && dpkg-deb --extract prometheus_*.deb .
+	touch $@
 
 # What AsyncAPI's own parser says of the contract; needs Node.js with npm.
 ASYNCAPI_PARSER := 3.6.3

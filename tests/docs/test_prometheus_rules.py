@@ -1,0 +1,83 @@
+"""The rules for Prometheus, against the manager's metrics and their page: a rule on a renamed metric never fires."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import chain
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from ruamel.yaml import YAML
+
+from outfitter_service.metrics import Metrics, StateCounts
+from support.documents import ROOT
+
+FOLDER = ROOT / "deploy" / "prometheus"
+PAGE = "deploy/prometheus/README.md"
+GROUPS = YAML(typ="safe").load(FOLDER / "rules.yml")["groups"]
+RULES: list[dict[str, Any]] = [rule for group in GROUPS for rule in group["rules"]]
+ALERTS = [rule for rule in RULES if "alert" in rule]
+UNIT_TESTS = YAML(typ="safe").load(FOLDER / "rules.test.yml")["tests"]
+SECTIONS = re.findall(r"^## (\w+)$", (FOLDER / "README.md").read_text(), re.MULTILINE)
+SCRAPED = re.compile(r"\b(?:outfitter|process)_\w+|\bup\b")
+SELECTOR = re.compile(r"(\w+)\{([^}]*)\}")
+MATCHER = re.compile(r'(\w+)=(~?)"([^"]*)"')
+PROMETHEUS_OWN = {"job", "instance"}
+
+alerts = pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: str(alert["alert"]))
+
+
+def exposed() -> dict[str, list[dict[str, str]]]:
+    """The labels of each series of a manager with the resource gpu, by the name of its metric."""
+    metrics = Metrics(["gpu"], host="gpu-1")
+    metrics.show(lambda: StateCounts.together(()))
+    metrics.count_refusals(lambda: 0)
+    metrics.allocation_seconds.observe("gpu", 1.0)
+    series: dict[str, list[dict[str, str]]] = {"up": [{}]}
+    for family in text_string_to_metric_families(metrics.exposition().decode()):
+        for sample in family.samples:
+            series.setdefault(sample.name, []).append(sample.labels)
+    return series
+
+
+EXPOSED = exposed()
+
+
+def values(matcher: tuple[str, str, str]) -> Iterator[tuple[str, str]]:
+    label, pattern, text = matcher
+    yield from ((label, value) for value in (text.split("|") if pattern else [text]))
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: str(rule.get("alert") or rule["record"]))
+def test_a_manager_has_each_metric_and_each_label_of_a_rule(rule: dict[str, Any]) -> None:
+    names = SCRAPED.findall(re.sub(r"\{[^}]*\}", "", rule["expr"]))
+    assert names
+    assert set(names) <= EXPOSED.keys()
+    for name, matchers in SELECTOR.findall(rule["expr"]):
+        wanted = chain.from_iterable(values(matcher) for matcher in MATCHER.findall(matchers))
+        for label, value in wanted:
+            assert label in PROMETHEUS_OWN or any(labels.get(label) == value for labels in EXPOSED[name]), value
+    for grouping in re.findall(r"\b(?:by|on) \(([^)]*)\)", rule["expr"]):
+        for label in {*grouping.split(", ")} - PROMETHEUS_OWN:
+            assert all(any(label in labels for labels in EXPOSED[name]) for name in names), label
+
+
+def test_each_alert_has_its_section_and_each_section_its_alert() -> None:
+    assert [alert["alert"] for alert in ALERTS] == SECTIONS
+
+
+@alerts
+def test_an_alert_says_how_bad_it_is_what_to_do_and_where_to_read_on(alert: dict[str, Any]) -> None:
+    assert alert["labels"]["severity"] in {"critical", "warning"}
+    notes = alert["annotations"]
+    assert notes["summary"].endswith(".")
+    assert notes["description"].endswith(".")
+    assert notes["runbook_url"] == f"{PAGE}#{alert['alert'].lower()}"
+
+
+@alerts
+def test_an_alert_has_a_unit_test_that_sees_it_fire_end_and_stay_silent(alert: dict[str, Any]) -> None:
+    cases = [case for test in UNIT_TESTS for case in test["alert_rule_test"] if case["alertname"] == alert["alert"]]
+    assert [bool(case["exp_alerts"]) for case in cases] == [True, False, False]
