@@ -25,7 +25,7 @@ PROMTOOL ?= $(shell command -v promtool || echo .cache/prometheus/usr/bin/promto
 
 deploy-check: $(PROMTOOL)
 	$(PROMTOOL) check rules deploy/prometheus/rules.yml
-	$(PROMTOOL) test rules deploy/prometheus/rules.test.yml
+	$(PROMTOOL) test rules deploy/prometheus/rules.test.yml deploy/prometheus/normal.test.yml
 
 .cache/prometheus/usr/bin/promtool:
 	mkdir -p .cache/prometheus

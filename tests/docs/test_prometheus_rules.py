@@ -19,7 +19,9 @@ PAGE = "deploy/prometheus/README.md"
 GROUPS = YAML(typ="safe").load(FOLDER / "rules.yml")["groups"]
 RULES: list[dict[str, Any]] = [rule for group in GROUPS for rule in group["rules"]]
 ALERTS = [rule for rule in RULES if "alert" in rule]
-UNIT_TESTS = YAML(typ="safe").load(FOLDER / "rules.test.yml")["tests"]
+UNIT_TESTS = [
+    test for name in ("rules.test.yml", "normal.test.yml") for test in YAML(typ="safe").load(FOLDER / name)["tests"]
+]
 SECTIONS = re.findall(r"^## (\w+)$", (FOLDER / "README.md").read_text(), re.MULTILINE)
 SCRAPED = re.compile(r"\b(?:outfitter|process)_\w+|\bup\b")
 SELECTOR = re.compile(r"(\w+)\{([^}]*)\}")
