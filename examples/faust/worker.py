@@ -1,0 +1,24 @@
+"""A Faust application that scores numbers on a device of its own: `faust -A worker worker --without-web`."""
+
+import os
+
+import faust
+from outfitter import RuntimeContext
+
+
+class App(faust.App):
+    async def on_start(self) -> None:
+        self.devices = await self.add_async_context(RuntimeContext(resources={"gpu": 1}))
+        (gpu,) = self.devices.get_external_resource_infos("gpu")
+        print(f"process {os.getpid()} has {gpu['id']}", flush=True)
+        await super().on_start()
+
+
+app = App("scores", broker=f"kafka://{os.environ.get('KAFKA', '127.0.0.1:9092')}", topic_disable_leader=True)
+
+
+@app.agent(app.topic(os.environ.get("NUMBERS", "numbers"), value_type=int))
+async def score(numbers: faust.Stream[int]) -> None:
+    (gpu,) = app.devices.get_external_resource_infos("gpu")
+    async for number in numbers:
+        print(f"scored {number} on {gpu['id']}", flush=True)
