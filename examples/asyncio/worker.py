@@ -13,7 +13,7 @@ NUMBERS = os.environ.get("NUMBERS", "numbers")
 
 async def main() -> None:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, asyncio.current_task().cancel)
-    consumer = AIOKafkaConsumer(NUMBERS, bootstrap_servers=KAFKA, group_id="scores", auto_offset_reset="earliest")
+    consumer = AIOKafkaConsumer(NUMBERS, bootstrap_servers=KAFKA, group_id=NUMBERS, auto_offset_reset="earliest")
     async with RuntimeContext(resources={"gpu": 1}) as devices, consumer:
         (gpu,) = devices.get_external_resource_infos("gpu")
         print(f"process {os.getpid()} has {gpu['id']}", flush=True)

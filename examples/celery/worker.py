@@ -4,13 +4,13 @@ celery -A worker worker --concurrency 2
 """
 
 import os
+import time
 
 from celery import Celery
 from celery.signals import worker_process_init, worker_process_shutdown
 from outfitter import RuntimeContext
 
-app = Celery("scores", broker="filesystem://")  # a folder in place of a message broker
-app.conf.broker_transport_options = dict.fromkeys(("data_folder_in", "data_folder_out", "control_folder"), "queue")
+app = Celery("scores", broker=os.environ.get("BROKER", "redis://127.0.0.1"))
 app.conf.worker_proc_alive_timeout = 120  # seconds for the handler below: 4 by default
 
 
@@ -31,5 +31,6 @@ def give_back(**_: object) -> None:
 
 @app.task
 def score(number: int) -> None:
+    time.sleep(0.1)  # the model
     (gpu,) = app.devices.get_external_resource_infos("gpu")
     print(f"scored {number} on {gpu['id']}", flush=True)

@@ -9,6 +9,7 @@ from faststream.kafka import KafkaBroker
 from outfitter import RuntimeContext
 
 broker = KafkaBroker(os.environ.get("KAFKA", "127.0.0.1:9092"))
+numbers = os.environ.get("NUMBERS", "numbers")
 
 
 @asynccontextmanager
@@ -24,7 +25,7 @@ async def lifespan(context: ContextRepo) -> AsyncIterator[None]:
 app = FastStream(broker, lifespan=lifespan)
 
 
-@broker.subscriber(os.environ.get("NUMBERS", "numbers"), group_id="scores", auto_offset_reset="earliest")
+@broker.subscriber(numbers, group_id=numbers, auto_offset_reset="earliest")
 async def score(number: int, devices: RuntimeContext = Context()) -> None:
     (gpu,) = devices.get_external_resource_infos("gpu")
     print(f"scored {number} on {gpu['id']}", flush=True)

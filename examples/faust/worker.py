@@ -14,11 +14,13 @@ class App(faust.App):
         await super().on_start()
 
 
-app = App("scores", broker=f"kafka://{os.environ.get('KAFKA', '127.0.0.1:9092')}", topic_disable_leader=True)
+kafka = os.environ.get("KAFKA", "127.0.0.1:9092")
+numbers = os.environ.get("NUMBERS", "numbers")
+app = App(numbers, broker=f"kafka://{kafka}", topic_disable_leader=True)
 
 
-@app.agent(app.topic(os.environ.get("NUMBERS", "numbers"), value_type=int))
-async def score(numbers: faust.Stream[int]) -> None:
+@app.agent(app.topic(numbers, value_type=int))
+async def score(stream: faust.Stream[int]) -> None:
     (gpu,) = app.devices.get_external_resource_infos("gpu")
-    async for number in numbers:
+    async for number in stream:
         print(f"scored {number} on {gpu['id']}", flush=True)

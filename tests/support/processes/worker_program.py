@@ -8,7 +8,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -54,16 +54,20 @@ class WorkerProgram:
 
     def wait_for(self, word: str) -> str:
         """Block until a line begins with `word`; return the line."""
-        deadline = time.monotonic() + WITHIN_S
-        while not (lines := self.lines(word)):
-            if self._running.poll() is not None or time.monotonic() > deadline:
-                raise AssertionError(f"it did not print {word!r}, but:\n{self.output()}")
-            time.sleep(0.02)
-        return lines[0]
+        self._wait_until(lambda: bool(self.lines(word)), word)
+        return self.lines(word)[0]
+
+    def wait_for_text(self, text: str) -> None:
+        """Block until it has printed `text`, anywhere in a line."""
+        self._wait_until(lambda: text in self.output(), text)
 
     def signal(self, number: int) -> None:
         """Send a signal to the program alone."""
         self._running.send_signal(number)
+
+    def is_running(self) -> bool:
+        """Whether it has not ended yet."""
+        return self._running.poll() is None
 
     def wait(self) -> int:
         """Block until it has ended; return its exit code."""
@@ -74,6 +78,13 @@ class WorkerProgram:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._running.pid, signal.SIGKILL)
         self._running.wait(WITHIN_S)
+
+    def _wait_until(self, is_printed: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + WITHIN_S
+        while not is_printed():
+            if not self.is_running() or time.monotonic() > deadline:
+                raise AssertionError(f"it did not print {what!r}, but:\n{self.output()}")
+            time.sleep(0.02)
 
     @property
     def _running(self) -> subprocess.Popen[bytes]:

