@@ -5,6 +5,7 @@ import os
 import signal
 
 from aiokafka import AIOKafkaConsumer
+
 from outfitter import RuntimeContext
 
 KAFKA = os.environ.get("KAFKA", "127.0.0.1:9092")

@@ -8,6 +8,7 @@ import time
 
 from celery import Celery
 from celery.signals import worker_process_init, worker_process_shutdown
+
 from outfitter import RuntimeContext
 
 app = Celery("scores", broker=os.environ.get("BROKER", "redis://127.0.0.1"))

@@ -5,6 +5,7 @@ import os
 import signal
 
 from distributed import Client, LocalCluster, Worker, WorkerPlugin, get_worker
+
 from outfitter import RuntimeContext
 
 

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 
 from faststream import Context, ContextRepo, FastStream
 from faststream.kafka import KafkaBroker
+
 from outfitter import RuntimeContext
 
 broker = KafkaBroker(os.environ.get("KAFKA", "127.0.0.1:9092"))

@@ -3,6 +3,7 @@
 import os
 
 import faust
+
 from outfitter import RuntimeContext
 
 

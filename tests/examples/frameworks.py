@@ -1,5 +1,5 @@
-"""What the example of each Python framework must do: its parallel workers hold disjoint devices, which come back however
-a worker ends.
+"""What the example of each Python framework must do: its parallel workers hold disjoint devices, and give them back
+however they end.
 
 A module of tests has a class that inherits `FrameworkContract`. Every worker prints `process PID has DEVICE` once, and
 `scored NUMBER on DEVICE` for each number.
@@ -11,7 +11,6 @@ import itertools
 import os
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -75,7 +74,7 @@ class Workers:
         return self.holders()
 
     def scored(self, device: str) -> int:
-        return sum(line.endswith(f" on {device}") and "scored " in line for line in self.output())
+        return sum(line.rstrip().endswith(f" on {device}") and "scored " in line for line in self.output())
 
     def end(self) -> None:
         """Tell all programs to end as their framework does normally, and block until they have."""
@@ -150,10 +149,10 @@ class FrameworkContract:
         assert workers.ledger() == []
         assert {record["reason_code"] for record in workers.manager.records()} == {"deregistered"}
 
-    def test_a_killed_worker_loses_its_device_to_its_replacement(
-        self, workers: Workers, environment: Path
-    ) -> None:
+    def test_a_killed_worker_loses_its_device_to_its_replacement(self, workers: Workers, environment: Path) -> None:
         holders = workers.wait_until_both_hold()
+        for device in holders:  # a framework may give up if a worker dies before it has begun
+            self.wait_until_scored(workers, environment, device)
         killed = holders["GPU-0"]
         os.kill(killed, signal.SIGKILL)
         wait_until_ended(killed)
