@@ -18,6 +18,9 @@ HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
 COPIES = 3
 """Copies of each partition, if there are enough brokers: one broker may be away while another one loses its disk."""
+SMALLEST_COMMIT_BYTES = 8192
+"""No commit that ends a worker's allocation needs more in a topic, however long the names in it are, unless it has
+devices to take back, or asked for many resources: measured by a test."""
 SHORTEST_TOMBSTONE_MS = 60_000
 """Reading the whole ledger must take less than this, else tombstones may be removed before they are read."""
 
@@ -74,8 +77,10 @@ _CLEAN_ELECTION = Setting(
 _WHOLE_BATCHES = Setting(
     "max.message.bytes",
     "1048588",
-    "a commit's record batch has up to a mebibyte: with a lower limit, large allocations cannot be written",
+    "a commit's record batch has up to a mebibyte: with a lower limit, large allocations cannot be written, and below "
+    f"{SMALLEST_COMMIT_BYTES} not even every worker's end",
     "at least",
+    fatal=lambda have, _: _number(have) < SMALLEST_COMMIT_BYTES,
 )
 REGISTRATIONS = (
     Setting(

@@ -87,7 +87,12 @@ BAD_VALUES = {
         "unclean.leader.election.enable": "true",
     },
 }  # fmt: skip
-FATAL = {("registrations", "min.insync.replicas"), ("allocations", "min.insync.replicas")}
+FATAL = {
+    ("registrations", "min.insync.replicas"),
+    ("allocations", "min.insync.replicas"),
+    ("history", "max.message.bytes"),
+    ("dead_letters", "max.message.bytes"),
+}
 """Nothing could be written there. That a single copy may become leader uncleanly is no danger, as there is no other."""
 
 

@@ -71,7 +71,13 @@ class BusAuthorizationError(BusAccessError):
 
 
 class TooLargeError(BusError):
-    """A record is larger than the topic allows."""
+    """A record or a batch is larger than the topic allows. `topic`: which one; `size`: the bytes of what it refused.
+    None: unknown."""
+
+    def __init__(self, message: str, *, topic: str | None = None, size: int | None = None) -> None:
+        super().__init__(message)
+        self.topic = topic
+        self.size = size
 
 
 class MemberReplacedError(BusError):

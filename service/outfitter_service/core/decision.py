@@ -198,7 +198,7 @@ class DecisionBuilder:
         After an error nothing has changed.
         """
         now = self.now
-        explanation = sizes.shortened(explanation)
+        explanation = explanation[: sizes.SHORTEST_REASON] if self.rules.brief else sizes.shortened(explanation)
         if reason := fields.get("reason"):
             fields["reason"] = sizes.shortened(reason)
         before = None if new else base.state

@@ -35,6 +35,7 @@ from outfitter_proto.bus.kafka import KafkaBus
 from outfitter_proto.bus.kafka.connecting.cluster import REQUEST_TIMEOUT
 from outfitter_proto.bus.kafka.connecting.log_throttle import LOGGERS
 from support.kafka.broker import Broker, KafkaBroker
+from support.kafka.limits import limit_messages
 
 pytestmark = pytest.mark.kafka
 
@@ -101,6 +102,29 @@ async def test_a_transaction_with_a_refused_record_is_not_committed_by_half(kafk
             await writer.commit([(history, [Entry(b"h", b"y")]), (ledger, [Entry(b"k", b"y")])])
         async with await bus.open_reader(history, 0, start=None, committed=True) as reader:
             assert [m.value for m in await read_to(reader, await bus.stable_end(history, 0))] == [b"y"]
+
+
+@pytest.mark.parametrize("narrow", ["history", "letters", "ledger"])
+async def test_the_error_names_the_topic_that_refused_its_batch_and_the_bytes_that_it_would_have_to_take(
+    kafka_broker: KafkaBroker, narrow: str
+) -> None:
+    topics = {name: f"{KafkaBroker.new_cluster()}-{name}" for name in ("history", "letters", "ledger")}
+    batches = [(topic, [Entry(b"k", b"x" * 5000)]) for topic in topics.values()]
+    async with connect(kafka_broker.url) as bus:
+        await bus.create_topics([TopicSpec(topic, 1, {}) for topic in topics.values()])
+        limit_messages(kafka_broker, topics[narrow], 100)
+        async with await bus.open_writer("a", 0) as writer:
+            with pytest.raises(TooLargeError, match=topics[narrow]) as refused:
+                await writer.commit(batches)
+        size = refused.value.size or 0
+        assert refused.value.topic == topics[narrow]
+        limit_messages(kafka_broker, topics[narrow], size - 1)
+        async with await bus.open_writer("a", 0) as writer:
+            with pytest.raises(TooLargeError):
+                await writer.commit(batches)
+        limit_messages(kafka_broker, topics[narrow], size)
+        async with await bus.open_writer("a", 0) as writer:
+            await writer.commit(batches)
 
 
 async def test_a_clock_that_is_too_far_ahead_is_told_as_that(

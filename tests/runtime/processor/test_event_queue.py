@@ -5,9 +5,10 @@ from __future__ import annotations
 import anyio
 import pytest
 
+from outfitter_proto.keys import allocation_key
 from outfitter_service.core import model as m
 from outfitter_service.runtime.clock import Clock
-from outfitter_service.runtime.processor.event_queue import EventQueue, Wakeup
+from outfitter_service.runtime.processor.event_queue import RETRY_AFTER_S, EventQueue, Wakeup
 
 
 def report(name: str, *, host: str = "h", resource: str = "gpu", asked: int = 0) -> m.DriverReport:
@@ -84,3 +85,57 @@ def test_what_delays_a_release_is_replaced_by_what_delays_it_now() -> None:
     event_queue.add(end)
     event_queue.add(delay("used by 100"))
     assert [*event_queue.queue][2:] == [end, delay("used by 100")]
+
+
+class Hands(Clock):
+    """A clock that is set by hand."""
+
+    now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+def died(worker: str) -> m.OwnerDied:
+    return m.OwnerDied(allocation=allocation_key("h", worker, "1"), detail="")
+
+
+def due(event_queue: EventQueue, clock: Hands, after_s: float) -> list[m.Event]:
+    """The events that are tried again after so many seconds, which leave the queue."""
+    clock.now += after_s
+    event_queue.queue_due_retries()
+    events = [*event_queue.queue]
+    event_queue.queue.clear()
+    return events
+
+
+def test_of_what_was_set_aside_one_event_is_tried_again_and_the_others_once_that_one_is_committed() -> None:
+    clock = Hands()
+    event_queue = EventQueue(clock, Wakeup())
+    deaths = [died(worker) for worker in "abc"]
+    for event in deaths:
+        event_queue.set_aside(event, "too large")
+    assert due(event_queue, clock, RETRY_AFTER_S - 1) == []
+    assert due(event_queue, clock, 1) == deaths[:1]
+    assert due(event_queue, clock, 1) == []
+    event_queue.set_aside(deaths[0], "too large")
+    assert due(event_queue, clock, RETRY_AFTER_S) == deaths[1:2]
+    event_queue.settled(deaths[1:2], notes=0, boot_judged=False)
+    assert due(event_queue, clock, 0) == [deaths[2], deaths[0]]
+
+
+def test_what_was_set_aside_is_not_tried_before_its_time_when_the_partition_is_taken_again() -> None:
+    clock = Hands()
+    event_queue = EventQueue(clock, Wakeup())
+    event_queue.add(report("too-large"))
+    event_queue.set_aside(event_queue.pop(), "too large")
+    event_queue.set_aside(m.Reschedule(host="h", whole=False), "too large")
+    event_queue.restart(["h", "i"])
+    event_queue.extend([m.Reschedule(host="h")])
+    assert [*event_queue.queue] == [m.Reschedule(host="i")]
+    event_queue.queue.clear()
+    event_queue.add(report("newer"))
+    event_queue.restart(["h"])
+    assert [*event_queue.queue] == [report("newer")]
+    event_queue.queue.clear()
+    assert due(event_queue, clock, RETRY_AFTER_S) == [m.Reschedule(host="h")]

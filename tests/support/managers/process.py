@@ -195,6 +195,10 @@ class Manager:
     def log_tail(self) -> str:
         return self.log.read_text(errors="replace")[-6000:] if self.log.exists() else "(it wrote no log)"
 
+    def readiness(self) -> str:
+        """What its readiness probe says."""
+        return self._get("/readyz")[1]
+
     # --- commands against it -----------------------------------------------------------------------------------
 
     @property

@@ -22,7 +22,7 @@ HEALTH_BYTES = 24
 REQUEST_BYTES = 2 * MAX_MESSAGE_BYTES + 8192
 """Most bytes of a record besides its devices: its registration (with the amounts twice), names and reason."""
 SHORTEST_REASON = 200
-"""Most characters of a reason in a record that `shortest` made."""
+"""Most characters of a reason in a record that `shortest` made, and in its step."""
 _LASTING = ("id", "index", "local_index")
 LONGEST_REASON = 2000
 """Most characters of a reason. Drivers and workers write them."""

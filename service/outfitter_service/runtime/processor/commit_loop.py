@@ -95,7 +95,7 @@ class CommitLoop:
                 if trouble is not None:
                     return trouble
                 if self.first_commit.is_set():
-                    ready(self._inputs.reader.is_readable)
+                    ready(self._inputs.reader.is_readable and self._builder.batch_limits.shortage is None)
             await self._wait()
 
     def _conclude(self, sent: PendingCommit) -> BusError | None:

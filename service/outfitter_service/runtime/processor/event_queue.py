@@ -24,27 +24,65 @@ RETRY_AFTER_S = 30.0
 
 
 class DelayedEvents:
-    """Events that could not be committed and are tried again later, each once."""
+    """Events that could not be committed and are tried again later: one first, and the others once that one is
+    committed. So a flood of them costs one attempt in `RETRY_AFTER_S` while the topics take too little."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._due_at: dict[m.Event, float] = {}
+        self._events: dict[object, m.Event] = {}
+        self._due_at = 0.0
+        self._tried: m.Event | None = None
+        self._works = False
 
     def __iter__(self) -> Iterator[m.Event]:
-        return iter(self._due_at)
+        return iter(self._events.values())
 
-    def add_if_edge(self, event: m.Event) -> None:
-        """Try an event again later if it is an edge: nothing observes an edge again."""
-        if isinstance(event, m.OwnerDied | m.OwnerUnwatched | m.Prepared | m.Unprepared | m.DriverRetry):
-            self._due_at[event] = self._clock.monotonic() + RETRY_AFTER_S
+    def add(self, event: m.Event) -> None:
+        """Try an event again later. Leases and time are judged again by themselves. Of a driver's reports the newest is
+        kept, and of the evaluations of one host one is enough."""
+        if isinstance(event, m.LeaseExpired | m.Tick | m.Incoming):
+            return
+        if isinstance(event, m.Reschedule):
+            event = m.Reschedule(host=event.host, cause=event.cause)  # whole, in the place of those that come meanwhile
+        self._events[_key(event)] = event
+        self._due_at = self._clock.monotonic() + RETRY_AFTER_S
+        self._works = False
+
+    def has(self, event: m.Event) -> bool:
+        """Whether this event, or one that has the same effect, is tried again later."""
+        return _key(event) in self._events
+
+    def drop(self, event: m.Event) -> None:
+        """This event makes an earlier one of the same effect superfluous."""
+        self._events.pop(_key(event), None)
 
     def due(self) -> list[m.Event]:
         """Remove and return the events whose time has come. An event that fails again must be added again."""
         now = self._clock.monotonic()
-        events = [event for event, at in self._due_at.items() if at <= now]
-        for event in events:
-            del self._due_at[event]
-        return events
+        if not self._events or now < self._due_at:
+            return []
+        self._due_at = now + RETRY_AFTER_S
+        first, *others = self._events if self._works else [next(iter(self._events))]
+        self._works = False
+        self._tried = self._events[first]
+        return [self._events.pop(key) for key in (first, *others)]
+
+    def settled(self, events: Iterable[m.Event]) -> None:
+        """These events are committed. If the one that was tried is among them, the others are due."""
+        if self._tried is not None and any(event is self._tried for event in events):
+            self._tried = None
+            self._works = True
+            self._due_at = self._clock.monotonic()
+
+
+def _key(event: m.Event) -> object:
+    """What is the same for events of which one is enough."""
+    match event:
+        case m.DriverReport():
+            return m.DriverReport, event.host, event.resource
+        case m.Reschedule():
+            return m.Reschedule, event.host
+    return event
 
 
 def edges(queued: Iterable[m.Event], delayed: Iterable[m.Event]) -> deque[m.Event]:
@@ -145,6 +183,7 @@ class EventQueue:
             case m.DriverReport():
                 before = self._reports.get((event.host, event.resource))
                 self._reports[event.host, event.resource] = event
+                self._retries.drop(event)
                 return None if event.asked else before
             case m.ReleaseDelayed():
                 before = self._delays.get(event.allocation)
@@ -154,8 +193,10 @@ class EventQueue:
         return before
 
     def extend(self, events: Iterable[m.Event]) -> None:
-        """Queue events from the commit loop itself, which needs no wake-up."""
-        self.queue.extend(events)
+        """Queue events from the commit loop itself, which needs no wake-up. A host whose evaluation was set aside is not
+        evaluated before its time: it would begin with what could not be committed."""
+        retries = self._retries
+        self.queue.extend(event for event in events if type(event) is not m.Reschedule or not retries.has(event))
 
     def pop(self) -> m.Event:
         """Remove and return the next event. It comes back only by `give_back`."""
@@ -168,20 +209,23 @@ class EventQueue:
     def settled(self, events: Iterable[m.Event], *, notes: int, boot_judged: bool) -> None:
         """The commit of these events and of the first so many `notes` has returned, or nothing of it had to be written.
         `boot_judged`: all deaths by the end of the ended boot are committed."""
+        events = [*events]
         self._submissions.end(events)
+        self._retries.settled(events)
         del self.notes[:notes]
         if boot_judged:
             self.ended_boot_id = None
 
     def set_aside(self, event: m.Event, problem: str) -> None:
-        """An event cannot be committed because of `problem`. Give it up for its submitter; an edge is tried again
-        later."""
+        """An event cannot be committed because of `problem`. Give it up for its submitter, and try it again later."""
         self._submissions.end([event], problem=problem)
-        self._retries.add_if_edge(event)
+        self._retries.add(event)
 
     def queue_due_retries(self) -> None:
-        """Queue the events that were set aside and are due again."""
-        self.queue.extend(self._retries.due())
+        """Queue the events that were set aside and are due again, but no report of a host that is not served any more."""
+        for event in self._retries.due():
+            if not isinstance(event, m.DriverReport) or self._reports.get((event.host, event.resource)) is event:
+                self.queue.append(event)
 
     def close(self, problem: str) -> None:
         """Nothing more is decided: give up all submitted events, and refuse later ones."""
@@ -197,15 +241,16 @@ class EventQueue:
 
     def restart(self, hosts: Iterable[str], *, ended_boot_id: str | None = None) -> None:
         """The partition was taken again: observe levels again, for each of its `hosts`. `ended_boot_id`: the last
-        manager worked in this boot, which has ended; None: nothing new is known."""
+        manager worked in this boot, which has ended; None: nothing new is known. What was set aside waits for its time.
+        """
         self.ended_boot_id = ended_boot_id or self.ended_boot_id
         hosts = dict.fromkeys(hosts)
         self._reports = {key: report for key, report in self._reports.items() if key[0] in hosts}
         self.queue = edges(self.queue, self._retries)
         queued_ids = {id(event) for event in self.queue}
         self.queue.extend(event for event in self._submissions if id(event) not in queued_ids)
-        self.queue.extendleft(self._reports.values())
-        self.queue.extend(m.Reschedule(host=host) for host in hosts)
+        self.queue.extendleft(report for report in self._reports.values() if not self._retries.has(report))
+        self.extend(m.Reschedule(host=host) for host in hosts)
 
     def answered(self) -> set[tuple[type[m.Event], AllocationKey, Token]]:
         """The commands whose end is queued: kind, allocation and token."""

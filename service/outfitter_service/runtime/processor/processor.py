@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 import anyio
 from msgspec import structs
 
-from outfitter_proto.bus import BusConfigurationError, BusError, Writer
+from outfitter_proto.bus import BusConfigurationError, BusError, TooLargeError, Writer
 from outfitter_proto.support.backoff import Backoff
 from outfitter_service.core.decide import Rules
 from outfitter_service.core.state.ledger import Ledger
@@ -37,6 +37,7 @@ from outfitter_service.runtime.processor.deadlines import Deadlines
 from outfitter_service.runtime.processor.event_queue import EventQueue, StopRequest, Wakeup
 from outfitter_service.runtime.processor.limits import Limits
 from outfitter_service.runtime.processor.reporting.reporter import CommitReporter
+from outfitter_service.runtime.processor.reporting.size_refusals import explain
 from outfitter_service.runtime.processor.same_machine import SameMachine
 from outfitter_service.runtime.processor.settlement import InputLoss, Settlement
 from outfitter_service.runtime.processor.takeover import Takeover
@@ -192,12 +193,14 @@ class Processor:
                 recycled = isinstance(trouble, RecycledError)
                 # the file of a local bus was removed or replaced: the new file would be another ledger
                 is_final = self._assignment.bus.local and isinstance(trouble, BusConfigurationError)
-                if trouble is not None and not recycled and not is_final:
+                if isinstance(trouble, TooLargeError):
+                    self._reporter.size_refusals.waiting(trouble)
+                elif trouble is not None and not recycled and not is_final:
                     self._instruments.outage.met(self._activity, trouble)
                 self._set_ready(False)
                 if trouble is None:
                     return
-                self._condition = f"taking the partition again, because {trouble}"
+                self._condition = self._condition_after(trouble)
                 if is_final:
                     raise trouble
                 if recycled:
@@ -211,6 +214,10 @@ class Processor:
             self._instruments.outage.drop(self._activity)
             self.event_queue.close("this manager no longer serves the partition")
             self.liveness.close()
+
+    def _condition_after(self, trouble: BusError) -> str:
+        shortage = trouble if isinstance(trouble, TooLargeError) else self._batch_limits.shortage
+        return explain(shortage) if shortage is not None else f"taking the partition again, because {trouble}"
 
     async def _pause(self, delay: float) -> None:
         with anyio.move_on_after(delay):
@@ -318,5 +325,6 @@ class Processor:
             self._instruments.outage.passed(self._activity)
 
     def _log(self, event: str, **details: object) -> None:
-        """Log a line, at debug level during an outage, which has a line already."""
-        (self._reporter.log.debug if self._instruments.outage.on else self._reporter.log.info)(event, **details)
+        """Log a line, at debug level during an outage or a shortage, which has a line already."""
+        has_line = self._instruments.outage.on or self._batch_limits.shortage is not None
+        (self._reporter.log.debug if has_line else self._reporter.log.info)(event, **details)

@@ -111,6 +111,8 @@ class Settlement:
             record, _ = commit.batch.output.values.get(command.allocation, (None, None))
             allocation = record if isinstance(record, Allocation) else ledger.allocations.get(command.allocation)
             self._drivers.perform(command, allocation)
+        if self._builder.batch_limits.shortage is None:
+            self._reporter.size_refusals.over()
         self._reporter.settled(commit.batch)
 
     def _update_drivers(self, host: str) -> None:
@@ -136,11 +138,9 @@ class Settlement:
 
     def narrow(self, commit: PendingCommit, trouble: TooLargeError) -> bool:
         """A commit was too large: try fewer events, then smaller pieces of one event's effects. If an event's own
-        record is too large even then, give up that event, but no deregistration: it waits until the topics take more.
+        record is too large even then, set that event aside, but no deregistration: it waits until the topics take more.
         Returns False if that would not help."""
-        self._reporter.log.warning(
-            "a commit is too large, splitting it", error=str(trouble), events=commit.batch.events
-        )
+        self._reporter.size_refusals.split(trouble, events=commit.batch.events)
         if self._builder.shrink(commit):
             narrowed = True
         elif commit.internal:
@@ -152,17 +152,13 @@ class Settlement:
         if narrowed:
             # the same events come again, behind announcements and reports, and the pieces stay small until then
             self._builder.batch_limits.stay_small(until=commit.position)
+        else:
+            self._builder.batch_limits.wait(trouble, until=commit.position)
         return narrowed
 
     def _give_up(self, event: m.Event, trouble: TooLargeError) -> None:
-        """Give up an event. The one record that it changes exceeds the allocations topic's limit, which was higher
-        before."""
-        self._reporter.log.error(
-            "an event's effects are too large to commit",
-            event_kind=type(event).__name__,
-            **subject_of(event),
-            error=str(trouble),
-        )
+        """Set an event aside. The one record that it changes exceeds a topic's limit, which was higher before."""
+        self._reporter.size_refusals.set_aside(trouble, event_kind=type(event).__name__, **subject_of(event))
         self._set_aside(event, f"its record is too large: {trouble}")
 
     def _set_aside(self, event: m.Event, problem: str) -> None:

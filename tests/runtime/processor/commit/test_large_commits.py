@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import anyio
@@ -10,12 +9,11 @@ import anyio.lowlevel
 import pytest
 from msgspec import to_builtins
 
-from outfitter_proto.bus import Entry, TooLargeError, Writer
 from outfitter_proto.support.processes import process_owner
 from outfitter_service.core import model as m
 from outfitter_service.runtime.processor import event_queue
 from runtime.conftest import Serve
-from support.bus.faulty_bus import FaultyBus, WrappedWriter
+from support.bus.narrow_bus import NarrowBus
 from support.checker.verdict import verdict
 from support.drivers.preparing import BENCHES, Bench
 from support.managers.in_process import TOPICS, InProcessManager, bulky, deregister, preparing, register, static
@@ -25,60 +23,6 @@ from support.managers.in_process import TOPICS, InProcessManager, bulky, deregis
 def spends(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether a writer that was refused something is spent, as Kafka's is when the broker itself refuses."""
     monkeypatch.setattr(NarrowBus, "spends", request.param)
-
-
-class NarrowBus(FaultyBus):
-    """An embedded bus whose ledger batches hold at most `most` bytes, and no record with `refused` in it. The next
-    `refusals_left` commits are too large, whatever is in them. It promises more than it takes, so that commits fail and
-    are split; `sizes` are the bytes of each batch's records, by topic."""
-
-    most = 10_000
-    promised = 1_000_000
-    refused: bytes | None = None
-    refusals = 0
-    refusals_left = 0
-    spends = False
-
-    def __init__(self, url: str) -> None:
-        super().__init__(url)
-        self.sizes: dict[str, list[list[int]]] = {}
-
-    async def open_writer(self, identity: str, partition: int, *, topics: Collection[str] = ()) -> Writer:
-        return _NarrowWriter(self, await super().open_writer(identity, partition, topics=topics))
-
-
-class _NarrowWriter(WrappedWriter):
-    def __init__(self, bus: NarrowBus, inner: Writer) -> None:
-        super().__init__(inner)
-        self._bus = bus
-        self._spent = False
-
-    async def commit(self, batches: Sequence[tuple[str, Sequence[Entry]]]) -> None:
-        assert not self._spent
-        ledger = batches[-1][1]
-        for topic, entries in batches:
-            self._bus.sizes.setdefault(topic, []).append([_bytes(entry) for entry in entries])
-        size = sum(map(_bytes, ledger))
-        refused = self._bus.refused
-        unlucky = self._bus.refusals_left > 0
-        if unlucky or size > self._bus.most or (refused and any(refused in (entry.value or b"") for entry in ledger)):
-            self._bus.refusals += 1
-            self._bus.refusals_left -= unlucky
-            self._spent = self._bus.spends
-            raise TooLargeError(f"{size} bytes, at most {self._bus.most}")
-        await super().commit(batches)
-
-    @property
-    def tainted(self) -> bool:
-        return self._spent
-
-    @property
-    def max_batch_bytes(self) -> int:
-        return self._bus.promised
-
-
-def _bytes(entry: Entry) -> int:
-    return len(entry.key or b"") + len(entry.value or b"")
 
 
 async def flood(manager: InProcessManager, bus: NarrowBus) -> None:
@@ -305,7 +249,7 @@ async def test_a_deregistration_waits_while_the_topics_take_not_even_the_shortes
         bus.refused = b'"h","worker":"a"'
         await manager.say(deregister("a"))
         with anyio.fail_after(20):
-            while "at most" not in manager.processor.condition:  # noqa: ASYNC110 - it tells nobody
+            while "takes less than the smallest commit" not in manager.processor.condition:  # noqa: ASYNC110 - it tells nobody
                 await anyio.sleep(0.01)
         assert not manager.processor.ready
         bus.refused = None

@@ -75,11 +75,12 @@ def refusal(
     operation: str = "Describe",
     name: str | None = None,
     detail: str | None = None,
+    size: int | None = None,
 ) -> BusError:
     """The port's error for an error code.
 
     `operation` (Kafka's name of a right) failed on `topic`, or on `name` if the code is about another kind of object.
-    `detail`: the broker's message, if it sent one.
+    `detail`: the broker's message, if it sent one. `size`: the bytes of the refused batch.
     """
     url = login.url
     suffix = f" ({detail or error_name(code)})"
@@ -90,7 +91,9 @@ def refusal(
     if code in _CONFIGURATION:
         return BusConfigurationError(f"{url}: {_CONFIGURATION[code].format(topic=topic)}{suffix}")
     if code in _TOO_LARGE:
-        return TooLargeError(f"{url}: larger than max.message.bytes of topic {topic!r} allows{suffix}")
+        batch = "" if size is None else f"a batch of {size} bytes is "
+        larger = f"{url}: {batch}larger than max.message.bytes of topic {topic!r} allows{suffix}"
+        return TooLargeError(larger, topic=topic, size=size)
     return BusUnavailableError(f"{url}: the broker refused a request{f' on topic {topic!r}' if topic else ''}{suffix}")
 
 

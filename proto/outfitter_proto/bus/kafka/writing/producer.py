@@ -62,6 +62,11 @@ def gzip(batch: Any, level: int) -> None:
     batch._build = finish
 
 
+def sent_bytes(batch: Any) -> int:
+    """The bytes of a batch as it was sent: compressed, if it was compressed."""
+    return len(batch._buffer) if batch._buffer is not None else int(batch.size())
+
+
 class Last(NamedTuple):
     """A transactional id's last transaction. `state`: by Kafka's names. `producer_id` and `epoch`: the id's holder's;
     -1: unknown."""

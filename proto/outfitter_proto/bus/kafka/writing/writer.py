@@ -16,7 +16,7 @@ from aiokafka import errors as kafka_errors
 from outfitter_proto.bus.kafka.connecting.protocol import TOPIC_AUTHORIZATION_FAILED, refusal
 from outfitter_proto.bus.kafka.reading.answer_allowance import Allowance
 from outfitter_proto.bus.kafka.reading.codecs import FAST, SMALL
-from outfitter_proto.bus.kafka.writing.producer import BUILDER_BYTES, TransactionalProducer, gzip
+from outfitter_proto.bus.kafka.writing.producer import BUILDER_BYTES, TransactionalProducer, gzip, sent_bytes
 from outfitter_proto.bus.port import BusUnavailableError, CommitUnknownError, Entry, FencedError, TooLargeError, Writer
 
 MAX_BATCH_BYTES = 900 * 1024
@@ -145,6 +145,7 @@ class KafkaWriter(Writer):
     async def _send(self, prepared: list[_Batch]) -> None:
         """Begin the transaction and wait until all batches are acknowledged, because a commit would succeed even
         without one of them. They are sent concurrently, because none is visible before the commit."""
+        refused = prepared[-1]
         try:
             with anyio.fail_after(self._watchdog * len(prepared)):
                 await self._producer.begin_transaction()
@@ -154,7 +155,8 @@ class KafkaWriter(Writer):
                     future = await self._producer.send_batch(builder, topic, partition=self.partition)
                     future.add_done_callback(_mark_error_seen)
                     acknowledged.append(future)
-                for future in acknowledged:
+                for batch, future in zip(prepared, acknowledged, strict=True):
+                    refused = batch  # if this one's acknowledgement is an error
                     await future
         except TimeoutError as error:
             raise BusUnavailableError(
@@ -166,10 +168,10 @@ class KafkaWriter(Writer):
             if isinstance(reason, _FENCED):
                 raise self._fenced() from error
             if isinstance(reason, kafka_errors.BrokerResponseError):
-                topic = topic_of(reason) or prepared[-1][0]
                 raise refusal(
-                    self._login, reason.errno, topic=topic, operation="Write", name=self._identity, detail=str(reason)
-                ) from error
+                    self._login, reason.errno, topic=topic_of(reason) or refused[0], operation="Write",
+                    name=self._identity, detail=str(reason), size=sent_bytes(refused[1]),
+                ) from error  # fmt: skip
             raise BusUnavailableError(
                 f"{self._name}: nothing is committed: {str(reason) or type(reason).__name__}"
             ) from error

@@ -3,10 +3,13 @@
 If the bus refuses a commit for its size, the manager tries it again with fewer events, then with a lower limit of
 bytes. By this limit the core divides one event's effects into smaller pieces, and finds the grant that is too large. An
 event that cannot be committed even then is alone in its commit. The manager tries it once more, as brief as possible,
-before it gives up this one event.
+before it gives up this one event. It never gives up a deregistration, nor the first commit of a tenure: these wait
+until the topics take more.
 """
 
 from __future__ import annotations
+
+from outfitter_proto.bus import TooLargeError
 
 RESERVED_SHARE = 16
 """One part in so many of a commit is reserved. It holds the checkpoint, half of which may be hosts that are ahead, and
@@ -20,13 +23,15 @@ SMALLEST_BYTES = 4096
 class BatchLimits:
     """The current limits. `records`: most events in a commit. `max_bytes`: most bytes of one event, see `Rules`.
     `brief`: see `Rules`. `rejected_offset`: the message that is refused because its answer alone is too large. `full`
-    and `history_bytes`: a commit with so many bytes in the ledger's batch, or in history's, has no room for more."""
+    and `history_bytes`: a commit with so many bytes in the ledger's batch, or in history's, has no room for more.
+    `shortage`: the topics take less than the smallest commit of what comes next; None: nothing waits for that."""
 
     def __init__(self, *, records: int, max_bytes: int) -> None:
         self._most = (records, max_bytes)
         self.records, self.max_bytes = self._most
         self.brief = False
         self.rejected_offset: int | None = None
+        self.shortage: TooLargeError | None = None
         self._small_until: int | None = None
         self._refused_bytes: int | None = None
         self.full = max_bytes * FILL
@@ -64,6 +69,12 @@ class BatchLimits:
         self.rejected_offset = offset
         return is_new
 
+    def wait(self, shortage: TooLargeError, *, until: int) -> None:
+        """Nothing smaller is left to try, and what comes next must not be given up. It is the input up to the offset
+        `until`."""
+        self.shortage = shortage
+        self.stay_small(until=until)
+
     def stay_small(self, *, until: int) -> None:
         """Keep the low limits until the commits have passed the offset `until`: by then the events that were too large
         are decided again."""
@@ -75,9 +86,11 @@ class BatchLimits:
         if self._small_until is None or (position >= self._small_until and idle):
             self._small_until = self._refused_bytes = None
             self.brief = False
+            self.shortage = None
             self.records, self.max_bytes = self._most
 
     def forget(self) -> None:
         """The input began again, so earlier positions mean nothing."""
         self._small_until = self._refused_bytes = None
         self.rejected_offset = None
+        self.shortage = None
