@@ -410,13 +410,15 @@ def fingerprint(body: Mapping[str, Any]) -> bytes:
 
 _GRANTED = ("resources", "operators", "env", "cdi", "unavailable", "aliases", "common")
 """A record's fields about its grant."""
+_SAID = ("resources", "operators", "labels")
+"""The fields of a record's request that a manager leaves out where the topics take less by now."""
 
 
 def is_set_back(after: Mapping[str, Any], before: Mapping[str, Any]) -> bool:
     """Whether `after` equals `before` except for an earlier start.
 
-    A manager whose clock was set back corrects a start in the future. A final record may lose its devices then, if they
-    were too large to be written again.
+    A manager whose clock was set back corrects a start in the future. A final record may lose then what was too large
+    to be written again: its devices, what its registration said, the end of its reason.
     """
     try:
         if datetime.fromisoformat(after["since"]) >= datetime.fromisoformat(before["since"]):
@@ -425,8 +427,23 @@ def is_set_back(after: Mapping[str, Any], before: Mapping[str, Any]) -> bool:
         return False
     changeable = ["since", "wait_until", "writer", "commit"]
     if after.get("state") in FINAL and not any(after.get(name) for name in _GRANTED):
-        changeable += _GRANTED
+        changeable += [*_GRANTED, *(name for name in ("warnings", "delayed_by") if not after.get(name))]
+        before = {**before, **_shortened(after, before)}
     return fingerprint({**before, **{name: after.get(name) for name in changeable}}) == fingerprint(after)
+
+
+def _shortened(after: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of `before` that `after` has only in part, as they are there."""
+    fields: dict[str, Any] = {}
+    request, reason = after.get("request"), after.get("reason")
+    if isinstance(request, dict) and not any(request.get(name) for name in _SAID):
+        fields["request"] = {
+            **(before.get("request") or {}),
+            **{name: request[name] for name in _SAID if name in request},
+        }
+    if reason and str(before.get("reason")).startswith(str(reason)):
+        fields["reason"] = reason
+    return fields
 
 
 def digest(body: Mapping[str, Any]) -> bytes:

@@ -139,3 +139,18 @@ def test_what_is_over_and_became_too_large_to_write_loses_its_devices_when_the_c
     assert (core["w"].since, core["w"].resources, core["w"].aliases) == (core.now, {}, {})
     [told] = [told for decision in core.decisions[-2:] for _, told in decision.history]
     assert b'"aliases":{}' in encode(told)
+
+
+def test_what_is_over_is_put_right_once_more_although_nothing_is_left_to_shorten() -> None:
+    """History says which fields became empty, and a field that is left out cannot be said there."""
+    core = CoreDriver(retention_s=1e9)
+    core.report(m.KnownDevice(id="g0", aliases=("other",), properties={}))
+    core.now += 2 * YEAR
+    core.register("w", 1)
+    core.deregister("w")
+    core.rules = structs.replace(core.rules, brief=True)
+    for _ in range(2):
+        core.now -= YEAR
+        core.say(m.Tick(host=HOST))
+        assert core["w"].since == core.now
+        assert all(encode(step) for decision in core.decisions for _, step in decision.history)

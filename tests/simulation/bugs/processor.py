@@ -16,7 +16,7 @@ from outfitter_service.core.state.ledger import Ledger
 from outfitter_service.runtime.input.lookahead import LookAheadBuffer
 from outfitter_service.runtime.processor.commit.pending_commit import PendingCommit
 from outfitter_service.runtime.processor.commit_loop import CommitLoop
-from outfitter_service.runtime.processor.event_queue import EventQueue
+from outfitter_service.runtime.processor.event_queue import DelayedEvents, EventQueue
 from outfitter_service.runtime.processor.settlement import InputLoss
 from outfitter_service.runtime.processor.takeover import Takeover
 from simulation.bugs.bug import Bug, nothing
@@ -137,5 +137,11 @@ BUGS: tuple[Bug, ...] = (
         what="registrations that were lost are passed over without a word",
         within=60,
         patches=lambda: patch.object(InputLoss, "accept", lambda self, _: self.liveness.renew_all()),
+    ),
+    Bug(
+        name="set-aside-for-good",
+        what="an event that topics with a lowered limit do not take is never tried again",
+        within=300,
+        patches=lambda: patch.object(DelayedEvents, "due", lambda _: []),
     ),
 )

@@ -83,6 +83,8 @@ class Broker:
         self.timed_out = 0
         self.takes_bytes: int | None = None
         """What its topics say that they take; None: they do not say."""
+        self.lowered_to: int | None = None
+        """What an administrator has lowered that to, for all topics; None: nothing was lowered."""
 
     def now(self) -> float:
         return self._loop.time()
@@ -108,7 +110,8 @@ class Broker:
     # --- topics ---
 
     def topic(self, name: str) -> TopicInfo:
-        config = {"max.message.bytes": str(self.takes_bytes)} if self.takes_bytes is not None else {}
+        limit = self.takes_bytes if self.lowered_to is None else self.lowered_to
+        config = {"max.message.bytes": str(limit)} if limit is not None else {}
         lives = 1 + sum(log.topic == name and log.partition == 0 for log in self.gone)
         return TopicInfo(name, f"id-of-{name}" if lives == 1 else f"id-{lives}-of-{name}", self.partitions, 3, config)
 

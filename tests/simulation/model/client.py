@@ -295,6 +295,7 @@ class ModelWriter(Writer):
         size = batch_bytes(groups[-1][1])
         if size > self._bus._takes_bytes:
             raise TooLargeError(f"{size} bytes are more than {self._bus._takes_bytes}")
+        self._refuse_too_large(groups)
         finished = False
         try:
             await self._send(groups)
@@ -302,6 +303,15 @@ class ModelWriter(Writer):
             finished = True
         finally:
             self._spent = not finished
+
+    def _refuse_too_large(self, groups: Sequence[tuple[Log, Sequence[Entry]]]) -> None:
+        """A limit that was lowered meanwhile is the broker's to know: its refusal spends the writer."""
+        lowered_to = self._broker.lowered_to
+        for log, entries in groups if lowered_to is not None else ():
+            size = batch_bytes(entries)
+            if lowered_to is not None and size > lowered_to:
+                self._spent = True
+                raise TooLargeError(f"{size} bytes are more than {lowered_to}", topic=log.topic, size=size)
 
     async def _send(self, groups: Sequence[tuple[Log, Sequence[Entry]]]) -> None:
         """Everything but the commit; the batches are under way together, in an order that the network chooses."""

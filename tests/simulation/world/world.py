@@ -28,6 +28,7 @@ from simulation.model.broker import Broker
 from simulation.model.client import ModelBus
 from simulation.model.network import CALM, Link, Network
 from simulation.world.faults import Faults
+from simulation.world.lowering import lowering
 from simulation.world.remaking import adopt, remake, remaking
 from simulation.world.retention import retention
 from simulation.world.settings import setting
@@ -60,6 +61,7 @@ class World:
         self.complaints: list[str] = []
         lost = retention(self.broker, TOPICS, seed, many=bool(self.setting.replicas))
         self.retention = lost if self.remaking is None else None
+        self.lowering = lowering(self.broker, seed)
         self.network = Network(loop, seed)
         if log is not None:
             self.network.trace = self.note
@@ -171,7 +173,7 @@ class World:
             self.loop.spawn(world, self.faults.flood)
         if self.setting.jumps:
             self.loop.spawn(world, self.faults.set_clocks)
-        for each in (self.retention, self.strangers):
+        for each in (self.retention, self.strangers, self.lowering):
             if each is not None:
                 self.loop.spawn(world, partial(each.run, lambda: self.over))
         if self.remaking is not None:
@@ -272,6 +274,7 @@ class World:
         self.over = True
         self.network.down = False
         self.network.weather = CALM
+        self.broker.lowered_to = None
         for manager in self.managers:
             manager.link.cut = False
             self.faults.go_on(manager.process)

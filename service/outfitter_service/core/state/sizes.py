@@ -79,8 +79,8 @@ def without_devices(record: Allocation) -> Allocation:
         env={},
         cdi=[],
         unavailable={},
-        aliases={} if record.aliases else UNSET,
-        common={} if record.common else UNSET,
+        aliases=UNSET if record.aliases is UNSET else {},
+        common=UNSET if record.common is UNSET else {},
     )
 
 
@@ -103,10 +103,10 @@ def shortest(record: Allocation) -> Allocation:
         env={},
         cdi=[],
         unavailable={},
-        common={} if record.common else UNSET,
-        warnings=UNSET,
+        common=UNSET if record.common is UNSET else {},
+        warnings=UNSET if record.warnings is UNSET else [],
         reason=record.reason and record.reason[:SHORTEST_REASON],
-        delayed_by=UNSET,
+        delayed_by=UNSET if record.delayed_by is UNSET else "",
     )
 
 

@@ -38,9 +38,9 @@ class DelayedEvents:
         return iter(self._events.values())
 
     def add(self, event: m.Event) -> None:
-        """Try an event again later. Leases and time are judged again by themselves. Of a driver's reports the newest is
-        kept, and of the evaluations of one host one is enough."""
-        if isinstance(event, m.LeaseExpired | m.Tick | m.Incoming):
+        """Try an event again later. A lease is judged again by itself. Of a driver's reports the newest is kept, and of
+        the evaluations of one host one is enough."""
+        if isinstance(event, m.LeaseExpired | m.Incoming):
             return
         if isinstance(event, m.Reschedule):
             event = m.Reschedule(host=event.host, cause=event.cause)  # whole, in the place of those that come meanwhile
@@ -80,8 +80,8 @@ def _key(event: m.Event) -> object:
     match event:
         case m.DriverReport():
             return m.DriverReport, event.host, event.resource
-        case m.Reschedule():
-            return m.Reschedule, event.host
+        case m.Reschedule() | m.Tick():
+            return type(event), event.host
     return event
 
 
@@ -193,10 +193,12 @@ class EventQueue:
         return before
 
     def extend(self, events: Iterable[m.Event]) -> None:
-        """Queue events from the commit loop itself, which needs no wake-up. A host whose evaluation was set aside is not
-        evaluated before its time: it would begin with what could not be committed."""
+        """Queue events from the commit loop itself, which needs no wake-up. If a host's evaluation was set aside, the
+        host is not evaluated before its time: it would begin with what could not be committed."""
         retries = self._retries
-        self.queue.extend(event for event in events if type(event) is not m.Reschedule or not retries.has(event))
+        self.queue.extend(
+            event for event in events if type(event) not in (m.Reschedule, m.Tick) or not retries.has(event)
+        )
 
     def pop(self) -> m.Event:
         """Remove and return the next event. It comes back only by `give_back`."""
@@ -222,7 +224,7 @@ class EventQueue:
         self._retries.add(event)
 
     def queue_due_retries(self) -> None:
-        """Queue the events that were set aside and are due again, but no report of a host that is not served any more."""
+        """Queue the events that were set aside and are due again, without reports of hosts that are not served now."""
         for event in self._retries.due():
             if not isinstance(event, m.DriverReport) or self._reports.get((event.host, event.resource)) is event:
                 self.queue.append(event)
