@@ -1,4 +1,4 @@
-"""Logs outages of the bus: a line at the start, one a minute, and one at the end.
+"""Logs outages of the bus: a line at the start, one a minute, one for each topic that is gone, and one at the end.
 
 Several activities fail together, each repeatedly: reading, committing, sweeping. Together they are one outage. Each
 failure is a line at debug level.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import structlog
 
+from outfitter_proto.bus import UnknownTopicError
 from outfitter_proto.support import descriptors
 from outfitter_service.runtime.clock import SYSTEM, Clock
 
@@ -23,6 +24,7 @@ class OutageLog:
     def __init__(self, clock: Clock = SYSTEM) -> None:
         self._clock = clock
         self._failing: dict[str, str] = {}
+        self._missing: set[str] = set()
         self._begun = 0.0
         self._logged_at = 0.0
 
@@ -41,6 +43,10 @@ class OutageLog:
         if is_first:
             self._begun = self._logged_at = now
             log.warning("the bus is away, trying until it works", activity=activity, error=message)
+            self._missing = {message} if isinstance(error, UnknownTopicError) else set()
+        elif isinstance(error, UnknownTopicError) and message not in self._missing:
+            self._missing.add(message)  # the first error seldom says that a topic is gone, but that it is silent
+            log.warning("a topic is gone, trying until it is there", activity=activity, error=message)
         elif now - self._logged_at >= LOG_AGAIN_S:
             self._logged_at = now
             failing = sorted(self._failing)
