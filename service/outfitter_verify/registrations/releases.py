@@ -2,7 +2,8 @@
 its driver has taken it back.
 
 A record has the reason of its release (`reason_code`). The checker compares it with the messages and their times.
-Messages have the bus's time, records the manager's. The known lag of a manager's clock counts in its favour.
+Messages have the bus's time, records the manager's. The known lag of a manager's clock counts in its favour. So does
+each message that the checker's client does not show: it may have been what the manager went by.
 """
 
 from __future__ import annotations
@@ -129,6 +130,8 @@ class Releases:
         if first < self._log.start:
             self._findings.note_partial("releases", "registrations were deleted by retention")
             return
+        if self._misses(first, after):
+            return
         ledger.wrong("releases", written.offset, f"{record.key} is deregistered, but there is no deregistration")
 
     def _newer_live(self, ledger: Ledger, record: wire.Allocation, base: int) -> Iterator[int]:
@@ -144,27 +147,44 @@ class Releases:
         lease_s = record.request.lease_s
         sign = self._last_sign(record.key, before)
         if lease_s is None and not record.request.has_owner and self._newer(record.key, self._log.end) is None:
-            ledger.wrong("releases", written.offset, f"the lease of {record.key} is over, but it has none")
+            if not self._misses(self._first(record.key), self._log.end):
+                ledger.wrong("releases", written.offset, f"the lease of {record.key} is over, but it has none")
         elif lease_s is None:
             self._findings.note_partial("releases", "a lease was set by the manager's configuration")
         elif sign is None:
             self._findings.note_partial("releases", "registrations were deleted by retention")
         elif self._set_back.get(record.writer, NOTHING).covers(sign.offset, record.host.encode()):
             self._findings.note_partial("releases", "a manager's clock was set back while a worker was silent")
-        else:
+        elif not self._misses(self._first(record.key), sign.offset):  # of a newer run, after which this sign is none
             silent_ms = record.since_ms - sign.at_ms
             self._silences.append(Silence(written.offset, record.key, silent_ms, round(lease_s * 1000)))
 
-    def _last_sign(self, key: str, before: int) -> Sign | None:
-        """The last message before an offset that renewed the allocation's lease. Older incarnations renew nothing."""
-        newer = self._newer(key, before)
+    def _misses(self, after: int, before: int) -> bool:
+        """Whether the client does not show all messages between these offsets (both exclusive), which is noted."""
+        missing = after < before and self._log.holes(after, before) > 0
+        if missing:
+            self._findings.note_partial("releases", "messages that its client does not show")
+        return missing
+
+    def _first(self, key: str) -> int:
+        """The offset of an allocation's first message that the client shows; before the log's start if it shows none."""
+        signs = self._signs.get(key)
+        return signs[0].offset if signs else self._log.start - 1
+
+    def _last_sign(self, key: str, before: int, ledger: Ledger | None = None) -> Sign | None:
+        """The last message before an offset that renewed the allocation's lease. Older incarnations renew nothing.
+        `ledger`: only a newer incarnation that it knows makes this one an older one; others may have been refused."""
+        newer = self._newer(key, before, ledger)
         signs = self._signs.get(key, [])
         at = bisect_left(signs, before if newer is None else newer, key=lambda sign: sign.offset)
         return signs[at - 1] if at else None
 
-    def _newer(self, key: str, before: int) -> int | None:
-        """The offset of the worker's newer incarnation before an offset; None if there is none."""
+    def _newer(self, key: str, before: int, ledger: Ledger | None = None) -> int | None:
+        """The offset of the worker's newer incarnation before an offset; None if there is none. `ledger`: of those that
+        it knows."""
         runs = self._runs.get(key.rpartition("/")[0], [])
+        if ledger is not None:
+            runs = [(offset, run) for offset, run in runs if run == key or run in ledger.now or run in ledger.gone]
         own = next((offset for offset, run in runs if run == key), -1)
         return next((offset for offset, run in runs if own < offset < before and run != key), None)
 
@@ -191,8 +211,9 @@ class Releases:
         if writer is None or writer.last is None:
             return
         newest = writer.last
-        sign = self._last_sign(key, max(newest.to, newest.ahead.get(written.record.host, 0)))
-        if sign is None:
+        read = max(newest.to, newest.ahead.get(written.record.host, 0))
+        sign = self._last_sign(key, read, ledger)
+        if sign is None or self._misses(sign.offset, read):
             return
         lease_ms = round(request.lease_s * 1000)
         begun = writer.instances[newest.instance]
