@@ -167,7 +167,7 @@ class Releases:
         return missing
 
     def _first(self, key: str) -> int:
-        """The offset of an allocation's first message that the client shows; before the log's start if it shows none."""
+        """The offset of the first message of an allocation that the client shows; before the log if it shows none."""
         signs = self._signs.get(key)
         return signs[0].offset if signs else self._log.start - 1
 
