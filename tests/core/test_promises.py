@@ -62,6 +62,15 @@ OPERATORS = st.one_of(
 )
 
 
+LONG = st.sampled_from([0, 0, 0, 100, 700, 3000])
+"""How long another name of each reported device is; 0: it has none."""
+
+
+def named_at_length(one: m.KnownDevice, long: int) -> m.KnownDevice:
+    """The device with another name of this length."""
+    return structs.replace(one, aliases=(*one.aliases, f"{one.id}-".ljust(long, "n"))) if long else one
+
+
 def requests(amounts: dict[str, int]) -> dict[str, ResourceRequest]:
     return {name: ResourceRequest(amount=amount) for name, amount in amounts.items()}
 
@@ -225,10 +234,11 @@ class Core(RuleBasedStateMachine):
 
     # --- drivers ---
 
-    @rule(resource=st.sampled_from(["gpu", *INVENTORIES]), data=st.data())
-    def report(self, resource: str, data: st.DataObject) -> None:
+    @rule(resource=st.sampled_from(["gpu", *INVENTORIES]), long=LONG, data=st.data())
+    def report(self, resource: str, long: int, data: st.DataObject) -> None:
+        """…by their names and, where they are `long`, by others that may outgrow what a record has room for."""
         names = data.draw(st.lists(st.sampled_from(RESOURCES[resource]), unique=True))
-        devices = tuple(known(name, data.draw(HEALTH)) for name in names)
+        devices = tuple(named_at_length(known(name, data.draw(HEALTH)), long) for name in names)
         self.world.say(m.DriverReport(host=HOST, resource=resource, devices=devices))
 
     @property

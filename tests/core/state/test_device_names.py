@@ -451,19 +451,20 @@ class Names(RuleBasedStateMachine):
         order=st.permutations("abc"),
         crowd=CROWDS,
         removed=st.booleans(),
-        again=st.one_of(st.none(), CROWDS),
+        again=st.one_of(st.none(), CROWDS, st.just("as many")),
     )
     def connect_late(
-        self, kind: str, order: list[str], crowd: tuple[int, int], removed: bool, again: tuple[int, int] | None
+        self, kind: str, order: list[str], crowd: tuple[int, int], removed: bool, again: tuple[int, int] | str | None
     ) -> None:
-        """A driver connects two names just before a crash. Later it may name another device, or be gone."""
+        """A driver connects two names just before a crash. Later it may name another device, or be gone; of the others
+        it may name as many as before."""
         holds, connects, wants = order
         other = "d" if kind == "e" else "e"
         self.report(holds, [(kind, [0])], (0, 0), False, None)
         self.register({holds: 1})
         self.report(connects, [(kind, [0, 1])], crowd, True, connects if removed else None)
         if again is not None:
-            self.report(connects, [(other, [0, 1])], again, False, None)
+            self.report(connects, [(other, [0, 1])], again if isinstance(again, tuple) else crowd, False, None)
         self.report(wants, [(kind, [1])], (0, 0), False, None)
         self.register({wants: 1})
 
@@ -551,6 +552,6 @@ class Names(RuleBasedStateMachine):
 
 
 Names.TestCase.settings = settings(
-    max_examples=100, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=250, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 test_names_in_any_order = Names.TestCase
