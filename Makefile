@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test check deploy-check asyncapi examples examples-all bench chaos simulate fuzz kafka constraints clean
+.PHONY: demo test check deploy-check systemd-check asyncapi examples examples-all bench chaos simulate fuzz kafka constraints clean
 
 demo: $(READY)
 	@echo "A manager and three workers on this machine, for a few seconds."
@@ -23,13 +23,31 @@ check: $(READY)
 # What Prometheus says of its rules; promtool is in Debian's package `prometheus`, which need not be installed for it.
 PROMTOOL ?= $(shell command -v promtool || echo .cache/prometheus/usr/bin/promtool)
 
-deploy-check: $(PROMTOOL)
+deploy-check: $(PROMTOOL) systemd-check
 	$(PROMTOOL) check rules deploy/prometheus/rules.yml
 	$(PROMTOOL) test rules deploy/prometheus/rules.test.yml deploy/prometheus/normal.test.yml
 
 .cache/prometheus/usr/bin/promtool:
 	mkdir -p .cache/prometheus
 	cd .cache/prometheus && apt-get download --quiet prometheus && dpkg-deb --extract prometheus_*.deb .
+	touch $@
+
+# What systemd says of its units, in copies whose program exists on every machine. Its tool need not be installed either.
+SYSTEMD_ANALYZE ?= $(shell command -v systemd-analyze || echo .cache/systemd/usr/bin/systemd-analyze)
+ANALYZE := LD_LIBRARY_PATH=$(if $(filter .cache/%,$(SYSTEMD_ANALYZE)),$$(dirname .cache/systemd/usr/lib/*/systemd/libsystemd-shared-*)) $(SYSTEMD_ANALYZE)
+
+systemd-check: $(SYSTEMD_ANALYZE)
+	mkdir -p .cache/units
+	for unit in deploy/systemd/*.service; do \
+		sed 's#^ExecStart=/opt/outfitter/bin/outfitter#ExecStart=/bin/true#' $$unit >.cache/units/$${unit##*/} || exit; done
+	$(ANALYZE) verify .cache/units/*.service
+	$(ANALYZE) security --no-pager --offline=yes --threshold=30 deploy/systemd/outfitter.service >/dev/null
+	$(ANALYZE) security --no-pager --offline=yes --threshold=30 deploy/systemd/outfitter-api.service >/dev/null
+
+.cache/systemd/usr/bin/systemd-analyze:
+	mkdir -p .cache/systemd
+	cd .cache/systemd && apt-get download --quiet systemd libsystemd-shared && \
+		for package in *.deb; do dpkg-deb --extract $$package . || exit; done
 	touch $@
 
 # What AsyncAPI's own parser says of the contract; needs Node.js with npm.
