@@ -63,6 +63,7 @@ COMMANDS = {
     "discover": _entry("manager.discover", "Run one resource's driver once and print its infos."),
     "topics": _entry("manager.topics", "Create or check the topics."),
     "verify": _entry("manager.verify", "Check all committed records against the promises.", failure=VERIFY_FAILED),
+    "doctor": _entry("manager.doctor", "Check this machine, and say what to put right."),
     "config": _entry("manager.config", "Check a configuration, or show what is in effect."),
     "schema": _entry("integration.schema", "Print the wire contract as AsyncAPI or JSON Schema."),
     "completion": _entry("integration.completion", "Print the completion script for a shell."),

@@ -1,0 +1,1 @@
+"""What `outfitter doctor` checks, and how."""

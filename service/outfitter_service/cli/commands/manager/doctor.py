@@ -1,0 +1,40 @@
+"""`outfitter doctor`: what this machine lacks or has wrong, each with its remedy."""
+
+from __future__ import annotations
+
+import click
+from msgspec import structs
+
+from outfitter_service.cli._lib import options, output
+
+WITHIN = 20.0
+"""Seconds until all checks must have ended."""
+
+
+@click.command()
+@options.connection
+@options.json_output
+@click.pass_context
+def doctor(ctx: click.Context, /, config: str | None, as_json: bool, **_options: object) -> int:
+    """Check what a manager needs of this machine, and say how to put right what is wrong: exit code 1 if anything is.
+
+    It checks the configuration, drivers, bus and topics, descriptors, pidfd, /proc and the clock. It changes nothing.
+    """
+    from outfitter_service.cli._lib.diagnosis.checks import CHECKS, Machine, Verdict
+    from outfitter_service.cli._lib.diagnosis.examination import examine
+
+    found = examine(CHECKS, Machine(config=config, given=options.given(ctx)), WITHIN)
+    ok = not any(item.verdict is Verdict.PROBLEM for items in found.values() for item in items)
+    if as_json:
+        checks = [
+            {"check": name, "findings": [structs.asdict(item) for item in items]} for name, items in found.items()
+        ]
+        output.print_json({"ok": ok, "checks": checks})
+        return 0 if ok else 1
+    for name, items in found.items():
+        if not items:
+            output.say(f"{name}: ok")
+        for item in items:
+            output.say(f"{name}: {item.verdict}: {item.seen}")
+            output.say(f"    remedy: {item.remedy}")
+    return 0 if ok else 1
