@@ -16,6 +16,7 @@ import pytest
 from outfitter_service.cli._lib.diagnosis import checks
 from outfitter_service.cli._lib.diagnosis.checks import Finding, Machine, Verdict
 from outfitter_service.cli._lib.diagnosis.examination import examine
+from support.kafka.broker import KafkaBroker
 from support.processes.command_line import outfitter
 
 NOWHERE = Machine(config=None, given={})
@@ -95,3 +96,14 @@ def test_a_proc_that_hides_others_is_found(monkeypatch: pytest.MonkeyPatch) -> N
     assert list(checks.processes(NOWHERE)) == []
     monkeypatch.setattr("outfitter_service.runtime.liveness.process_table.start_seen", lambda _pid: None)
     assert [item.verdict for item in checks.processes(NOWHERE)] == [Verdict.WARNING]
+
+
+@pytest.mark.kafka
+def test_missing_topics_on_a_broker_are_problems_until_they_are_made(kafka_broker: KafkaBroker, tmp_path: Path) -> None:
+    cluster = kafka_broker.new_cluster()
+    text = f'bus = "{kafka_broker.url}"\ncluster = "{cluster}"\n'
+    code, found = doctor(tmp_path, text)
+    assert (code, {item["verdict"] for item in found["topics"]}) == (1, {"problem"})
+    done = outfitter("topics", "create", "--bus", kafka_broker.url, "--cluster", cluster, cwd=tmp_path)
+    assert done.returncode == 0
+    assert not [item for item in doctor(tmp_path, text)[1]["topics"] if item["verdict"] == "problem"]
