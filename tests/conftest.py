@@ -1,6 +1,10 @@
 """Fixtures that every test may use."""
 
+import logging
+from collections.abc import Iterator
+
 import pytest
+import structlog
 from hypothesis import HealthCheck, settings
 
 from support.kafka.broker import kafka_broker, own_broker
@@ -17,3 +21,16 @@ settings.load_profile("unhurried")
 def anyio_backend() -> str:
     """The service runs on asyncio: aiokafka knows nothing else."""
     return "asyncio"
+
+
+@pytest.fixture(autouse=True)
+def _logs_as_before() -> Iterator[None]:
+    """A command that runs in the tests' process sets up the log; what comes after it logs as if it had not run."""
+    root, ours = logging.getLogger(), logging.getLogger("outfitter")
+    handlers, level, threshold = root.handlers[:], root.level, ours.level
+    yield
+    if structlog.is_configured():
+        structlog.reset_defaults()
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    ours.setLevel(threshold)

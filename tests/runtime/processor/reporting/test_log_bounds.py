@@ -16,16 +16,9 @@ from support.managers.in_process import deregister, register, static
 
 
 def test_a_value_of_a_line_is_cut_at_300_characters(capfd: pytest.CaptureFixture[str]) -> None:
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    try:
-        logs.configure("json", "info")
-        structlog.get_logger("outfitter.test").info("said", reason="x" * 60_000, short="y" * 300)
-        logging.getLogger("somebody.else").warning("z" * 5000)
-    finally:
-        root.handlers[:] = handlers
-        root.setLevel(level)
-        structlog.reset_defaults()
+    logs.configure("json", "info")
+    structlog.get_logger("outfitter.test").info("said", reason="x" * 60_000, short="y" * 300)
+    logging.getLogger("somebody.else").warning("z" * 5000)
     ours, others = map(json.loads, capfd.readouterr().err.splitlines())
     assert ours["reason"] == f"{'x' * 300}… (60000 characters)"
     assert ours["short"] == "y" * 300
@@ -41,19 +34,12 @@ class SpeechlessError(Exception):
 
 @pytest.mark.parametrize("log_format", ["text", "json"])
 def test_a_traceback_shows_no_values_and_needs_no_message(capfd: pytest.CaptureFixture[str], log_format: str) -> None:
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
+    logs.configure(log_format, "info")
+    password = "hun" + "ter2"
     try:
-        logs.configure(log_format, "info")
-        password = "hun" + "ter2"
-        try:
-            raise SpeechlessError(password)
-        except SpeechlessError:
-            structlog.get_logger("outfitter.test").exception("failed")
-    finally:
-        root.handlers[:] = handlers
-        root.setLevel(level)
-        structlog.reset_defaults()
+        raise SpeechlessError(password)
+    except SpeechlessError:
+        structlog.get_logger("outfitter.test").exception("failed")
     said = capfd.readouterr().err
     assert "SpeechlessError" in said
     assert "test_log_bounds.py" in said
