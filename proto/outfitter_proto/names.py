@@ -11,6 +11,7 @@ from outfitter_proto.records import NAME_PATTERN
 
 DEFAULT_CLUSTER = "outfitter"
 
+_HISTORY = ".history"
 _LIKE_AN_IDENTITY = re.compile("-(?:host|partition)-")
 _MOST = 253
 _MOST_OF = {
@@ -70,7 +71,14 @@ class Topics(NamedTuple):
 def topics(cluster: str = DEFAULT_CLUSTER) -> Topics:
     """The four topics of `cluster`. Its name is their prefix, so that clusters can share brokers."""
     check_name(cluster, "cluster")
-    return Topics(f"{cluster}.registrations", f"{cluster}.allocations", f"{cluster}.history", f"{cluster}.dead-letters")
+    return Topics(
+        f"{cluster}.registrations", f"{cluster}.allocations", f"{cluster}{_HISTORY}", f"{cluster}.dead-letters"
+    )
+
+
+def is_history(topic: str) -> bool:
+    """Whether a topic is some cluster's history, which monitors read and workers do not."""
+    return topic.endswith(_HISTORY)
 
 
 def managers_group(cluster: str) -> str:

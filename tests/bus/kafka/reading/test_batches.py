@@ -165,11 +165,12 @@ def test_a_thousand_messages_that_are_alike_are_read_with_room_to_spare(codec: i
     assert 2 * len(codecs.unpack(codec, packed)) < codecs.MOST_TIMES * len(packed)
 
 
+@pytest.mark.parametrize("codec", [codecs.GZIP, codecs.ZSTD])
 @pytest.mark.parametrize("level", [codecs.FAST, codecs.SMALL])
-def test_a_finished_batch_that_is_packed_is_read_as_it_was(level: int) -> None:
+def test_a_finished_batch_that_is_packed_is_read_as_it_was(codec: int, level: int) -> None:
     values = [b'{"type":"transition","worker":"tm-%d"}' % number for number in range(1000)]
     plain = batch_of(*values, transactional=True)
-    packed = bytes(batches.gzipped(plain, level))
+    packed = bytes(batches.packed(plain, codec, level))
     assert 4 * len(packed) < len(plain)
     [as_it_was], [as_it_is] = batches.split(plain), batches.split(packed)
     assert batches.messages(as_it_is, "t", 0) == batches.messages(as_it_was, "t", 0)

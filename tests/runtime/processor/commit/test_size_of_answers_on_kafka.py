@@ -14,7 +14,7 @@ from aiokafka.protocol.produce import ProduceRequest
 
 from outfitter_proto import topics as all_topics
 from outfitter_proto.bus.kafka import KafkaBus
-from outfitter_proto.bus.kafka.reading import answer_allowance, batches
+from outfitter_proto.bus.kafka.reading import answer_allowance, batches, codecs
 from outfitter_proto.names import topics
 from runtime.processor.commit.test_size_of_answers import packed
 from support.kafka.broker import KafkaBroker
@@ -22,7 +22,7 @@ from support.managers.in_process import InProcessManager, deregister, register, 
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]
 
-MOST_TIMES = 14
+MOST_TIMES = 10
 WRITTEN_PLAIN = 1024 * 1024
 """Bytes at first, for the test's sake fewer than usual."""
 RECORD_BYTES = 300
@@ -87,8 +87,11 @@ async def test_answers_to_packed_registrations_are_packed_as_well(
             await through(manager, log, names.registrations, [make(first + n) for n in range(3000)])
             sent = await log.size(names.registrations) - sent
             written = await log.size(*names.written(history=True)) - written
+            used = {name: {b.attributes & 7 for b in await log.batches(name)} for name in names.written(history=True)}
             await manager.stop()
     assert written <= MOST_TIMES * sent
+    assert codecs.ZSTD in used[names.history]
+    assert used[names.allocations] | used[names.dead_letters] <= {codecs.NONE, codecs.GZIP}, "workers need a library"
 
 
 async def test_answers_to_plain_registrations_are_plain(kafka_broker: KafkaBroker, tmp_path: Path) -> None:

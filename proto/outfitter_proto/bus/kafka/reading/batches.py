@@ -175,15 +175,15 @@ def _in_order(offsets: list[int], batch: RecordBatch) -> bool:
     return batch.base <= offsets[0] and offsets[-1] < batch.next and all(map(operator.lt, offsets, offsets[1:]))
 
 
-def gzipped(batch: bytes | bytearray, level: int = codecs.FAST) -> bytearray:
-    """A finished uncompressed record batch, with its records compressed."""
+def packed(batch: bytes | bytearray, codec: int, level: int) -> bytearray:
+    """A finished uncompressed record batch, with its records compressed with gzip or zstd."""
     (attributes,) = _ATTRIBUTES.unpack_from(batch, _ATTRIBUTES_AT)
-    packed = bytearray(batch[:_RECORDS_START])
-    packed += codecs.gzip(memoryview(batch)[_RECORDS_START:], level)
-    struct.pack_into(">i", packed, _LENGTH_AT, len(packed) - _LENGTH_END)
-    _ATTRIBUTES.pack_into(packed, _ATTRIBUTES_AT, attributes | codecs.GZIP)
-    struct.pack_into(">I", packed, _CRC_AT, calc_crc32c(bytes(packed[_ATTRIBUTES_AT:])))
-    return packed
+    found = bytearray(batch[:_RECORDS_START])
+    found += codecs.pack(codec, memoryview(batch)[_RECORDS_START:], level)
+    struct.pack_into(">i", found, _LENGTH_AT, len(found) - _LENGTH_END)
+    _ATTRIBUTES.pack_into(found, _ATTRIBUTES_AT, attributes | codec)
+    struct.pack_into(">I", found, _CRC_AT, calc_crc32c(bytes(found[_ATTRIBUTES_AT:])))
+    return found
 
 
 def _most_records(batch: RecordBatch) -> int:

@@ -15,9 +15,10 @@ from aiokafka import errors as kafka_errors
 
 from outfitter_proto.bus.kafka.connecting.protocol import TOPIC_AUTHORIZATION_FAILED, refusal
 from outfitter_proto.bus.kafka.reading.answer_allowance import Allowance
-from outfitter_proto.bus.kafka.reading.codecs import FAST, SMALL
-from outfitter_proto.bus.kafka.writing.producer import BUILDER_BYTES, TransactionalProducer, gzip, sent_bytes
+from outfitter_proto.bus.kafka.reading.codecs import FAST, GZIP, SMALL, ZSTD
+from outfitter_proto.bus.kafka.writing.producer import BUILDER_BYTES, TransactionalProducer, pack, sent_bytes
 from outfitter_proto.bus.port import BusUnavailableError, CommitUnknownError, Entry, FencedError, TooLargeError, Writer
+from outfitter_proto.names import is_history
 
 MAX_BATCH_BYTES = 900 * 1024
 """Limit of keys and values in a commit's last batch. The records' headers (about 15 bytes each) are added, and the
@@ -111,7 +112,8 @@ class KafkaWriter(Writer):
         """The record batches, in order. All must fit before the first is sent.
 
         History and dead letters, which are kept long and read seldom, are always compressed. The last batch is
-        compressed only if the commit exceeds the allowance."""
+        compressed only if the commit exceeds the allowance. Workers of any language read it, and dead letters, so these
+        have gzip, which needs no library."""
         prepared: list[_Batch] = []
         filled = [(topic, entries) for topic, entries in batches if entries]
         for number, (topic, entries) in enumerate(filled):
@@ -124,8 +126,8 @@ class KafkaWriter(Writer):
             prepared += [(topic, builder) for builder in builders]
         if prepared:
             is_plain = self._allowance.take(prepared[-1][1].size())
-            for _, builder in prepared[:-1] if is_plain else prepared:
-                gzip(builder, FAST if is_plain else SMALL)
+            for topic, builder in prepared[:-1] if is_plain else prepared:
+                pack(builder, ZSTD if is_history(topic) else GZIP, FAST if is_plain else SMALL)
         return prepared
 
     def _pack(self, topic: str, entries: Sequence[Entry]) -> list[Any]:
