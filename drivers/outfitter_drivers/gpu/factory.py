@@ -3,6 +3,7 @@
 Without a user's script, `nvidia` lists the GPUs; with one, `discovery_script` calls it. Settings:
 
     param.poll-interval         between two calls of nvidia-smi (default 10 s)
+    param.in-use-check          false: lend a GPU again although a process still computes on it
     param.discovery-script.
         path, args, timeout     the script, its arguments, its time limit (default 10 s)
         builtin                 false: Flink's default path means the script at that path
@@ -26,6 +27,7 @@ from outfitter_drivers.api import (
     ExternalResourceDriverFactory,
     NotOnThisMachineError,
 )
+from outfitter_drivers.gpu.compute_processes import CheckingNvidiaDriver
 from outfitter_drivers.gpu.discovery_script import DEFAULT_TIMEOUT, AllocateReleaseDriver, ScriptDriver
 from outfitter_drivers.gpu.nvidia import DEFAULT_POLL_INTERVAL, NvidiaDriver
 from outfitter_drivers.settings import SettingError
@@ -42,6 +44,7 @@ INVENTORY_AMOUNT = "discovery-script.inventory-amount"
 CONTRACT = "discovery-script.contract"
 ENVIRONMENT = "discovery-script.environment"
 POLL_INTERVAL = "poll-interval"
+IN_USE_CHECK = "in-use-check"
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}\*?", re.ASCII)
 _COORDINATION_FLAGS = frozenset(
@@ -54,11 +57,12 @@ class GPUDriverFactory(ExternalResourceDriverFactory):
     """Flink's `org.apache.flink.externalresource.gpu.GPUDriverFactory`."""
 
     def create_external_resource_driver(self, config: DriverParams) -> ExternalResourceDriver:
-        valid = (PATH, ARGS, TIMEOUT, BUILTIN, INVENTORY_AMOUNT, CONTRACT, ENVIRONMENT, POLL_INTERVAL)
+        valid = (PATH, ARGS, TIMEOUT, BUILTIN, INVENTORY_AMOUNT, CONTRACT, ENVIRONMENT, POLL_INTERVAL, IN_USE_CHECK)
         settings.reject_unknown(config, valid)
         timeout = settings.seconds(config, TIMEOUT, default=DEFAULT_TIMEOUT, maximum=600)
         interval = settings.seconds(config, POLL_INTERVAL, default=DEFAULT_POLL_INTERVAL, maximum=3600)
         inventory_amount = settings.whole_number(config, INVENTORY_AMOUNT, minimum=1, maximum=settings.MAX_DEVICES)
+        checks = settings.flag(config, IN_USE_CHECK, default=True)
         contract = config.get(CONTRACT, "").strip()
         if contract not in ("", "allocate-release"):
             raise SettingError(CONTRACT, f"is {contract!r}; valid is allocate-release, or nothing")
@@ -70,7 +74,7 @@ class GPUDriverFactory(ExternalResourceDriverFactory):
             if inventory_amount is not None:
                 raise SettingError(INVENTORY_AMOUNT, f"is for a script of yours; without {PATH} all GPUs are listed")
             _check_default_arguments(without_coordination(arguments, config))
-            return NvidiaDriver(poll_interval=interval, timeout=timeout)
+            return (CheckingNvidiaDriver if checks else NvidiaDriver)(poll_interval=interval, timeout=timeout)
         if contract:
             if inventory_amount is not None:
                 raise SettingError(INVENTORY_AMOUNT, f"and {CONTRACT} = {contract} exclude each other")

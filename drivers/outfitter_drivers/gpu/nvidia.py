@@ -40,7 +40,7 @@ class NvidiaDriver(PollingDriver):
         self, *, poll_interval: float = DEFAULT_POLL_INTERVAL, timeout: float = 10.0, sysfs: Path = SYSFS_PCI
     ) -> None:
         super().__init__(poll_interval=poll_interval)
-        self._timeout = timeout
+        self.timeout = timeout
         self._sysfs = sysfs
         self._last: list[Device] = []
         # At most two calls of nvidia-smi: for all fields, then for the index alone.
@@ -64,18 +64,12 @@ class NvidiaDriver(PollingDriver):
         return self._last
 
     async def _query(self, fields: Sequence[str], form: str = "csv,noheader,nounits") -> Outcome:
-        command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", f"--format={form}"]
-        try:
-            return await run_script(command, timeout=self._timeout)
-        except PermanentDriverError as error:
-            raise PermanentDriverError(
-                f"{error}; the gpu driver needs nvidia-smi on PATH, or a discovery script"
-            ) from (error)
+        return await nvidia_smi(f"--query-gpu={','.join(fields)}", f"--format={form}", timeout=self.timeout)
 
     def _after_loss(self, outcome: Outcome) -> list[Device]:
         """The devices last seen, with those reported as lost marked unhealthy; empty if nvidia-smi names none."""
         complaint = shortened(outcome.stdout + outcome.stderr)
-        lost = {_sysfs_bus_id(match) for match in _BUS_ID.finditer(complaint)}
+        lost = lost_gpus(outcome.stdout + outcome.stderr)
         if lost.isdisjoint(device.properties.get("pci.bus_id", "") for device in self._last):
             return []
         return [
@@ -95,6 +89,26 @@ class NvidiaDriver(PollingDriver):
             if earlier.properties.get(identifier) == device.properties[identifier] and earlier.id is not None:
                 return msgspec.structs.replace(device, id=earlier.id, aliases=earlier.aliases)
         return device
+
+
+async def nvidia_smi(*arguments: str, timeout: float) -> Outcome:
+    """Call nvidia-smi for at most `timeout` seconds.
+
+    Raises:
+        PermanentDriverError: it is not there, or cannot be executed.
+        TemporaryDriverError: it does not end in time.
+    """
+    try:
+        return await run_script(["nvidia-smi", *arguments], timeout=timeout)
+    except PermanentDriverError as error:
+        raise PermanentDriverError(f"{error}; the gpu driver needs nvidia-smi on PATH, or a discovery script") from (
+            error
+        )
+
+
+def lost_gpus(printed: bytes) -> set[str]:
+    """The bus ids, as Linux writes them, that nvidia-smi complains of."""
+    return {_sysfs_bus_id(match) for match in _BUS_ID.finditer(shortened(printed))}
 
 
 def _indexes(devices: Sequence[Device]) -> list[str]:

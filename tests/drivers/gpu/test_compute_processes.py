@@ -1,0 +1,139 @@
+"""A GPU on which a process still computes is not lent again."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from msgspec import structs
+
+from outfitter_drivers.api import DriverParams, Grant, InUseCheck, PermanentDriverError, TemporaryDriverError, Worker
+from outfitter_drivers.gpu.factory import GPUDriverFactory
+from outfitter_service.config import ResourceConfig
+from outfitter_service.runtime.drivers.building import build_served
+from support.drivers.gpu_machine import executable, nvidia_smi
+from support.managers.process import StartManager
+
+Smi = Callable[..., None]
+
+A, B = "GPU-aaaaaaaa-1111-2222-3333-444444444444", "GPU-bbbbbbbb-1111-2222-3333-444444444444"
+GRANT = Grant(
+    allocation="h/w/1",
+    token=1,
+    worker=Worker(host="h", resource="gpu", worker="w", incarnation="1"),
+    device_ids=(A,),
+    devices=({"index": "0", "uuid": A},),
+)
+
+
+@pytest.fixture
+def smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Smi:
+    def install(output: str, exit_code: int = 0) -> None:
+        monkeypatch.setenv("PATH", f"{nvidia_smi(tmp_path, output, exit_code=exit_code)}:{os.environ['PATH']}")
+
+    return install
+
+
+async def user(grant: Grant = GRANT) -> str | None:
+    driver = GPUDriverFactory().create_external_resource_driver(DriverParams({}))
+    assert isinstance(driver, InUseCheck)
+    return await driver.in_use(grant)
+
+
+async def test_a_process_on_a_device_of_the_grant_is_named_and_others_do_not_count(smi: Smi) -> None:
+    smi(f"{B}, 99, /usr/bin/other\n{A}, 4711, /opt/my, strange/python3\n{A}, 4711, /opt/my, strange/python3\n")
+    assert await user() == f"process 4711 (python3) on {A}"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "",
+        f"{A}, 17, /usr/bin/nvidia-cuda-mps-server\n",
+        f"{A}\n",
+        "No running processes found\n",
+        "0, 4711, python3\n",
+    ],
+)
+async def test_a_device_without_a_compute_process_is_free(smi: Smi, answer: str) -> None:
+    smi(answer)
+    assert await user() is None
+
+
+async def test_only_the_first_of_many_processes_are_named_without_signs_that_a_terminal_obeys(smi: Smi) -> None:
+    smi("".join(f"{A}, {pid}, /bin/\x1b[2J{'x' * 500}\n" for pid in range(1000)))
+    said = await user()
+    assert said is not None
+    assert said.endswith(" and 996 more")
+    assert said.isprintable()
+    assert len(said) < 600
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        'Field "gpu_uuid" is not a valid field to query.\n',
+        "Not Supported\n",
+        "No devices were found\n",
+        "Unable to determine the device handle for GPU0000:3B:00.0: GPU is lost.\n",
+    ],
+)
+async def test_a_device_is_not_held_for_ever_where_nvidia_smi_cannot_know(smi: Smi, answer: str) -> None:
+    smi(answer, exit_code=2)
+    assert await user() is None
+
+
+async def test_a_failing_nvidia_smi_says_nothing_about_a_device_so_it_stays_held(smi: Smi) -> None:
+    smi("Failed to initialize NVML: Driver/library version mismatch\n", exit_code=18)
+    with pytest.raises(TemporaryDriverError, match="version mismatch"):
+        await user()
+
+
+async def test_a_machine_without_nvidia_smi_says_nothing_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(PermanentDriverError, match="nvidia-smi"):
+        await user()
+
+
+async def test_a_device_without_a_uuid_is_not_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    by_index = structs.replace(GRANT, devices=({"index": "0"},))
+    assert await user(by_index) is None
+
+
+def test_the_check_can_be_turned_off_and_is_off_where_a_resource_is_shared() -> None:
+    factory = GPUDriverFactory()
+    assert not isinstance(factory.create_external_resource_driver(DriverParams({"in-use-check": "false"})), InUseCheck)
+    with pytest.raises(ValueError, match="in-use-check"):
+        factory.create_external_resource_driver(DriverParams({"in-use-check": "perhaps"}))
+    for sharing, checks in (("exclusive", True), ("shared", False)):
+        served = build_served(ResourceConfig(name="gpu", driver="gpu", sharing=sharing), "host", print)
+        assert (served.in_use_check is not None) is checks
+
+
+SMI = """
+case "$*" in
+*--query-gpu=*) echo "0, {uuid}, 1024, 00000000:19:00.0, NVIDIA H200" ;;
+*--query-compute-apps=*) cat "{folder}/processes" ;;
+esac
+"""
+
+
+def test_who_still_computes_keeps_the_gpu_from_the_next_worker_and_is_named(
+    start_manager: StartManager, tmp_path: Path
+) -> None:
+    processes = tmp_path / "processes"
+    processes.write_text(f"{A}, 4711, /usr/bin/python3\n")
+    executable(tmp_path / "bin/nvidia-smi", SMI.format(uuid=A, folder=tmp_path))
+    config = 'external-resources = ["gpu"]\n[external-resource.gpu]\namount = 1\ndriver-factory.class = "gpu"\n'
+    manager = start_manager(config, variables={"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"})
+    assert manager.outfitter("run", "--worker", "first", "--", "true").returncode == 0
+    manager.outfitter("register", "--worker", "next", "--lease", "none")
+    manager.wait_for(lambda: "delayed_by" in (manager.record("first") or {}))
+    assert f"still in use by process 4711 (python3) on {A}" in manager.outfitter("explain", "next").stdout
+    processes.write_text("")
+    manager.wait_for_state("next", "allocated")
