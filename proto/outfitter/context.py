@@ -17,7 +17,7 @@ from msgspec import structs
 from outfitter.errors import ContextStateError, InvalidRequestError, LeaseLostError, UsedAfterForkError
 from outfitter.lifetimes import claims, sharing
 from outfitter.operators import OperatorContext, OperatorView
-from outfitter.session import settings, status
+from outfitter.session import identity, settings, status
 from outfitter.session.status import AllocationStatus
 from outfitter.session.watch import AllocationWatch
 from outfitter_proto import names
@@ -60,6 +60,7 @@ class RuntimeContext(OperatorContext):
         ends_with: a process without which this one must not go on: its pid, its identity, or a command's name
             (`"java"`), which means this process or its nearest ancestor of that name. When that process is gone while
             this context is entered, this process has two seconds to end by itself, and is ended then.
+        survivors: processes that outlive this one keep its devices, if they were started with `child_env`.
 
     Raises (the constructor):
         InvalidNameError, InvalidRequestError: every manager would refuse this argument.
@@ -95,10 +96,12 @@ class RuntimeContext(OperatorContext):
         on_lease_at_risk: Callable[[LeaseLostError], object] | None = None,
         shared: str | None = None,
         ends_with: EndsWith | None = None,
+        survivors: bool = False,
     ) -> None:
         self._settings = settings.resolve(
             resources=resources, operators=operators, operator=operator, bus=bus, cluster=cluster, host=host,
             worker=worker, lease=lease, wait=wait, priority=priority, labels=labels, owner=owner,
+            survivors=survivors,
         )  # fmt: skip
         self._wait_for_manager = wait_for_manager
         self._on_lease_at_risk = on_lease_at_risk
@@ -133,6 +136,18 @@ class RuntimeContext(OperatorContext):
     def incarnation(self) -> str:
         """The name of this run of the worker. Under `outfitter run` it is the parent's."""
         return self._settings.registration.incarnation
+
+    @property
+    def child_env(self) -> dict[str, str]:
+        """Variables for a program that this worker starts: `env`, and the names of this allocation.
+
+        A context in that program attaches to this allocation. With `survivors` the manager lends the devices again only
+        after that program's end. It does not see processes that fork and execute no program.
+        """
+        return {
+            **self.env,
+            **identity.variables(self._settings.bus, self._settings.cluster, self._settings.registration),
+        }
 
     @property
     def waiting_because(self) -> str | None:

@@ -1,4 +1,4 @@
-"""Generated names for workers and incarnations.
+"""Names of workers and incarnations: how they are made, and how a worker's programs inherit them.
 
 Nothing is cached, so a forked child gets names of its own.
 """
@@ -7,6 +7,10 @@ from __future__ import annotations
 
 import os
 import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from outfitter_proto.records import Register
 
 
 def new_incarnation() -> str:
@@ -24,3 +28,15 @@ def new_incarnation() -> str:
 def new_worker_name() -> str:
     """A name for a worker without one: the process id, and random digits because a process may have several workers."""
     return f"worker-{os.getpid()}-{os.urandom(3).hex()}"
+
+
+def variables(bus: str, cluster: str, registration: Register) -> dict[str, str]:
+    """The variables by which a program finds the allocation of the worker that starts it, and the manager that
+    program."""
+    return {
+        "OUTFITTER_BUS": bus,
+        "OUTFITTER_CLUSTER": cluster,
+        "OUTFITTER_HOST": registration.host,
+        "OUTFITTER_WORKER": registration.worker,
+        "OUTFITTER_INCARNATION": registration.incarnation,
+    }

@@ -18,7 +18,7 @@ from outfitter.errors import InvalidRequestError
 from outfitter.session import identity
 from outfitter_proto import codec, names
 from outfitter_proto.bus import DEFAULT_BUS
-from outfitter_proto.records import Owner, Register, ResourceRequest
+from outfitter_proto.records import Owner, Register, ResourceRequest, Survivors
 from outfitter_proto.support.processes import process_owner
 
 Amounts = Mapping[str, int]
@@ -52,6 +52,7 @@ def resolve(
     priority: int,
     labels: Mapping[str, str] | None,
     owner: bool | Owner,
+    survivors: bool,
 ) -> Settings:
     """Combine arguments and environment.
 
@@ -78,6 +79,7 @@ def resolve(
         wait_s=wait,
         priority=priority,
         labels=dict(labels or {}),
+        survivors=Survivors(uid=os.getuid()) if survivors else UNSET,
     )
     for name, seconds in (("lease", lease), ("wait", wait)):
         if isinstance(seconds, float) and not math.isfinite(seconds):  # in JSON it would be null, that is, for ever

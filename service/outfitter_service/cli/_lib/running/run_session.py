@@ -14,6 +14,7 @@ import anyio.lowlevel
 
 from outfitter.errors import AllocationEndedError, LeaseLostError, NoManagerError, WaitedTooLongError
 from outfitter.session.heartbeats import LONGEST_SLEEP
+from outfitter.session.identity import variables
 from outfitter.session.status import AllocationStatus, environment, status_of
 from outfitter.session.watch import AllocationWatch, lease_lost
 from outfitter.session.worker_session import MANAGER_PATIENCE, WorkerSession
@@ -151,11 +152,7 @@ class RunSession:
             **hiding(record),
             **environment(record, None),
             **{f"OUTFITTER_KAFKA_{name.replace('-', '_').upper()}": value for name, value in self._where.login.items()},
-            "OUTFITTER_BUS": self._where.bus,
-            "OUTFITTER_CLUSTER": self._where.cluster,
-            "OUTFITTER_HOST": self._message.host,
-            "OUTFITTER_WORKER": self._message.worker,
-            "OUTFITTER_INCARNATION": self._message.incarnation,
+            **variables(self._where.bus, self._where.cluster, self._message),
         }
 
     # --- while waiting -----------------------------------------------------------------------------------

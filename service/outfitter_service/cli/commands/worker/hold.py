@@ -28,6 +28,12 @@ WRITTEN_WITHIN = 2.0
 @click.option("--incarnation", metavar="ID", callback=options.named("incarnation"),
     help="A name for this run of the worker. A restart with the same one, and the same other options, goes on with it.",
 )  # fmt: skip
+@click.option(
+    "--survivors",
+    is_flag=True,
+    help="Processes that outlive the owner keep the devices, if the record's host, worker and incarnation are in their "
+    "environment: OUTFITTER_HOST, OUTFITTER_WORKER, OUTFITTER_INCARNATION.",
+)
 @click.option("--wait-for-manager", is_flag=True, help="Wait until there is a manager, however long.")
 @click.option("--no-stdin", is_flag=True, help="Do not read standard input: its end does not give the devices back.")
 @click.pass_context
@@ -40,6 +46,7 @@ def hold(
     wait: float | None,
     wait_for_manager: bool,
     no_stdin: bool,
+    survivors: bool,
     bus: str | None,
     host: str | None,
     cluster: str | None,
@@ -71,6 +78,7 @@ def hold(
 
     import anyio
 
+    from outfitter_proto.records import Survivors
     from outfitter_service import standard_error
     from outfitter_service.cli._lib.holding import lines, owner
     from outfitter_service.cli._lib.holding.hold_session import ENDING, HoldSession, Request
@@ -86,7 +94,12 @@ def hold(
             process = owner.chosen(owner_pid)
             where = connection(config, options.given(ctx))
             message = registration_options.registration(
-                where.host, **request, owner=process.identity, wait_s=wait, incarnation=incarnation
+                where.host,
+                **request,
+                owner=process.identity,
+                wait_s=wait,
+                incarnation=incarnation,
+                survivors=Survivors(uid=os.getuid()) if survivors else None,
             )
             asked = Request(where, message, process, incarnation is not None, reads_stdin, wait_for_manager)
             return await HoldSession(asked, signals=signals, writer=writer).run()

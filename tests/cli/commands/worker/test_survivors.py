@@ -1,0 +1,85 @@
+"""A worker's programs that outlive it keep its devices: `hold --survivors` and `RuntimeContext(survivors=True)`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from support.managers.process import OUTFITTER, Manager
+
+HOLDING = """
+import json, os, subprocess, sys
+hold = subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+record = json.loads(hold.stdout.readline())
+names = {f"OUTFITTER_{name.upper()}": record[name] for name in ("host", "worker", "incarnation")}
+print(subprocess.Popen(["sleep", "1000"], env={**os.environ, **names}).pid, flush=True)
+sys.stdin.read()
+"""
+IN_A_CONTEXT = """
+import os, subprocess, sys
+from outfitter import RuntimeContext
+with RuntimeContext({"gpu": 1}, worker="w", survivors=True) as context:
+    print(subprocess.Popen(["sleep", "1000"], env={**os.environ, **context.child_env}).pid, flush=True)
+    sys.stdin.read()
+"""
+WAYS = {
+    "hold": [HOLDING, *OUTFITTER, "hold", "--resource", "gpu=1", "--worker", "w", "--survivors"],
+    "context": [IN_A_CONTEXT],
+}
+
+
+@contextmanager
+def worker(manager: Manager, *command: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A worker that has a device and has started a program, and that program's pid."""
+    with subprocess.Popen(
+        [sys.executable, "-c", *command],
+        env=manager.environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        try:
+            yield process, int(line)
+        finally:
+            process.kill()
+            os.kill(int(line), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("ending", ["killed", "given back"])
+def test_a_program_that_outlives_its_worker_keeps_the_device(one_gpu: Manager, way: str, ending: str) -> None:
+    with worker(one_gpu, *WAYS[way]) as (process, program):
+        if ending == "killed":
+            process.kill()
+        else:
+            assert process.stdin is not None
+            process.stdin.close()
+        record = one_gpu.wait_for_state("w", "releasing")
+        one_gpu.wait_for(lambda: f"{program} (sleep)" in str((one_gpu.record("w") or {}).get("delayed_by")))
+        assert record["resources"]["gpu"]
+    one_gpu.wait_for_state("w", "ended")
+
+
+def test_a_context_in_a_program_that_a_worker_starts_has_the_workers_devices(one_gpu: Manager) -> None:
+    inner = "from outfitter import RuntimeContext as C\nwith C() as c: print(c.worker, c.env['CUDA_VISIBLE_DEVICES'])"
+    outer = f"""
+import os, subprocess, sys
+from outfitter import RuntimeContext
+with RuntimeContext({{"gpu": 1}}, worker="w") as context:
+    print(context.worker, context.env["CUDA_VISIBLE_DEVICES"], flush=True)
+    subprocess.run([sys.executable, "-c", {inner!r}], env={{**os.environ, **context.child_env}}, check=True)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", outer], env=one_gpu.environment, capture_output=True, text=True, timeout=60, check=True
+    )
+    mine, its = done.stdout.splitlines()
+    assert mine == its
+    one_gpu.wait_for_state("w", "ended")
