@@ -139,6 +139,15 @@ def test_answers_with_another_token_change_nothing() -> None:
     assert core.state("w") == "releasing"
 
 
+def test_what_was_shared_is_free_without_a_driver_although_the_resource_has_an_in_use_check() -> None:
+    core = CoreDriver(m.ResourceSpec(name="gpu", amount=1, shared=True, confirms=True))
+    core.report("a")
+    core.register("w", 1)
+    core.register("other", 1)
+    core.deregister("w")
+    assert core.state("w") == "ended"
+
+
 def test_answers_about_unknown_allocations_change_nothing() -> None:
     core = CoreDriver(PREPARES)
     prepared(core, "w")

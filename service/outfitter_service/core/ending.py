@@ -69,7 +69,7 @@ def needs_unprepare(rules: Rules, record: Allocation) -> bool:
         return True
     for resource in record.resources:
         spec = rules.specs.get(resource)
-        if spec is not None and (spec.confirms or spec.prepares):
+        if resource not in record.shared and spec is not None and (spec.confirms or spec.prepares):
             return True
     return False
 

@@ -360,10 +360,10 @@ def _grant(builder: DecisionBuilder, record: Allocation, devices: m.Devices, *, 
     for resource in devices:
         spec = specs[resource]
         prepares = prepares or spec.prepares
-        if spec.prepares or spec.confirms:
-            prepared.append(resource)
         if spec.shared:
             shared.append(resource)
+        elif spec.prepares or spec.confirms:
+            prepared.append(resource)
     operators, common = policy.shares(record.request, devices, shared)
     granted = builder.step(
         Step.PREPARE if prepares else Step.GRANT,

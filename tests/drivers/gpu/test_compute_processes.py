@@ -11,8 +11,6 @@ from msgspec import structs
 
 from outfitter_drivers.api import DriverParams, Grant, InUseCheck, PermanentDriverError, TemporaryDriverError, Worker
 from outfitter_drivers.gpu.factory import GPUDriverFactory
-from outfitter_service.config import ResourceConfig
-from outfitter_service.runtime.drivers.building import build_served
 from support.drivers.gpu_machine import executable, nvidia_smi
 from support.managers.process import StartManager
 
@@ -105,14 +103,11 @@ async def test_a_device_without_a_uuid_is_not_asked_for(tmp_path: Path, monkeypa
     assert await user(by_index) is None
 
 
-def test_the_check_can_be_turned_off_and_is_off_where_a_resource_is_shared() -> None:
+def test_the_check_can_be_turned_off() -> None:
     factory = GPUDriverFactory()
     assert not isinstance(factory.create_external_resource_driver(DriverParams({"in-use-check": "false"})), InUseCheck)
     with pytest.raises(ValueError, match="in-use-check"):
         factory.create_external_resource_driver(DriverParams({"in-use-check": "perhaps"}))
-    for sharing, checks in (("exclusive", True), ("shared", False)):
-        served = build_served(ResourceConfig(name="gpu", driver="gpu", sharing=sharing), "host", print)
-        assert (served.in_use_check is not None) is checks
 
 
 SMI = """

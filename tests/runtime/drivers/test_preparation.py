@@ -215,6 +215,27 @@ async def test_a_driver_that_prepares_is_refused_for_a_resource_that_is_shared(s
         assert bench.calls == []
 
 
+async def test_what_was_shared_is_taken_back_from_nobody_by_a_driver_that_prepares_since_then(
+    serve: Serve, bench: Bench
+) -> None:
+    """The other sharer goes on using it."""
+    [device] = bench.ids
+    shared = static(1, extra=f'sharing = "shared"\nparam.device.0.id = "{device}"')
+    async with serve(shared) as manager:
+        await manager.say(register("w", gpu=1), register("other", gpu=1))
+        await manager.state("w", "allocated")
+        await manager.state("other", "allocated")
+    bench.users[device] = "the other"
+    async with serve(preparing(bench.name)) as manager:
+        await manager.say(deregister("w"), register("next", gpu=1))
+        await manager.state("w", "ended")
+        await manager.state("next", "pending")
+        assert bench.calls == []
+        await manager.say(deregister("other"))
+        await manager.state("next", "allocated")
+    assert [call.what for call in bench.calls] == ["prepare"]
+
+
 async def test_a_restart_while_preparing_issues_the_command_again_with_the_same_token(
     serve: Serve, bench: Bench
 ) -> None:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from contextlib import suppress
 
-from msgspec import Struct, structs
+from msgspec import Struct
 
 from outfitter_drivers import api, registry
 from outfitter_service.config import ResourceConfig
@@ -101,8 +101,7 @@ def build_served(resource: ResourceConfig, scope: str, warn: Callable[[str], obj
                 f"driver {resource.driver} looks at the machine that it runs on, so it cannot serve a manager of "
                 "cluster scope; valid is one that looks from afar (static), or scope = host",
             )
-    # others may go on using what one worker gives back
-    return structs.replace(served, in_use_check=None) if resource.sharing == "shared" else served
+    return served
 
 
 def inspected(driver: api.ExternalResourceDriver) -> ServableDriver:

@@ -58,11 +58,12 @@ class CommandRunner:
                 self._in_turn(command.allocation, lambda: self._unprepare(command, record))
 
     def _grants(self, record: Allocation) -> Iterator[tuple[Supervisor, api.Grant]]:
-        """The grant of each of the record's resources that has a driver, with its supervisor."""
+        """The grant of each exclusive resource of the record that has a driver, with its supervisor. What is shared was
+        prepared for nobody, and others may go on using it."""
         supervisors = self._supervisors(record.host)
         for resource, infos in record.resources.items():
             supervisor = supervisors.get(resource)
-            if supervisor is not None:
+            if supervisor is not None and resource not in record.shared:
                 yield supervisor, supervisor.grant(record, infos)
 
     def _in_turn(self, key: AllocationKey, call: Callable[[], Awaitable[None]]) -> None:
