@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test check deploy-check systemd-check asyncapi examples examples-all bench chaos simulate fuzz kafka constraints clean
+.PHONY: demo test check deploy-check systemd-check asyncapi examples examples-all bench chaos wild simulate fuzz kafka constraints clean
 
 demo: $(READY)
 	@echo "A manager and three workers on this machine, for a few seconds."
@@ -84,6 +84,10 @@ fuzz: $(READY)
 chaos: $(READY)
 	SEED=$(or $(SEED),1) KAFKA=$(or $(KAFKA),4.3) CHAOS_OUT=chaos-results.json \
 		$(BIN)/pytest tests/chaos --override-ini python_files='fault_*.py' --quiet $(PYTEST_ARGS)
+
+# Each integration in each crash: who held what when, and how long a device was away. PYTEST_ARGS="-k Celery" selects.
+wild: $(READY)
+	WILD_OUT=wild-results.json $(BIN)/pytest tests/wild --override-ini python_files='wild_*.py' --quiet $(PYTEST_ARGS)
 
 # Ctrl-C, which the broker takes for an order to end, is no failure here.
 kafka:

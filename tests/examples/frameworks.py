@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -25,6 +25,29 @@ from support.processes.ending import wait_until_ended
 from support.processes.worker_program import WorkerProgram
 
 GPUS = 2
+
+
+def environment_of(name: str) -> Path:
+    """A virtual environment with what the example asks for, and with Outfitter."""
+    requirements = (ROOT / "examples" / name / "requirements.txt").read_text().split()
+    return virtual_environment(name, requirements, with_outfitter=True)
+
+
+def numbers_topic(broker: KafkaBroker) -> Mapping[str, str]:
+    """Make a topic of numbers with a partition for each worker; return the variables that lead an example to it."""
+    topic = f"numbers-{broker.new_cluster()}"
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    for made in admin.create_topics([NewTopic(topic, GPUS, 1)], operation_timeout=10).values():
+        made.result(30)
+    return {"KAFKA": broker.bootstrap, "NUMBERS": topic}
+
+
+def publish(variables: Mapping[str, str], numbers: Iterable[object]) -> None:
+    """Send numbers to the topic of `numbers_topic`, to its partitions in turn."""
+    producer = Producer({"bootstrap.servers": variables["KAFKA"]})
+    for place, number in enumerate(numbers):
+        producer.produce(variables["NUMBERS"], str(number), partition=place % GPUS)
+    assert producer.flush(30) == 0
 
 
 class Workers:
@@ -99,9 +122,7 @@ class FrameworkContract:
 
     @pytest.fixture
     def environment(self) -> Path:
-        """A virtual environment with what the example asks for, and with Outfitter."""
-        requirements = (ROOT / "examples" / self.name / "requirements.txt").read_text().split()
-        return virtual_environment(self.name, requirements, with_outfitter=True)
+        return environment_of(self.name)
 
     @pytest.fixture
     def variables(self) -> Mapping[str, str]:
@@ -172,15 +193,7 @@ class KafkaFrameworkContract(FrameworkContract):
 
     @pytest.fixture
     def variables(self, kafka_broker: KafkaBroker) -> Mapping[str, str]:
-        topic = f"numbers-{kafka_broker.new_cluster()}"
-        admin = AdminClient({"bootstrap.servers": kafka_broker.bootstrap})
-        for made in admin.create_topics([NewTopic(topic, GPUS, 1)], operation_timeout=10).values():
-            made.result(30)
-        return {"KAFKA": kafka_broker.bootstrap, "NUMBERS": topic}
+        return numbers_topic(kafka_broker)
 
     def send(self, workers: Workers, environment: Path, numbers: range) -> None:
-        variables = workers.variables
-        producer = Producer({"bootstrap.servers": variables["KAFKA"]})
-        for number in numbers:
-            producer.produce(variables["NUMBERS"], str(number), partition=number % GPUS)
-        assert producer.flush(30) == 0
+        publish(workers.variables, numbers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from support.clusters import uses
 from support.clusters.uses import Process, Use, overlaps
 from support.processes.ending import wait_until_ended
 
@@ -60,6 +62,21 @@ def test_a_beat_after_somebody_else_has_begun_is_an_overlap(file: Path) -> None:
     Use(file, "GPU-0", name="second")
     first.beat()
     assert len(overlaps(file)) == 1
+
+
+def test_a_device_is_away_from_a_users_last_word_until_somebody_begins_with_it(file: Path) -> None:
+    said = [
+        ("begin", 10.0, "first", "GPU-0"), ("begin", 11.0, "other", "GPU-1"), ("beat", 12.0, "first", "GPU-0"),
+        ("begin", 12.5, "second", "GPU-0"), ("end", 13.0, "other", "GPU-1"), ("begin", 20.0, "third", "GPU-1"),
+        ("beat", 90.0, "third", "GPU-1"),
+    ]  # fmt: skip
+    keys = ("what", "at", "name", "device")
+    text = [json.dumps({"pid": 1, "ticks": 1, **dict(zip(keys, each, strict=True))}) for each in said]
+    file.write_text("\n".join(text) + "\n")
+    assert uses.longest_away(file) == 7.0
+    assert [(span.name, span.begun, span.last) for span in uses.spans(file)] == [
+        ("first", 10.0, 12.0), ("other", 11.0, 13.0), ("second", 12.5, 12.5), ("third", 20.0, 90.0),
+    ]  # fmt: skip
 
 
 def test_another_program_can_begin_a_use_for_a_process(file: Path, other: subprocess.Popen[bytes]) -> None:

@@ -96,6 +96,38 @@ def overlaps(file: Path) -> list[str]:
     return found
 
 
+class Span(NamedTuple):
+    """Who used a device from when until its last word. Times are those of `time.monotonic`."""
+
+    device: str
+    pid: int
+    name: str
+    begun: float
+    last: float
+
+
+def spans(file: Path) -> list[Span]:
+    """All uses so far, by their beginning."""
+    found: dict[tuple[object, ...], Span] = {}
+    for said in lines(file):
+        key = (said["device"], *_user(said))
+        if said["what"] == "begin":
+            found[key] = Span(said["device"], said["pid"], said["name"], said["at"], said["at"])
+        else:
+            found[key] = found[key]._replace(last=said["at"])
+    return list(found.values())
+
+
+def longest_away(file: Path) -> float:
+    """The longest time between a user's last word and the next user's beginning, in seconds. A user that was killed
+    has lived up to one beat longer than its last word."""
+    longest, last = 0.0, dict[str, float]()
+    for span in spans(file):
+        longest = max(longest, span.begun - last.get(span.device, span.begun))
+        last[span.device] = max(span.last, last.get(span.device, span.last))
+    return longest
+
+
 def _user(said: dict[str, Any]) -> tuple[object, ...]:
     return (said["pid"], said["ticks"], said["name"])
 

@@ -1,0 +1,1 @@
+"""`make wild`: the crash matrix. Each integration meets each crash, and the using processes say who has what."""
