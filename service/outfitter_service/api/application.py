@@ -1,4 +1,4 @@
-"""Puts the API together: the routes, the event stream, the document, and what every answer has in common."""
+"""Puts the API together: the routes, the event stream, the document, the console, and what every answer shares."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import structlog
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from outfitter_service.api import access, openapi
+from outfitter_service.api import access, console, openapi
 from outfitter_service.api.follower import Follower
 from outfitter_service.api.routes import BASE, ROUTES
 from outfitter_service.api.stream import MOST_STREAMS, Streams
@@ -22,8 +22,8 @@ MOST_CONNECTIONS = MOST + MOST_STREAMS
 """Most open connections of a server with the API."""
 
 
-def add_to(app: web.Application, follower: Follower, guard: access.Guard) -> None:
-    """Add the API's routes to an application. Its other routes stay as they are."""
+def add_to(app: web.Application, follower: Follower, guard: access.Guard, *, page: str = "/console/") -> None:
+    """Add the API's routes to an application, and the console at the path `page`. Its other routes stay as they are."""
     streams = Streams(follower)
     document = msgspec.json.encode(openapi.document(ROUTES, EVENTS, secured=guard.secured))
 
@@ -37,12 +37,13 @@ def add_to(app: web.Application, follower: Follower, guard: access.Guard) -> Non
         app.router.add_get(route.path, serve(route, follower))
     app.router.add_get(EVENTS, streams.serve, allow_head=False)
     app.router.add_get(DOCUMENT, send_document)
+    console.add_to(app, page)
     app.middlewares.append(_problems(guard))
     app.on_shutdown.append(stop_streams)
 
 
 def application(follower: Follower, connections: Connections, guard: access.Guard) -> web.Application:
-    """The API alone, with probes."""
+    """The API alone, with probes. The console is its first page."""
 
     async def livez(_: web.Request) -> web.Response:
         return web.Response(text="ok\n")
@@ -55,7 +56,7 @@ def application(follower: Follower, connections: Connections, guard: access.Guar
     app = web.Application(client_max_size=64 * 1024, middlewares=[connections.middleware])
     app.router.add_get("/livez", livez)
     app.router.add_get("/readyz", readyz)
-    add_to(app, follower, guard)
+    add_to(app, follower, guard, page="/")
     return app
 
 

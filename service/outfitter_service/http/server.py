@@ -22,10 +22,11 @@ INDEX = """<!doctype html>
 <li><a href="metrics">metrics</a>, for Prometheus</li>
 <li><a href="livez">livez</a>: whether the process answers</li>
 <li><a href="readyz">readyz</a>: whether registrations are answered, and why not</li>
-</ul>
+{more}</ul>
 """
+CONSOLE = '<li><a href="console/">console</a>: the fleet, and what needs a person</li>\n'
 Add = Callable[[web.Application], None]
-"""Adds routes to an application."""
+"""Adds the API and its console to an application."""
 
 
 def application(service: Service, connections: Connections, add: Add | None = None) -> web.Application:
@@ -43,7 +44,7 @@ def application(service: Service, connections: Connections, add: Add | None = No
         return web.Response(status=503, text=f"not ready: {service.condition}\n")
 
     async def index(_: web.Request) -> web.Response:
-        return web.Response(text=INDEX, content_type="text/html")
+        return web.Response(text=INDEX.format(more=CONSOLE if add is not None else ""), content_type="text/html")
 
     app = web.Application(client_max_size=64 * 1024, middlewares=[connections.middleware])
     app.router.add_get("/", index)

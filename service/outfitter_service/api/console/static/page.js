@@ -1,0 +1,114 @@
+// The page: first what needs a person, then who waits, then the fleet.
+import { html, nothing } from "./vendor/lit-html.js";
+import { panelView } from "./panel.js";
+import { countsOf, fleetView } from "./tiles.js";
+import { troublesOf, waitingGroups } from "./troubles.js";
+import { amounts, count, duration, linkTo, number, withCode } from "./words.js";
+
+const MOST_GROUPS = 6;
+const MOST_NAMES = 3;
+
+/** How things are, in one sentence. Without a live picture it is said in the past: a dead stream must not look calm. */
+function sentence(troubles, isLive) {
+  const urgent = troubles.filter(trouble => trouble.urgent).length;
+  if (urgent) return `${count(urgent, "thing")} ${isLive ? (urgent === 1 ? "needs" : "need") : "needed"} you`;
+  if (troubles.length) return isLive ? "Nothing urgent" : "Nothing was urgent";
+  return isLive ? "All is well" : "All was well";
+}
+
+function summary(fleet) {
+  const counts = countsOf(fleet), devices = Object.values(counts).reduce((a, b) => a + b, 0);
+  const waiting = [...fleet.hosts.values()].reduce((sum, host) => sum + host.waiting.length, 0);
+  const queue = waiting ? `${count(waiting, "worker")} ${waiting === 1 ? "waits" : "wait"}` : "nobody waits";
+  return `${count(fleet.hosts.size, "host")}, ${count(devices, "device")}, ${number(counts.held)} held, ${queue}`;
+}
+
+/** How old the picture is. Only the first words are announced: the seconds would be, one after the other. */
+export function ageView(feed) {
+  if (feed.isLive) return html`<span class="live" role="status"><i></i>live</span>`;
+  if (!feed.fleet) return html`<span class="live lost" role="status"><i></i>no picture yet</span>`;
+  const age = duration(feed.age);
+  return html`<span class="live lost"><i></i><span role="status">Not live</span>: the picture is ${age} old</span>`;
+}
+
+function header(feed, view) {
+  const { cluster } = feed.status, theme = view.isDark ? "Use light colours" : "Use dark colours";
+  return html`<header><strong>Outfitter</strong><span class="cluster">${cluster ? `cluster ${cluster}` : nothing}</span>
+    ${ageView(feed)}
+    <button id="theme" aria-label=${theme}><span aria-hidden="true">◐</span></button></header>`;
+}
+
+/** Why the picture is not live. */
+function lostNotice(feed) {
+  if (feed.isLive || !feed.fleet || feed.phase === "token") return nothing;
+  const reason = feed.outage && feed.phase === "live" ? "the API cannot read the bus" : feed.reason;
+  return html`<p class="notice" role="alert"><b>This picture is old.</b> <span>${reason}.</span>
+    <button id="retry">Try now</button></p>`;
+}
+
+const trouble = ({ urgent, title, text, since, address, only }, now) => html`<li class=${urgent ? "urgent" : "look"}>
+  <span class="mark" role="img" aria-label=${urgent ? "urgent" : "not urgent"}>${urgent ? "■" : "▲"}</span>
+  ${address ? html`<a href=${address}><b>${title}</b></a>`
+    : only ? html`<button class="link" data-only=${only}><b>${title}</b></button>` : html`<b>${title}</b>`}
+  <span class="since">${since ? duration(now - since) : nothing}</span>
+  <p>${withCode(text)}</p></li>`;
+
+const troubleList = (troubles, now) => html`<section class="card" aria-labelledby="troubles-title">
+  <h2 id="troubles-title">Needs attention</h2>
+  ${troubles.length ? html`<ul class="troubles">${troubles.map(each => trouble(each, now))}</ul>`
+    : html`<p class="none">Nothing does.</p>`}
+</section>`;
+
+function waitingRow({ waiters, reason }, now) {
+  const rest = waiters.length - MOST_NAMES;
+  const names = waiters.slice(0, MOST_NAMES).map((waiter, n) =>
+    html`${n ? ", " : nothing}${linkTo("worker", [waiter.host, waiter.worker])}`);
+  return html`<tr><td>${names}${rest > 0 ? ` and ${number(rest)} more` : nothing}</td>
+    <td>${amounts(waiters[0].amounts)}</td><td class="dim">${duration(now - Date.parse(waiters[0].since))}</td>
+    <td class="why">${withCode(reason)}</td></tr>`;
+}
+
+function waitingList(fleet, view, now) {
+  const groups = waitingGroups(fleet), shown = view.allGroups ? groups : groups.slice(0, MOST_GROUPS);
+  const waiters = groups.reduce((sum, group) => sum + group.waiters.length, 0), rest = groups.length - shown.length;
+  const heads = ["Workers", "Want", "For", "Why"].map(head => html`<th scope="col">${head}</th>`);
+  return html`<section class="card" aria-labelledby="waiting-title">
+    <h2 id="waiting-title">Waiting <span>${waiters ? number(waiters) : nothing}</span></h2>
+    ${waiters ? html`<table class="waiting"><thead><tr>${heads}</tr></thead>
+      <tbody>${shown.map(group => waitingRow(group, now))}</tbody></table>` : html`<p class="none">Nobody waits.</p>`}
+    ${rest ? html`<button id="all-groups">${count(rest, "more reason")}</button>` : nothing}
+  </section>`;
+}
+
+const tokenForm = feed => html`<main class="alone"><h1>A token is needed</h1>
+  <p>It is in the file that the API got as <code>--token-file</code> or <code>api-token-file</code>. This tab keeps it
+    until it is closed.</p>
+  <form id="token-form"><label for="token">Token</label>
+    <input id="token" type="password" autocomplete="off" required><button>Show the fleet</button></form>
+  ${feed.tokenWasWrong ? html`<p role="alert">The API refused that token.</p>` : nothing}</main>`;
+
+const noPicture = feed => html`<main class="alone"><h1>Reading the fleet</h1>
+  <p role="status">${feed.reason || "One moment."}</p></main>`;
+
+export function pageView(feed, view, panel) {
+  if (feed.phase === "token") return html`${header(feed, view)}${tokenForm(feed)}`;
+  if (!feed.fleet) return html`${header(feed, view)}${noPicture(feed)}`;
+  const now = feed.api.now, troubles = troublesOf(feed.fleet, feed, now);
+  return html`<a class="skip" href="#fleet">To the fleet</a>
+    ${header(feed, view)}${lostNotice(feed)}
+    <main>
+      <h1 aria-live="polite">${sentence(troubles, feed.isLive)}</h1>
+      <p class="summary">${summary(feed.fleet)}</p>
+      <div class="two">${troubleList(troubles, now)}${waitingList(feed.fleet, view, now)}</div>
+      ${fleetView(feed.fleet, view)}
+    </main>
+    ${view.subject ? panelView(feed, view.subject, panel, now) : nothing}`;
+}
+
+/** The page's title: a number that can be seen in a row of tabs. */
+export function titleOf(feed) {
+  if (!feed.fleet) return "Outfitter";
+  const urgent = troublesOf(feed.fleet, feed, feed.api.now).filter(each => each.urgent).length;
+  const place = feed.status.cluster ? `Outfitter ${feed.status.cluster}` : "Outfitter";
+  return `${urgent ? `(${urgent}) ` : ""}${feed.isLive ? "" : "Not live: "}${place}`;
+}

@@ -1,0 +1,187 @@
+// The panel at the side: one host, device or worker, its owner, its reasons and what happened there.
+import { html, nothing } from "./vendor/lit-html.js";
+import { isFailing, stateOf } from "./fleet.js";
+import { amounts, cell, duration, linkTo, moment, withCode } from "./words.js";
+
+const STEPS = 50;
+const PAUSE_MS = 1_000;
+
+/** The subject of an address such as `#host/gpu-1`; null: it has none. */
+export function subjectOf(address) {
+  const [kind, host, name] = address.replace(/^#/, "").split("/").map(decoded);
+  if (kind === "host" && host) return { kind, host, name: host };
+  if ((kind === "device" || kind === "worker") && name) return { kind, host, name };
+  return null;
+}
+
+function decoded(part) {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part;
+  }
+}
+
+/** What the API says of the panel's subject beyond the fleet: steps of history and explanations. It is read again when
+ * something happens on its host, at most once a second. */
+export class Panel {
+  constructor(api, changed) {
+    this.api = api;
+    this.changed = changed;
+    this.show(null);
+  }
+
+  /** Show another subject; null: none. */
+  show(subject) {
+    this.subject = subject;
+    this.steps = null;
+    this.explanations = null;
+    this.problem = null;
+    if (subject) this.#read(subject);
+  }
+
+  /** Something happened on a host. */
+  stepped(host) {
+    if (!this.subject || this.isDue || (this.subject.host && this.subject.host !== host)) return;
+    this.isDue = true;
+    setTimeout(() => {
+      this.isDue = false;
+      if (this.subject) this.#read(this.subject);
+    }, PAUSE_MS);
+  }
+
+  async #read(subject) {
+    const { kind, host, name } = subject, ofHost = host ? { host } : {};
+    const about = kind === "host" ? ofHost : { ...ofHost, [kind]: name };
+    try {
+      const [explanations, history] = await Promise.all([
+        kind === "worker" ? this.#explain(name, ofHost) : [],
+        this.api.page("history", { ...about, limit: STEPS }),
+      ]);
+      if (subject !== this.subject) return;
+      Object.assign(this, { explanations, steps: history.body.items, problem: null });
+    } catch (error) {
+      if (subject !== this.subject) return;
+      this.problem = error.message;
+    }
+    this.changed();
+  }
+
+  async #explain(worker, ofHost) {
+    const path = `workers/${encodeURIComponent(worker)}/explanations`;
+    return this.api.all(path, ofHost).catch(error => (error.status === 404 ? [] : Promise.reject(error)));
+  }
+}
+
+const state = word => html`<span class="state">${cell(word)}${word}</span>`;
+
+const holdersOf = device => device.holders.map((holder, n) => html`${n ? ", " : nothing}${
+  linkTo("worker", [device.host, holder.worker])}${holder.state === "allocated" ? nothing : ` (${holder.state})`}${
+  holder.delayed_by ? html`<br><span class="dim">${withCode(holder.delayed_by)}</span>` : nothing}`);
+
+function managerView(host, now) {
+  const { manager } = host;
+  if (!manager) return html`<p>No manager has ever served this host.</p>`;
+  if (manager.stopped_at)
+    return html`<p>No manager: it was stopped ${duration(now - Date.parse(manager.stopped_at))} ago. Start
+      <code>outfitter serve</code> there.</p>`;
+  return html`<p>Managed for ${duration(now - Date.parse(manager.since))} by Outfitter ${manager.version}.</p>`;
+}
+
+const resourceRow = ([name, resource]) => html`<tr><td>${name}</td>
+  <td>${isFailing(resource) ? html`<b>${resource.state}</b>` : resource.state}</td>
+  <td>${resource.healthy ?? "–"} of ${resource.total}${resource.sharing === "shared" ? ", shared" : nothing}</td>
+  <td>${resource.reason ? withCode(resource.reason) : "–"}</td></tr>`;
+
+const deviceRow = (device, host) => html`<tr><td>${state(stateOf(device, host))}</td>
+  <td>${device.holders.length ? holdersOf(device) : "–"}</td>
+  <td>${device.resource}: ${linkTo("device", [host.name, device.id])}${
+    device.reason ? html`<br><span class="dim">${withCode(device.reason)}</span>` : nothing}</td></tr>`;
+
+const table = (heads, rows) => html`<table>
+  <thead><tr>${heads.map(head => html`<th scope="col">${head}</th>`)}</tr></thead><tbody>${rows}</tbody></table>`;
+
+function hostView(fleet, { name }, now) {
+  const host = fleet.hosts.get(name);
+  if (!host) return html`<p>No host has this name.</p>`;
+  const resources = Object.entries(host.resources ?? {}).map(resourceRow), waiting = host.waiting.map(waiterRow);
+  return html`${managerView(host, now)}
+    ${host.resources ? table(["Resource", "State", "Healthy", "Reason"], resources) : nothing}
+    <h3>Devices</h3>
+    ${host.devices.length ? table(["State", "Held by", "Device"], host.devices.map(device => deviceRow(device, host)))
+      : html`<p class="none">None.</p>`}
+    ${waiting.length ? html`<h3>Waiting here</h3>${table(["#", "Worker", "Wants", "Why"], waiting)}` : nothing}`;
+}
+
+const waiterRow = waiter => html`<tr><td class="dim">${waiter.position ?? "–"}</td>
+  <td>${linkTo("worker", [waiter.host, waiter.worker])}</td><td>${amounts(waiter.amounts)}</td>
+  <td>${withCode(waiter.reason ?? "–")}</td></tr>`;
+
+const fact = (name, value) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`;
+
+function deviceView(fleet, { host: hostName, name }) {
+  const host = fleet.hosts.get(hostName), device = host?.devices.find(each => each.id === name);
+  if (!device) return html`<p>${linkTo("host", [hostName])} does not report this device now.</p>`;
+  const properties = Object.entries(device.properties ?? {}).filter(([key]) => key !== "id");
+  return html`<dl>${fact("Host", linkTo("host", [hostName]))}${fact("Resource", device.resource)}
+    ${fact("State", state(stateOf(device, host)))}
+    ${device.reason ? fact("Reason", withCode(device.reason)) : nothing}
+    ${fact("Held by", device.holders.length ? holdersOf(device) : "nobody")}
+    ${properties.map(([key, value]) => fact(key, value))}</dl>`;
+}
+
+function explanationView(found, now) {
+  return html`<dl>${fact("Host", linkTo("host", [found.host]))}${fact("Run", found.incarnation)}
+    ${fact("State", html`<b>${found.state}</b> for ${duration(now - Date.parse(found.since))}`)}
+    ${found.reason ? fact("Reason", withCode(found.reason)) : nothing}
+    ${fact("Wants", amounts(found.amounts))}
+    ${found.queue_position === null ? nothing : fact("Place", `${found.queue_position} in the queue`)}
+    ${found.wait_until ? fact("Gives up at", moment(found.wait_until, now)) : nothing}
+    ${found.ahead.length ? fact("Before it", found.ahead.map((each, n) =>
+      html`${n ? ", " : nothing}${linkTo("worker", [found.host, each.worker])} (${amounts(each.amounts)})`)) : nothing}
+    ${found.warnings.map(warning => fact("Warning", withCode(warning)))}</dl>
+    ${held(found)}`;
+}
+
+function held(found) {
+  const own = found.devices.filter(device => device.holders.some(holder => holder.worker === found.worker));
+  if (!own.length) return nothing;
+  const link = device => linkTo("device", [found.host, device.id]);
+  return html`<h3>Its devices</h3><ul>${own.map(device => html`<li>${device.resource}: ${link(device)}</li>`)}</ul>`;
+}
+
+function workerView({ name }, { explanations }, now) {
+  if (explanations === null) return html`<p class="none">Reading…</p>`;
+  if (!explanations.length) return html`<p>No worker ${name} is known: it never registered, or ended long ago.</p>`;
+  return explanations.map(found => explanationView(found, now));
+}
+
+function stepRow({ record }, subject, now) {
+  const { at, worker, host, event, explanation } = record;
+  const who = worker && subject.kind !== "worker" ? html`${linkTo("worker", [host, worker])} ` : nothing;
+  const change = record.to ? html`<b>${record.from ? `${record.from} → ` : nothing}${record.to}</b> ` : nothing;
+  return html`<li>${moment(at, now)}<span>${who}${change}<span class="dim">${event}${explanation ? ": " : nothing}${
+    withCode(explanation ?? "")}</span></span></li>`;
+}
+
+function historyView({ steps, problem }, subject, now) {
+  if (problem) return html`<p role="alert">The history cannot be shown: ${problem}.</p>`;
+  if (steps === null) return html`<p class="none">Reading…</p>`;
+  if (!steps.length) return html`<p class="none">Nothing that the API remembers.</p>`;
+  return html`<ol class="steps">${steps.map(step => stepRow(step, subject, now))}</ol>
+    ${steps.length < STEPS ? nothing : html`<p class="none">These are the last ${STEPS}.</p>`}`;
+}
+
+export function panelView(feed, subject, panel, now) {
+  const views = {
+    host: () => hostView(feed.fleet, subject, now),
+    device: () => deviceView(feed.fleet, subject),
+    worker: () => workerView(subject, panel, now),
+  };
+  return html`<aside aria-labelledby="panel-title">
+    <div class="panel-head">
+      <h2 id="panel-title" tabindex="-1"><span class="dim">${subject.kind}</span> ${subject.name}</h2>
+      <button id="close" aria-label="Close"><span aria-hidden="true">✕</span></button></div>
+    ${views[subject.kind]()}
+    <h3>What happened</h3>${historyView(panel, subject, now)}</aside>`;
+}

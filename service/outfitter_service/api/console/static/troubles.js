@@ -1,0 +1,198 @@
+// What needs a person, worst first, and who waits: one entry for all that have one cause.
+import { isFailing } from "./fleet.js";
+import { addressOf, amounts, count, some } from "./words.js";
+
+const RECENT_MS = 3600 * 1000;
+
+/** The troubles. Each has `urgent`, a `title`, a `text` that says what it means and what to do, `since` (milliseconds,
+ * or null), and where to look: an `address`, or the state `only` of which the fleet has devices. */
+export function troublesOf(fleet, feed, now) {
+  const hosts = [...fleet.hosts.values()].sort((a, b) => b.weight - a.weight || (a.name < b.name ? -1 : 1));
+  const found = [
+    ...outage(feed),
+    ...withoutManager(hosts.filter(host => !host.managed && host.holders.size + host.waiting.length)),
+    ...failingDrivers(hosts),
+    ...unhealthy(hosts.filter(host => host.counts.unhealthy)),
+    ...infeasible(hosts),
+    ...notFree(hosts),
+    ...unheard(hosts.filter(host => host.managed && host.counts.unknown)),
+    ...failed(fleet, now),
+    ...refused(fleet, now),
+    ...stopped(hosts.filter(host => !host.managed && !(host.holders.size + host.waiting.length))),
+  ];
+  return found.map(trouble => ({ since: null, ...trouble })).sort((a, b) => b.urgent - a.urgent);
+}
+
+const names = hosts => some(hosts.map(host => host.name));
+const where = hosts => (hosts.length === 1 ? hosts[0].name : count(hosts.length, "host"));
+const oldest = times => Math.min(...times.map(Date.parse));
+const atFirst = hosts => ({ address: addressOf("host", hosts[0].name) });
+const total = (hosts, of) => hosts.reduce((sum, host) => sum + of(host), 0);
+
+function outage({ outage: reason }) {
+  if (!reason) return [];
+  const text = `${reason}. Workers keep what they have. Look after the brokers; the picture follows by itself.`;
+  return [{ urgent: true, title: "The API cannot read the bus", text }];
+}
+
+function withoutManager(hosts) {
+  if (!hosts.length) return [];
+  const holders = total(hosts, host => host.holders.size), waiters = total(hosts, host => host.waiting.length);
+  const stopped = hosts.map(host => host.manager?.stopped_at).filter(Boolean);
+  const parts = [
+    holders ? `${count(holders, "worker")} there ${holders === 1 ? "keeps" : "keep"} devices` : "",
+    waiters ? `${count(waiters, "worker")} ${waiters === 1 ? "waits" : "wait"}` : "",
+  ];
+  return [{
+    urgent: true,
+    title: `${where(hosts)} ${hosts.length === 1 ? "has" : "have"} no manager`,
+    text: `${parts.filter(Boolean).join(", and ")}. Nobody answers before \`outfitter serve\` runs again`
+      + `${hosts.length === 1 ? "" : `: ${names(hosts)}`}.`,
+    since: stopped.length ? oldest(stopped) : null,
+    ...atFirst(hosts),
+  }];
+}
+
+const FAILURES = {
+  "driver-failed": {
+    title: name => `The driver of ${name} fails`,
+    remedy: "The manager tries again by itself. `outfitter doctor` on the host says what it lacks.",
+  },
+  misconfigured: {
+    title: name => `${name} is misconfigured`,
+    remedy: "Correct the host's configuration: `outfitter config check` says where.",
+  },
+  "no-driver": { title: name => `${name} has no driver`, remedy: "Name its driver in the host's configuration." },
+};
+
+function failingDrivers(hosts) {
+  const groups = new Map();
+  for (const host of hosts.filter(each => each.managed && each.failing))
+    for (const [name, resource] of Object.entries(host.resources).filter(([, each]) => isFailing(each))) {
+      const key = `${resource.state}/${name}`;
+      const group = groups.get(key) ?? groups.set(key, { name, resource, hosts: [] }).get(key);
+      group.hosts.push(host);
+    }
+  return [...groups.values()].map(({ name, resource, hosts: affected }) => ({
+    urgent: true,
+    title: `${FAILURES[resource.state].title(name)} on ${where(affected)}`,
+    text: `Nobody gets any ${name} there${because(resource.reason)}. ${FAILURES[resource.state].remedy}`,
+    ...atFirst(affected),
+  }));
+}
+
+const bare = reason => reason.replace(/\.$/, "");
+const because = reason => (reason ? `: ${bare(reason)}` : "");
+const sentence = reason => (reason ? `${bare(reason)}. ` : "");
+
+function unhealthy(hosts) {
+  if (!hosts.length) return [];
+  const devices = total(hosts, host => host.counts.unhealthy);
+  const worst = hosts.reduce((a, b) => (b.counts.unhealthy > a.counts.unhealthy ? b : a));
+  const first = worst.devices.find(device => device.health === "unhealthy");
+  const isHeld = device => device.health === "unhealthy" && device.holders.length;
+  const held = total(hosts, host => host.devices.filter(isHeld).length);
+  const holders = devices === 1 ? " A worker still holds it." : ` Workers still hold ${held} of them.`;
+  return [{
+    urgent: true,
+    title: `${count(devices, "device")} on ${where(hosts)} ${devices === 1 ? "is" : "are"} unhealthy`,
+    text: `${hosts.length === 1 ? "Its driver says" : `Most are on ${worst.name}`}${because(first.reason)}. `
+      + `Nobody gets ${devices === 1 ? "it" : "one"} before its driver reports it healthy again.${held ? holders : ""} `
+      + "Look at the device, or replace it.",
+    only: "unhealthy",
+    ...(hosts.length === 1 ? atFirst(hosts) : {}),
+  }];
+}
+
+function infeasible(hosts) {
+  const waiters = hosts.flatMap(host => host.waiting).filter(waiter => waiter.code === "infeasible");
+  if (!waiters.length) return [];
+  return [{
+    urgent: true,
+    title: `${count(waiters.length, "worker")} ${waiters.length === 1 ? "wants" : "want"} more than the host has`,
+    text: `That never comes by waiting${because(waiters[0].reason)}. Register with less, or add devices.`,
+    since: oldest(waiters.map(waiter => waiter.since)),
+    address: addressOf("worker", waiters[0].host, waiters[0].worker),
+  }];
+}
+
+function notFree(hosts) {
+  const delayed = hosts.flatMap(host => host.devices.flatMap(device =>
+    device.holders.filter(holder => holder.delayed_by).map(holder => ({ device, holder }))));
+  if (!delayed.length) return [];
+  const [{ device, holder }] = delayed;
+  return [{
+    urgent: false,
+    title: `${count(delayed.length, "device")} ${delayed.length === 1 ? "is" : "are"} still in use after release`,
+    text: `${holder.worker} on ${device.host}: ${sentence(holder.delayed_by)}It is lent again when nobody uses it.`,
+    since: oldest(delayed.map(each => each.holder.since)),
+    address: addressOf("device", device.host, device.id),
+  }];
+}
+
+function unheard(hosts) {
+  if (!hosts.length) return [];
+  const devices = total(hosts, host => host.counts.unknown);
+  const first = hosts[0].devices.find(device => device.health !== "healthy" && device.health !== "unhealthy");
+  return [{
+    urgent: false,
+    title: `The health of ${count(devices, "device")} on ${where(hosts)} is unknown`,
+    text: `Nobody gets ${devices === 1 ? "it" : "one"} before its driver reports it healthy${because(first?.reason)}.`,
+    only: "unknown",
+    ...(hosts.length === 1 ? atFirst(hosts) : {}),
+  }];
+}
+
+function failed(fleet, now) {
+  const recent = [...fleet.failed.values()].filter(worker => now - Date.parse(worker.since) < RECENT_MS);
+  if (!recent.length) return [];
+  const last = recent.reduce((a, b) => (Date.parse(a.since) < Date.parse(b.since) ? b : a));
+  return [{
+    urgent: false,
+    title: `${count(recent.length, "worker")} failed in the last hour`,
+    text: `The last was ${last.worker} on ${last.host}: ${sentence(last.reason)}`,
+    since: Date.parse(last.since),
+    address: addressOf("worker", last.host, last.worker),
+  }];
+}
+
+function refused(fleet, now) {
+  const recent = fleet.letters.filter(letter => now - Date.parse(letter.at) < RECENT_MS);
+  if (!recent.length) return [];
+  const last = recent.at(-1);
+  return [{
+    urgent: false,
+    title: `${count(recent.length, "message")} ${recent.length === 1 ? "was" : "were"} refused in the last hour`,
+    text: `The last: ${sentence(last.reason)}\`outfitter dead-letters\` shows them whole.`,
+    since: Date.parse(last.at),
+  }];
+}
+
+function stopped(hosts) {
+  if (!hosts.length) return [];
+  return [{
+    urgent: false,
+    title: `${where(hosts)} ${hosts.length === 1 ? "has" : "have"} no manager, and nobody waits there`,
+    text: `${hosts.length === 1 ? "Its manager was" : `${names(hosts)}: the managers were`} stopped in order.`,
+    ...atFirst(hosts),
+  }];
+}
+
+/** Who waits, by reason and wish, the longest first: the waiters of each group, the longest first, and why. */
+export function waitingGroups(fleet) {
+  const groups = new Map();
+  for (const host of fleet.hosts.values())
+    for (const waiter of host.waiting) {
+      const key = `${waiter.code}\n${amounts(waiter.amounts)}`;
+      const group = groups.get(key) ?? groups.set(key, { key, waiters: [] }).get(key);
+      group.waiters.push(waiter);
+    }
+  const inOrder = (a, b) => Date.parse(a.since) - Date.parse(b.since);
+  for (const group of groups.values()) {
+    group.waiters.sort(inOrder);
+    const reasons = new Set(group.waiters.map(waiter => waiter.reason));
+    const [first] = group.waiters;
+    group.reason = `${first.reason ?? "not decided yet"}${reasons.size > 1 ? ", and the like" : ""}`;
+  }
+  return [...groups.values()].sort((a, b) => inOrder(a.waiters[0], b.waiters[0]));
+}

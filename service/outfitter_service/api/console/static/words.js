@@ -1,0 +1,43 @@
+// Words for numbers and times, and small pieces of text that several views have.
+import { html } from "./vendor/lit-html.js";
+
+export const number = n => n.toLocaleString("en");
+
+/** "1 host", "2 hosts". */
+export const count = (n, one, more = `${one}s`) => `${number(n)} ${n === 1 ? one : more}`;
+
+/** Milliseconds as people say them: "40 s", "14 min", "3 h", "12 d". */
+export function duration(ms) {
+  const s = Math.max(0, Math.round(ms / 1000));
+  if (s < 100) return `${s} s`;
+  if (s < 100 * 60) return `${Math.round(s / 60)} min`;
+  return s < 48 * 3600 ? `${Math.round(s / 3600)} h` : `${Math.round(s / 86400)} d`;
+}
+
+/** The moment of a record, as a clock shows it here; with the day unless it is today. */
+export function moment(text, now) {
+  const at = new Date(text), time = at.toLocaleTimeString("en-GB");
+  const shown = at.toDateString() === new Date(now).toDateString() ? time : `${at.toLocaleDateString("en-CA")} ${time}`;
+  return html`<time datetime=${text} title=${text}>${shown}</time>`;
+}
+
+/** Text with `code` in it. It stays text, whatever it has. */
+export const withCode = text => text.split("`").map((part, n) => (n % 2 ? html`<code>${part}</code>` : part));
+
+/** What a worker wants: "gpu 4, fpga 1". */
+export const amounts = wanted =>
+  Object.entries(wanted ?? {}).map(([name, amount]) => `${name}\u00a0${amount}`).join(", ") || "nothing";
+
+/** A few names, and how many more there are. */
+export function some(names, most = 3) {
+  const rest = names.length - most;
+  return names.slice(0, most).join(", ") + (rest > 0 ? ` and ${number(rest)} more` : "");
+}
+
+/** The address of something's panel. */
+export const addressOf = (kind, ...names) => `#${[kind, ...names].map(encodeURIComponent).join("/")}`;
+
+export const linkTo = (kind, names, text) => html`<a href=${addressOf(kind, ...names)}>${text ?? names.at(-1)}</a>`;
+
+/** The shape of a device's state. The words beside it, or the label around it, say the same. */
+export const cell = state => html`<i class="cell ${state}"></i>`;
