@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test check deploy-check systemd-check asyncapi examples examples-all bench chaos wild simulate fuzz kafka constraints clean
+.PHONY: demo test check console-test deploy-check systemd-check asyncapi examples examples-all bench chaos wild simulate fuzz kafka constraints clean
 
 demo: $(READY)
 	@echo "A manager and three workers on this machine, for a few seconds."
@@ -59,6 +59,19 @@ asyncapi: $(READY) $(ASYNCAPI)/.ready
 
 $(ASYNCAPI)/.ready:
 	npm install --silent --no-audit --no-fund --no-save --ignore-scripts --prefix $(ASYNCAPI) @asyncapi/parser@$(ASYNCAPI_PARSER)
+	touch $@
+
+# The console in a real Chromium (CHROMIUM, or the first on the PATH); needs Node.js with npm, for axe-core.
+AXE_CORE_VERSION := 4.14.1
+AXE_CORE := .cache/axe-core-$(AXE_CORE_VERSION)
+
+console-test: $(READY) $(AXE_CORE)/.ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r tests/console/constraints.txt
+	AXE_CORE=$(AXE_CORE)/node_modules/axe-core \
+		$(BIN)/pytest tests/console --override-ini python_files='page_*.py' $(PYTEST_ARGS)
+
+$(AXE_CORE)/.ready:
+	npm install --silent --no-audit --no-fund --no-save --ignore-scripts --prefix $(AXE_CORE) axe-core@$(AXE_CORE_VERSION)
 	touch $@
 
 # The workers in other languages, each built with its own tools; `make test` has none of them.

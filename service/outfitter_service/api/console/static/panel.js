@@ -98,17 +98,18 @@ const deviceRow = (device, host) => html`<tr><td>${state(stateOf(device, host))}
   <td>${device.resource}: ${linkTo("device", [host.name, device.id])}${
     device.reason ? html`<br><span class="dim">${withCode(device.reason)}</span>` : nothing}</td></tr>`;
 
-const table = (heads, rows) => html`<table>
+const table = (heads, rows, kind = "") => html`<table class=${kind}>
   <thead><tr>${heads.map(head => html`<th scope="col">${head}</th>`)}</tr></thead><tbody>${rows}</tbody></table>`;
 
 function hostView(fleet, { name }, now) {
   const host = fleet.hosts.get(name);
   if (!host) return html`<p>No host has this name.</p>`;
   const resources = Object.entries(host.resources ?? {}).map(resourceRow), waiting = host.waiting.map(waiterRow);
+  const devices = host.devices.map(device => deviceRow(device, host));
   return html`${managerView(host, now)}
     ${host.resources ? table(["Resource", "State", "Healthy", "Reason"], resources) : nothing}
     <h3>Devices</h3>
-    ${host.devices.length ? table(["State", "Held by", "Device"], host.devices.map(device => deviceRow(device, host)))
+    ${devices.length ? table(["State", "Held by", "Device"], devices, "devices")
       : html`<p class="none">None.</p>`}
     ${waiting.length ? html`<h3>Waiting here</h3>${table(["#", "Worker", "Wants", "Why"], waiting)}` : nothing}`;
 }

@@ -38,7 +38,7 @@ function cellsOf(host) {
   const listed = Object.values(host.resources ?? {}).reduce((sum, resource) => sum + resource.total, 0);
   const rest = Math.max(states.length, listed) - Math.min(states.length, MOST_CELLS);
   const more = rest > 0 ? `+${number(rest)}` : nothing;
-  return html`<span class="cells">${states.slice(0, MOST_CELLS).map(cell)}${more}</span>`;
+  return html`<span class="cells" data-more=${more}>${states.slice(0, MOST_CELLS).map(cell)}</span>`;
 }
 
 function tile(host, isOpen, hasTab) {

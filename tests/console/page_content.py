@@ -1,0 +1,207 @@
+"""What the console says of a fleet: what needs a person, who waits, the tiles, and the panel."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from msgspec import structs
+from playwright.sync_api import Page, expect
+
+from outfitter_proto.records import ResourceInventory
+from support.console import fleets
+from support.console.served import served
+
+OpenPage = Callable[..., Page]
+HOSTILE = "<img src=x onerror='window.harmed=1'><script>window.harmed=1</script>\"'`{{7*7}}"
+
+
+def titles(page: Page) -> list[str]:
+    """The troubles, in the page's order."""
+    expect(page.locator(".troubles li").first).to_be_visible()
+    return [re.sub(r"\s+", " ", text) for text in page.locator(".troubles b").all_inner_texts()]
+
+
+def hosts(page: Page) -> list[str]:
+    """The tiles, in the page's order."""
+    return [str(tile.get_attribute("data-host")) for tile in page.locator(".host").all()]
+
+
+def test_it_says_first_how_many_things_need_a_person_and_then_which_the_worst_first(open_page: OpenPage) -> None:
+    with served(fleets.shapes()) as fleet:
+        page = open_page(fleet.url)
+        expect(page.get_by_role("heading", level=1)).to_have_text("2 things need you")
+        assert titles(page) == [
+            "silent-and-held has no manager",
+            "1 device on ill is unhealthy",
+            "1 device is still in use after release",
+            "The health of 1 device on ill is unknown",
+            "1 worker failed in the last hour",
+            "silent has no manager, and nobody waits there",
+        ]
+        assert page.locator(".urgent").count() == 2
+        expect(page.locator(".troubles li").first).to_contain_text("Nobody answers before outfitter serve runs again.")
+        expect(page).to_have_title("(2) Outfitter c")
+
+
+def test_where_nothing_is_wrong_it_says_so(open_page: OpenPage) -> None:
+    with served(fleets.calm()) as fleet:
+        page = open_page(fleet.url)
+        expect(page.get_by_role("heading", level=1)).to_have_text("All is well")
+        expect(page.locator(".summary")).to_have_text("3 hosts, 12 devices, 3 held, nobody waits")
+        expect(page.get_by_text("Nobody waits.")).to_be_visible()
+
+
+def test_where_no_host_is_known_it_says_how_to_begin(open_page: OpenPage) -> None:
+    with served([]) as fleet:
+        expect(open_page(fleet.url).get_by_text("No host is known. Start a manager: outfitter serve")).to_be_visible()
+
+
+@pytest.mark.parametrize(
+    ("state", "title"),
+    [
+        ("driver-failed", "The driver of fpga fails on one"),
+        ("misconfigured", "fpga is misconfigured on one"),
+        ("no-driver", "fpga has no driver on one"),
+    ],
+)
+def test_a_resource_that_cannot_be_had_is_a_trouble_with_its_reason(
+    state: str, title: str, open_page: OpenPage
+) -> None:
+    fpga = ResourceInventory(state=state, reason="timed out after 10 s")
+    with served([fleets.host("one", ["healthy"], fpga=fpga)]) as fleet:
+        page = open_page(fleet.url)
+        assert titles(page) == [title]
+        expect(page.locator(".troubles p")).to_contain_text("Nobody gets any fpga there: timed out after 10 s.")
+
+
+def test_who_waits_for_one_reason_shares_a_row_and_the_longest_wait_comes_first(open_page: OpenPage) -> None:
+    busy = {"reason": "busy: 1 gpu wanted, 0 of 1 free", "reason_code": "busy"}
+    waiters = [fleets.waiter("one", f"w{number}", number, 10 - number, **busy) for number in range(1, 6)]
+    more = fleets.waiter("one", "big", 9, 20, 4, reason="infeasible: 4 gpu wanted", reason_code="infeasible")
+    with served([fleets.host("one", ["healthy"]), *waiters, more]) as fleet:
+        page = open_page(fleet.url)
+        rows = page.locator(".waiting tbody tr")
+        expect(rows).to_have_text(
+            [
+                re.compile(r"^\s*big\s*gpu.4\s*20 min\s*infeasible: 4 gpu wanted\s*$"),
+                re.compile(r"^\s*w1, w2, w3 and 2 more\s*gpu.1\s*9 min\s*busy: 1 gpu wanted, 0 of 1 free\s*$"),
+            ]
+        )
+        assert titles(page) == ["1 worker wants more than the host has"]
+
+
+def test_a_tile_is_a_host_with_a_cell_a_device_and_trouble_comes_first(open_page: OpenPage) -> None:
+    with served(fleets.shapes()) as fleet:
+        page = open_page(fleet.url)
+        expect(page.locator(".host")).to_have_count(8)
+        assert hosts(page)[:3] == ["silent-and-held", "silent", "ill"]
+        tile = page.locator("[data-host=ill]")
+        expect(tile).to_have_attribute("aria-label", "ill: 1 unhealthy, 1 unknown, 1 held, 1 free")
+        kinds = [str(cell.get_attribute("class")) for cell in tile.locator(".cell").all()]
+        assert [kind.split()[1] for kind in kinds] == ["unhealthy", "unknown", "held", "free"]
+        expect(page.locator("[data-host=many] .cells")).to_have_attribute("data-more", "+136")
+        expect(page.locator("[data-host='silent']")).to_have_attribute("aria-label", "silent: no manager, 4 unknown")
+        page.locator("#sort").select_option("name")
+        expect(page.locator(".host").first).to_have_attribute("data-host", "all-free")
+        assert hosts(page) == sorted(hosts(page))
+
+
+def test_the_legend_counts_cells_and_selects_hosts(open_page: OpenPage) -> None:
+    with served(fleets.shapes()) as fleet:
+        page = open_page(fleet.url)
+        button = page.get_by_role("button", name="unhealthy 1")
+        button.click()
+        expect(button).to_have_attribute("aria-pressed", "true")
+        assert hosts(page) == ["ill"]
+        expect(page.locator("#fleet-title")).to_have_text("Fleet 1 of 8 hosts")
+        button.click()
+        expect(page.locator(".host")).to_have_count(8)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [("ALL-F", "all-free"), ("GPU-all-held-3", "all-held"), ("tm-many-7 ", "many"), ("patient", "all-held")],
+)
+def test_the_search_finds_hosts_devices_and_workers(text: str, found: str, open_page: OpenPage) -> None:
+    with served(fleets.shapes()) as fleet:
+        page = open_page(fleet.url)
+        page.locator("#find").fill(text)
+        expect(page.locator(".host")).to_have_count(1)
+        assert hosts(page) == [found]
+
+
+def test_a_worker_that_has_ended_can_be_looked_up(open_page: OpenPage) -> None:
+    with served([*fleets.calm(), fleets.ended("gpu-1", "gone")]) as fleet:
+        page = open_page(fleet.url)
+        page.locator("#find").fill("gone")
+        page.get_by_role("link", name="Look up the worker gone").click()
+        panel = page.get_by_role("complementary")
+        expect(panel).to_contain_text(re.compile(r"Host\s*gpu-1\s*Run\s*run-1\s*State\s*ended"))
+        page.locator("#find").fill("nobody")
+        expect(page.get_by_role("link", name="Look up the worker nobody")).to_be_visible()
+        page.locator("#find").press("Enter")
+        expect(panel).to_contain_text("No worker nobody is known")
+
+
+def test_a_hosts_panel_has_devices_owners_reasons_and_what_happened(open_page: OpenPage) -> None:
+    with served(fleets.shapes()) as fleet:
+        page = open_page(fleet.url)
+        page.locator("[data-host=ill]").click()
+        panel = page.get_by_role("complementary")
+        title = panel.get_by_role("heading", level=2)
+        expect(title).to_have_text("host ill")
+        expect(panel).to_contain_text("ECC errors: 12 uncorrectable")
+        expect(panel).to_contain_text("process 4711 (python train.py) still uses it")
+        expect(panel).to_contain_text("Nothing that the API remembers.")
+        held = fleets.holder("ill", 3, worker="late")
+        fleet.change(held)
+        fleet.add_steps(fleets.step(held, "register", "granted at once"))
+        expect(panel.locator(".steps li")).to_have_text(re.compile(r"late allocated register: granted at once$"))
+        panel.get_by_role("link", name="late").first.click()
+        expect(title).to_have_text("worker late")
+        expect(panel).to_contain_text(re.compile(r"State\s*allocated for 40 min"))
+        panel.get_by_role("link", name="GPU-ill-3").click()
+        expect(panel).to_contain_text(re.compile(r"Held by\s*late\s*index\s*3\s*name\s*NVIDIA H100 80GB HBM3"))
+        page.go_back()
+        page.go_back()
+        expect(title).to_have_text("host ill")
+
+
+def test_a_waiters_panel_says_who_is_before_it(open_page: OpenPage) -> None:
+    first = fleets.waiter("one", "a", 1, 9, reason="busy: none is free")
+    second = fleets.waiter("one", "b", 2, 9, reason="busy: none is free")
+    with served([fleets.host("one", ["healthy"]), fleets.holder("one", 0, worker="has-it"), first, second]) as fleet:
+        panel = open_page(f"{fleet.url}#worker/one/b").get_by_role("complementary")
+        expect(panel).to_contain_text(re.compile(r"Place\s*2 in the queue"))
+        expect(panel).to_contain_text(re.compile(r"Before it\s*a \(gpu.1\)"))
+        expect(panel).to_contain_text("busy: none is free")
+
+
+def hostile_records() -> list[Any]:
+    """Records whose every text is markup."""
+    fpga = ResourceInventory(state="driver-failed", reason=HOSTILE)
+    ill = fleets.host("one", ["unhealthy"], reason=HOSTILE, fpga=fpga)
+    waiting = fleets.waiter("one", "waits", 1, 2, reason=HOSTILE, reason_code="infeasible")
+    holds = structs.replace(fleets.holder("one", 0, worker="<b>w<img src=x onerror=harmed=1>"), delayed_by=HOSTILE)
+    failed = structs.replace(fleets.ended("one", "fails"), state="failed", reason=HOSTILE, since=datetime.now(UTC))
+    return [ill, waiting, holds, failed]
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["", "#host/one", "#device/one/GPU-one-0", "#worker/one/waits", "#worker//%3Cimg%20src%3Dx%3E", "#host/%"],
+)
+def test_markup_in_names_and_reasons_is_shown_as_text_and_does_nothing(address: str, open_page: OpenPage) -> None:
+    with served(hostile_records()) as fleet:
+        waiting = hostile_records()[1]
+        fleet.add_steps(fleets.step(waiting, HOSTILE, HOSTILE))
+        page = open_page(fleet.url + address)
+        expect(page.locator(".troubles")).to_contain_text("<img src=x onerror='window.harmed=1'>")
+        fleet.change(structs.replace(waiting, reason=f"again {HOSTILE}"))
+        expect(page.locator("main")).to_contain_text("again <img")
+        assert page.locator("img, b b, body script").count() == 0
+        assert page.evaluate("window.harmed") is None

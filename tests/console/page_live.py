@@ -1,0 +1,199 @@
+"""The picture follows what happens, and says how old it is when it cannot."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from msgspec import structs
+from playwright.sync_api import Page, expect
+
+from outfitter_service.api.access import Guard
+from support.api import follower_of
+from support.console import fleets
+from support.console.served import ServedFleet, served
+
+OpenPage = Callable[..., Page]
+TOKEN = "a-token-of-this-test"
+LOST = re.compile(r"Not live: the picture is \d+ s old")
+
+
+def label_of(page: Page, host: str) -> Any:
+    return page.locator(f"[data-host='{host}']")
+
+
+def expect_live(page: Page) -> None:
+    expect(page.locator(".live")).to_have_text("live")
+
+
+def expect_lost(page: Page) -> None:
+    expect(page.locator(".live")).to_have_text(LOST)
+
+
+def test_each_change_is_shown_as_it_happens(open_page: OpenPage) -> None:
+    with served([fleets.host("one", ["healthy"] * 2)]) as fleet:
+        page = open_page(fleet.url)
+        tile = label_of(page, "one")
+        expect(tile).to_have_attribute("aria-label", "one: 2 free")
+        fleet.change(fleets.holder("one", 0, worker="w"), fleets.waiter("one", "late", 1, 5, reason="busy"))
+        expect(tile).to_have_attribute("aria-label", "one: 1 held, 1 free, 1 waiting")
+        expect(page.locator(".waiting tbody tr")).to_have_count(1)
+        fleet.change(structs.replace(fleets.ended("one", "w"), state="ended"), fleets.holder("one", 0, worker="late"))
+        expect(tile).to_have_attribute("aria-label", "one: 1 held, 1 free")
+        expect(page.get_by_text("Nobody waits.")).to_be_visible()
+        fleet.delete("one/late/run-1")
+        expect(tile).to_have_attribute("aria-label", "one: 2 free")
+        fleet.change(fleets.host("two", ["healthy"]))
+        expect(label_of(page, "two")).to_be_visible()
+        fleet.delete("@host/two")
+        expect(label_of(page, "two")).to_have_count(0)
+
+
+def test_a_device_that_falls_ill_and_a_manager_that_stops_come_first_until_they_are_well(open_page: OpenPage) -> None:
+    with served(fleets.calm()) as fleet:
+        page = open_page(fleet.url)
+        sentence = page.get_by_role("heading", level=1)
+        expect(sentence).to_have_text("All is well")
+        fleet.change(fleets.host("gpu-2", ["healthy", "unhealthy", "healthy", "healthy"], reason="Xid 79"))
+        expect(sentence).to_have_text("1 thing needs you")
+        expect(page.locator(".host").first).to_have_attribute("data-host", "gpu-2")
+        expect(page.locator(".host").first).to_have_attribute("aria-label", "gpu-2: 1 unhealthy, 1 held, 2 free")
+        fleet.change(fleets.host("gpu-1", ["healthy"] * 4, stopped=fleets.NOW))
+        expect(sentence).to_have_text("2 things need you")
+        expect(page.locator(".host").first).to_have_attribute("aria-label", "gpu-1: no manager, 3 unknown, 1 held")
+        fleet.change(fleets.host("gpu-1", ["healthy"] * 4), fleets.host("gpu-2", ["healthy"] * 4))
+        expect(sentence).to_have_text("All is well")
+
+
+def test_a_held_device_that_is_not_reported_any_more_stays_until_it_is_given_back(open_page: OpenPage) -> None:
+    with served([fleets.host("one", ["healthy"] * 2), fleets.holder("one", 1, worker="w")]) as fleet:
+        page = open_page(f"{fleet.url}#host/one")
+        tile, panel = label_of(page, "one"), page.get_by_role("complementary")
+        fleet.change(fleets.host("one", ["healthy"]))
+        expect(tile).to_have_attribute("aria-label", "one: 1 unknown, 1 free")
+        expect(panel).to_contain_text("its driver does not report it")
+        fleet.change(fleets.ended("one", "w"))
+        expect(tile).to_have_attribute("aria-label", "one: 1 free")
+
+
+def test_a_lost_stream_is_said_at_once_with_the_age_and_what_happened_meanwhile_comes_afterwards(
+    open_page: OpenPage,
+) -> None:
+    with served(fleets.calm()) as fleet:
+        page = open_page(fleet.url)
+        expect_live(page)
+        fleet.stop()
+        expect_lost(page)
+        expect(page.get_by_role("heading", level=1)).to_have_text("All was well")
+        expect(page.get_by_role("alert")).to_contain_text("This picture is old.")
+        expect(page).to_have_title("Not live: Outfitter c")
+        first = page.locator(".live").inner_text()
+        expect(page.locator(".live")).not_to_have_text(first)  # it grows
+        expect_lost(page)
+        fleet.change(fleets.holder("gpu-0", 1))
+        fleet.start()
+        page.get_by_role("button", name="Try now").click()
+        expect_live(page)
+        expect(label_of(page, "gpu-0")).to_have_attribute("aria-label", "gpu-0: 2 held, 2 free")
+        expect(page.get_by_role("heading", level=1)).to_have_text("All is well")
+
+
+def test_after_a_restart_of_the_api_all_is_read_again(open_page: OpenPage) -> None:
+    with served(fleets.calm()) as fleet:
+        page = open_page(fleet.url)
+        expect_live(page)
+        fleet.restart_with([fleets.host("other", ["healthy"])])
+        expect(label_of(page, "other")).to_be_visible()
+        expect(page.locator(".host")).to_have_count(1)
+        expect_live(page)
+
+
+def test_a_stream_that_says_nothing_is_opened_again(open_page: OpenPage) -> None:
+    with served(fleets.calm()) as fleet:
+        page = open_page("about:blank")
+        page.clock.install()
+        page.goto(fleet.url)
+        expect_live(page)
+        with page.expect_request("**/api/v1/events"):
+            page.clock.fast_forward(40_000)
+            page.clock.run_for(12_000)
+        page.clock.resume()
+        expect_live(page)
+
+
+def test_while_the_api_cannot_read_the_bus_the_picture_counts_as_old(open_page: OpenPage) -> None:
+    with served(fleets.calm()) as fleet:
+        page = open_page(fleet.url)
+        expect_live(page)
+        fleet.say_outage("no broker answers")
+        expect(page.get_by_role("heading", level=1)).to_have_text("1 thing needed you")
+        expect(page.locator(".troubles")).to_contain_text("The API cannot read the bus")
+        expect(page.locator(".troubles")).to_contain_text("no broker answers")
+        expect(page.locator(".live")).to_contain_text("Not live")
+        fleet.say_outage(None)
+        expect_live(page)
+
+
+def test_before_the_api_has_read_the_topics_the_page_says_what_it_waits_for(open_page: OpenPage) -> None:
+    with served([]) as fleet:
+        fleet.stop()
+        fleet.follower = follower_of(None, "reading the ledger: 40 of 100 records")
+        fleet.start()
+        page = open_page(fleet.url)
+        expect(page.get_by_role("heading", level=1)).to_have_text("Reading the fleet")
+        expect(page.get_by_text("reading the ledger: 40 of 100 records")).to_be_visible()
+        fleet.restart_with(fleets.calm())
+        expect(page.get_by_role("heading", level=1)).to_have_text("All is well")
+
+
+def tokens_of(page: Page) -> Any:
+    return page.evaluate("[...Object.values(sessionStorage), ...Object.values(localStorage), document.cookie]")
+
+
+def secured() -> Any:
+    return served(fleets.calm(), Guard(token=TOKEN.encode, local=False))
+
+
+def give(page: Page, token: str) -> None:
+    page.get_by_label("Token").fill(token)
+    page.get_by_role("button", name="Show the fleet").click()
+
+
+def test_where_a_token_is_needed_the_page_asks_and_keeps_it_for_its_tab_only(open_page: OpenPage) -> None:
+    with secured() as fleet:
+        page = open_page(fleet.url)
+        expect(page.get_by_role("heading", level=1)).to_have_text("A token is needed")
+        give(page, "wrong")
+        expect(page.get_by_text("The API refused that token.")).to_be_visible()
+        give(page, TOKEN)
+        expect_live(page)
+        page.reload()
+        expect_live(page)
+        assert tokens_of(page) == [TOKEN, ""]
+        assert page.evaluate("Object.values(localStorage)") == []
+        other = page.context.new_page()
+        other.goto(fleet.url)
+        expect(other.get_by_role("heading", level=1)).to_have_text("A token is needed")
+
+
+def test_a_token_that_is_replaced_meanwhile_is_asked_for_again(open_page: OpenPage) -> None:
+    token = TOKEN
+
+    def current() -> bytes:
+        return token.encode()
+
+    with served(fleets.calm(), Guard(token=current, local=False)) as fleet:
+        page = open_page(fleet.url)
+        give(page, TOKEN)
+        expect_live(page)
+        token = "another-token-of-today"
+        lose_stream(fleet)
+        expect(page.get_by_role("heading", level=1)).to_have_text("A token is needed")
+        give(page, token)
+        expect_live(page)
+
+
+def lose_stream(fleet: ServedFleet) -> None:
+    fleet.stop()
+    fleet.start()
