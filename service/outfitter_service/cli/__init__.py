@@ -51,6 +51,7 @@ COMMANDS = {
     "demo": _entry("worker.demo", "Show registrations, allocations and a queue at work, in a few seconds."),
     "register": _entry("worker.register", "Ask for devices on behalf of a worker."),
     "deregister": _entry("worker.deregister", "Give back what a worker holds."),
+    "top": _entry("view.top", "Show the whole fleet in the terminal, live: what needs a person first."),
     "watch": _entry("view.watch", "Follow allocations as they change."),
     "status": _entry("view.status", "List the workers and what they hold or wait for."),
     "devices": _entry("view.devices", "List the devices, their health, and who holds them."),

@@ -3,44 +3,16 @@
 from __future__ import annotations
 
 import os
-import pty
-import select
 import signal
 import socket
-import struct
 import subprocess
 import sys
-import termios
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from fcntl import ioctl
 from pathlib import Path
 
 from cli.commands.worker.conftest import PATIENCE, line_of
 from outfitter_service.cli._lib.running.no_devices import NONE_VISIBLE
 from support.managers.process import OUTFITTER, Manager
-
-SHELL = """
-import os, signal, sys, termios
-signal.signal(signal.SIGTTOU, signal.SIG_IGN)
-run = os.fork()
-if run == 0:
-    os.setpgid(0, 0)
-    os.tcsetpgrp(0, os.getpid())
-    signal.signal(signal.SIGTTOU, signal.SIG_DFL)
-    os.execv(sys.argv[1], sys.argv[1:])
-while True:
-    _, status = os.waitpid(run, os.WUNTRACED)
-    os.tcsetpgrp(0, os.getpgrp())
-    if not os.WIFSTOPPED(status):
-        break
-    print("stopped", flush=True)
-    sys.stdin.readline()
-    os.tcsetpgrp(0, run)
-    os.killpg(run, signal.SIGCONT)
-print("over", os.waitstatus_to_exitcode(status), flush=True)
-"""
-"""What a shell does with a job: it runs in a process group of its own in the foreground, stops, and continues."""
+from support.processes.terminal import terminal
 
 COMMAND = """
 import os, signal, sys
@@ -53,45 +25,10 @@ print("read", sys.stdin.readline().strip(), flush=True)
 """
 
 
-class Terminal:
-    """A terminal with a process in it."""
-
-    def __init__(self, pid: int, master: int) -> None:
-        self.pid = pid
-        self.master = master
-        self.text = ""
-
-    def until(self, text: str) -> None:
-        """Read until the text has been printed."""
-        while text not in self.text:
-            assert select.select([self.master], [], [], PATIENCE)[0], f"not {text!r}: {self.text}"
-            self.text += os.read(self.master, 1000).decode()
-        self.text = self.text.partition(text)[2]
-
-    def type(self, text: str) -> None:
-        os.write(self.master, text.encode())
-
-    def resize(self, columns: int, rows: int) -> None:
-        ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-
-
-@contextmanager
-def terminal(manager: Manager, *command: str) -> Iterator[Terminal]:
-    """Run a command in a terminal as a shell does."""
-    pid, master = pty.fork()
-    if pid == 0:
-        os.execve(sys.executable, [sys.executable, "-c", SHELL, *command], manager.environment)  # noqa: S606
-    try:
-        yield Terminal(pid, master)
-    finally:
-        os.close(master)
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-
-
 def test_ctrl_z_stops_run_and_its_command_and_fg_continues_both(one_gpu: Manager) -> None:
-    with terminal(one_gpu, *OUTFITTER, "run", "--worker", "w", "--", sys.executable, "-c", COMMAND) as shell:
+    with terminal(
+        one_gpu.environment, *OUTFITTER, "run", "--worker", "w", "--", sys.executable, "-c", COMMAND
+    ) as shell:
         shell.until("foreground True")
         shell.type("\x1a")
         shell.until("stopped")
@@ -105,7 +42,7 @@ def test_ctrl_z_stops_run_and_its_command_and_fg_continues_both(one_gpu: Manager
 
 
 def test_the_command_hears_of_a_new_size_of_the_window(shared_manager: Manager) -> None:
-    with terminal(shared_manager, *OUTFITTER, "run", "--", sys.executable, "-c", COMMAND) as shell:
+    with terminal(shared_manager.environment, *OUTFITTER, "run", "--", sys.executable, "-c", COMMAND) as shell:
         shell.until("foreground True")
         shell.resize(101, 31)
         shell.until("SIGWINCH 101 31")
@@ -115,7 +52,7 @@ def test_the_command_hears_of_a_new_size_of_the_window(shared_manager: Manager) 
 
 def test_ctrl_c_ends_what_the_command_left_behind(one_gpu: Manager) -> None:
     leave = "sleep 1000 & echo left"
-    with terminal(one_gpu, *OUTFITTER, "run", "--worker", "w", "--", "sh", "-c", leave) as shell:
+    with terminal(one_gpu.environment, *OUTFITTER, "run", "--worker", "w", "--", "sh", "-c", leave) as shell:
         shell.until("left")
         shell.until("sh has ended; keeps the devices")
         shell.type("\x03")

@@ -1,0 +1,94 @@
+"""One picture of a cluster: what the API's pages say at one moment, and what follows from it for each host."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from datetime import datetime
+
+from msgspec import Struct
+
+from outfitter_service.api.items import HostItem, QueueItem, WorkerItem
+from outfitter_service.query.device_lines import DeviceLine
+from outfitter_service.query.letters import ShownLetter
+
+STATES = ("unhealthy", "unknown", "held back", "held", "free")
+"""A device's states, the worst first."""
+FAILING = frozenset({"driver-failed", "misconfigured", "no-driver"})
+"""The states of a resource of which nobody gets a device."""
+
+
+class Picture(Struct, frozen=True, kw_only=True):
+    """What the pages say. `as_of`: it has everything up to this moment. `outage`: why the source cannot read the bus.
+    `failed`: the workers whose newest run failed. `letters`: the newest dead letters, the last one first."""
+
+    cluster: str
+    as_of: datetime | None
+    outage: str | None
+    hosts: Sequence[HostItem]
+    devices: Sequence[DeviceLine]
+    queue: Sequence[QueueItem]
+    failed: Sequence[WorkerItem]
+    letters: Sequence[ShownLetter]
+
+
+class HostView(Struct, frozen=True, kw_only=True):
+    """A host with its devices, their states in the same order, and who waits there. `failing`: the names of its
+    resources in a state of `FAILING`."""
+
+    item: HostItem
+    devices: list[DeviceLine]
+    states: list[str]
+    waiting: list[QueueItem]
+    failing: list[str]
+
+    @property
+    def name(self) -> str:
+        """The host's name."""
+        return self.item.host
+
+    @property
+    def holders(self) -> set[str]:
+        """The workers that hold devices there."""
+        return {holder.worker for device in self.devices for holder in device.holders}
+
+    @property
+    def badness(self) -> tuple[int, ...]:
+        """How urgent the host is: what is compared first counts most."""
+        counts = Counter(self.states)
+        unserved = 0 if self.item.managed else 1 + bool(self.holders or self.waiting)
+        return unserved, len(self.failing), counts["unhealthy"], counts["unknown"], len(self.waiting)
+
+
+def state_of(device: DeviceLine, host: HostItem) -> str:
+    """The worst that is true of a device, in the words of `STATES`."""
+    if device.health == "unhealthy":
+        return "unhealthy"
+    if device.health != "healthy":
+        return "unknown"
+    if device.state is not None:
+        return "held back"
+    if device.holders:
+        return "held"
+    return "free" if host.managed else "unknown"
+
+
+def views_of(picture: Picture) -> list[HostView]:
+    """The hosts of a picture, the most urgent first."""
+    devices: defaultdict[str, list[DeviceLine]] = defaultdict(list)
+    for device in picture.devices:
+        devices[device.host].append(device)
+    waiting: defaultdict[str, list[QueueItem]] = defaultdict(list)
+    for item in picture.queue:
+        waiting[item.host].append(item)
+    views = [
+        HostView(
+            item=host,
+            devices=devices[host.host],
+            states=[state_of(device, host) for device in devices[host.host]],
+            waiting=waiting[host.host],
+            failing=sorted(name for name, each in (host.resources or {}).items() if each.state in FAILING),
+        )
+        for host in picture.hosts
+    ]
+    return sorted(views, key=lambda view: ([-number for number in view.badness], view.name))

@@ -1,0 +1,135 @@
+"""The picture as lines of a terminal: none is wider than the terminal, and there are not more than fit.
+
+First what needs a person, then who waits, then the fleet. Each part has what it wants, or else its fair share.
+Everything that a colour says is said by a character as well.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+
+from rich.text import Text
+
+from outfitter_proto.support.printable import printable
+from outfitter_service.cli._lib.output import age
+from outfitter_service.cli._lib.overview.picture import STATES, HostView, Picture, views_of
+from outfitter_service.cli._lib.overview.troubles import Trouble, troubles_of
+
+SIGNS = {"unhealthy": "!", "unknown": "?", "held back": "-", "held": "#", "free": "."}
+STYLES = {"unhealthy": "bold red", "unknown": "yellow", "held back": "magenta", "held": "blue", "free": "green"}
+NARROWEST, SHORTEST = 40, 10
+"""The smallest terminal for which there is a screen. In a smaller one its lines are cut off."""
+TALLEST = 10_000
+"""Lines of a picture that is printed and not shown on a screen."""
+_NAME = 24
+"""The most columns of a host's name, if its devices need the rest."""
+
+
+def lines_of(picture: Picture, now: datetime, width: int, height: int, stale: str | None = None) -> list[Text]:
+    """The lines of a picture. `stale`: why there is no newer one."""
+    width, height = max(width, NARROWEST), max(height, SHORTEST)
+    views = views_of(picture)
+    troubles = troubles_of(picture, views, now)
+    head = [_header(picture, views, stale), _sentence(troubles, stale)]
+    parts = [
+        [line for trouble in troubles for line in _trouble(trouble, now)],
+        [Text(f"WAITING {len(picture.queue)}", "bold"), *_waiting(picture, now)] if picture.queue else [],
+        [Text(f"FLEET {len(views)}", "bold"), *_fleet(views, width)] if views else [],
+    ]
+    shown = [part for part in parts if part]
+    room = height - len(head) - 1 - len(shown)
+    lines = list(head)
+    for part, share in zip(shown, shares([len(part) for part in shown], room), strict=True):
+        lines += [Text(), *_cut(part, share)]
+    lines = [*lines[: height - 1], _legend()]
+    for line in lines:
+        line.truncate(width, overflow="ellipsis")
+    return lines
+
+
+def shares(wanted: Sequence[int], room: int) -> list[int]:
+    """How many of `room` lines each part gets: what it wants, or as much as any other that wants more."""
+    given = [0] * len(wanted)
+    while room > 0 and (hungry := [part for part, wish in enumerate(wanted) if given[part] < wish]):
+        portion = max(1, room // len(hungry))
+        for part in hungry:
+            more = min(portion, wanted[part] - given[part], room)
+            given[part] += more
+            room -= more
+    return given
+
+
+def _cut(lines: Sequence[Text], share: int) -> list[Text]:
+    """The first lines, and the number of those that are left out."""
+    if len(lines) <= share or share < 1:
+        return list(lines[:share])
+    return [*lines[: share - 1], Text(f"… and {len(lines) - share + 1} more lines", "dim")]
+
+
+def _header(picture: Picture, views: Sequence[HostView], stale: str | None) -> Text:
+    counts = Counter(state for view in views for state in view.states)
+    devices = ", ".join(f"{counts[state]} {state}" for state in reversed(STATES) if counts[state]) or "none"
+    at = "never" if picture.as_of is None else picture.as_of.astimezone().strftime("%H:%M:%S")
+    header = Text(f"{picture.cluster}  ", "bold")
+    header.append(f"as of {at}  ", "bold red" if stale else "")
+    header.append(f"hosts: {len(views)}  devices: {devices}  waiting: {len(picture.queue)}", "not bold")
+    return header
+
+
+def _sentence(troubles: Sequence[Trouble], stale: str | None) -> Text:
+    if stale:
+        return Text(f"This picture is old: {printable(stale)}", "bold red")
+    urgent = sum(trouble.urgent for trouble in troubles)
+    if urgent:
+        return Text(f"{urgent} {'thing needs' if urgent == 1 else 'things need'} you now.", "bold red")
+    if troubles:
+        return Text(f"Nothing is urgent. {len(troubles)} to look at.", "yellow")
+    return Text("Nothing needs you.", "green")
+
+
+def _trouble(trouble: Trouble, now: datetime) -> Iterator[Text]:
+    since = "" if trouble.since is None else f"  {_age(now, trouble.since)}"
+    mark, style = ("!", "bold red") if trouble.urgent else ("*", "yellow")
+    yield Text(f"{mark} {printable(trouble.title)}{since}", style)
+    yield Text(f"  {printable(trouble.text.rstrip())}", "dim")
+
+
+def _waiting(picture: Picture, now: datetime) -> Iterator[Text]:
+    for item in sorted(picture.queue, key=lambda item: item.since):
+        amounts = ", ".join(f"{amount} {name}" for name, amount in sorted(item.amounts.items())) or "nothing"
+        reason = item.reason or "not decided yet"
+        yield Text(printable(f"{_age(now, item.since):>4}  {item.worker} on {item.host}  {amounts}: {reason}"))
+
+
+def _fleet(views: Sequence[HostView], width: int) -> Iterator[Text]:
+    widest = max(len(printable(view.name)) for view in views)
+    column = min(widest, max(_NAME, width - 40))
+    for view in views:
+        name = printable(view.name)
+        line = Text(f"{name if len(name) <= column else name[: column - 1] + '…':{column}}  ")
+        for state in view.states[: max(0, width - column - 14)]:
+            line.append(SIGNS[state], STYLES[state])
+        line.append(_remark(view), "dim")
+        yield line
+
+
+def _remark(view: HostView) -> str:
+    """What a host's signs do not say."""
+    said = [] if view.item.managed else ["no manager"]
+    said += [f"{name} fails" for name in view.failing]
+    if view.waiting:
+        said.append(f"{len(view.waiting)} wait")
+    return printable(f"  {', '.join(said)}") if said else ""
+
+
+def _legend() -> Text:
+    legend = Text()
+    for state in reversed(STATES):
+        legend.append(f"{SIGNS[state]} ", STYLES[state]).append(f"{state}  ", "dim")
+    return legend
+
+
+def _age(now: datetime, since: datetime) -> str:
+    return age(max(0.0, (now - since).total_seconds()))

@@ -1,0 +1,196 @@
+"""Where a picture comes from: the topics of a bus, or the API of another machine. Both have the same pages."""
+
+from __future__ import annotations
+
+import os
+import ssl
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+import aiohttp
+import anyio
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from outfitter_proto.support.printable import printable
+from outfitter_service.api import follower as followers
+from outfitter_service.api import items, routes
+from outfitter_service.api.follower import Follower
+from outfitter_service.api.paging import MOST, Page
+from outfitter_service.cli._lib.overview.picture import Picture
+from outfitter_service.config import Connection
+from outfitter_service.query.device_lines import DeviceLine
+from outfitter_service.query.errors import OutfitterCliError
+from outfitter_service.query.letters import ShownLetter
+
+TIMEOUT_S = 10.0
+"""Seconds for one answer of an API."""
+LETTERS = 100
+"""How many of the newest dead letters are read."""
+LARGEST = 64 * 1024 * 1024
+"""Most bytes of one answer."""
+_LONGEST_ANSWER = 300
+
+T = TypeVar("T")
+
+
+class NoPictureError(OutfitterCliError):
+    """There is no picture now, and the message says why. There may be one later."""
+
+
+class NotReadyError(NoPictureError):
+    """The source has not read the topics yet. There will be a picture soon."""
+
+
+class Source(ABC):
+    """Where pictures come from. `host`: only what concerns this host; None: all."""
+
+    host: str | None = None
+
+    async def picture(self) -> Picture:
+        """The picture of now.
+
+        Raises:
+            NoPictureError: there is none now.
+            OutfitterCliError: there will be none either.
+        """
+        status = await self.status()
+        only = {} if self.host is None else {"host": self.host}
+        hosts = await self._all(items.HostItem, "hosts", {})
+        return Picture(
+            cluster=status.cluster,
+            as_of=status.as_of,
+            outage=status.outage,
+            hosts=[host for host in hosts if self.host in {None, host.host}],
+            devices=await self._all(DeviceLine, "devices", only),
+            queue=await self._all(items.QueueItem, "queue", only),
+            failed=await self._all(items.WorkerItem, "workers", {**only, "state": "failed"}),
+            letters=(await self.page(ShownLetter, "dead-letters", {**only, "limit": LETTERS})).items,
+        )
+
+    async def _all(self, item: type[T], name: str, narrowed: Mapping[str, Any]) -> list[T]:
+        found: list[T] = []
+        cursor: str | UnsetType | None = UNSET
+        while cursor is not None:
+            page = await self.page(item, name, {**narrowed, "limit": MOST, "cursor": cursor})
+            found += page.items
+            cursor = page.next
+        return found
+
+    @abstractmethod
+    async def status(self) -> items.Status:
+        """What the source itself is doing. Errors: see `picture`."""
+
+    @abstractmethod
+    async def page(self, item: type[T], name: str, query: Mapping[str, Any]) -> Page[T]:
+        """A page of the API, by its name, with these parameters. Errors: see `picture`."""
+
+
+class BusSource(Source):
+    """Follows the topics of a cluster itself."""
+
+    _PAGES: Mapping[str, tuple[Callable[..., Any], type[Any]]] = {
+        "hosts": (routes.hosts, items.HostQuery),
+        "devices": (routes.devices, items.DeviceQuery),
+        "queue": (routes.queue, items.QueueQuery),
+        "workers": (routes.workers, items.WorkerQuery),
+        "dead-letters": (routes.dead_letters, items.LetterQuery),
+    }
+
+    def __init__(self, follower: Follower, host: str | None) -> None:
+        self._follower = follower
+        self.host = host
+
+    async def status(self) -> items.Status:
+        status: items.Status = routes.status(self._follower, self._follower.fleet, None, {})  # type: ignore[arg-type]
+        if not status.ready:
+            raise NotReadyError(f"no picture yet: {status.condition}")
+        return status
+
+    async def page(self, item: type[T], name: str, query: Mapping[str, Any]) -> Page[T]:  # noqa: ARG002
+        route, parameters = self._PAGES[name]
+        if self._follower.fleet is None:
+            raise NotReadyError(f"no picture yet: {self._follower.condition}")
+        found: Page[T] = route(self._follower, self._follower.fleet, parameters(**query), {})
+        return found
+
+
+class ApiSource(Source):
+    """Asks an API. `token`: what each request has as its bearer token."""
+
+    def __init__(self, session: aiohttp.ClientSession, url: str, host: str | None) -> None:
+        self._session = session
+        self._url = url.rstrip("/")
+        self.host = host
+
+    async def status(self) -> items.Status:
+        return await self._get(items.Status, "status", {})
+
+    async def page(self, item: type[T], name: str, query: Mapping[str, Any]) -> Page[T]:
+        told = {key: value for key, value in query.items() if value is not UNSET}
+        return await self._get(Page[item], name, told)  # type: ignore[valid-type]
+
+    async def _get(self, kind: type[T], name: str, query: Mapping[str, Any]) -> T:
+        url = f"{self._url}{routes.BASE}/{name}"
+        try:
+            async with self._session.get(url, params=query, allow_redirects=False) as response:
+                body = await response.content.read(LARGEST)
+        except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError, UnicodeError, ValueError) as error:
+            raise OutfitterCliError(f"{url} is no address of an API, such as http://127.0.0.1:9478") from error
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise NoPictureError(f"{url} cannot be read: {_words(error)}") from error
+        if response.status != 200:
+            raise _refusal(url, response.status, body)
+        try:
+            return msgspec.json.decode(body, type=kind)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise OutfitterCliError(
+                f"{url} answers with something that is no page of Outfitter's API: {error}"
+            ) from error
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, TimeoutError):
+        return f"no answer within {TIMEOUT_S:g} s"
+    if isinstance(error, aiohttp.ClientConnectorError) and error.os_error.errno:
+        return os.strerror(error.os_error.errno)
+    return str(error) or type(error).__name__
+
+
+def _refusal(url: str, status: int, body: bytes) -> OutfitterCliError:
+    try:
+        words = msgspec.json.decode(body, type=dict[str, Any])["detail"]
+    except (msgspec.DecodeError, UnicodeDecodeError, KeyError):
+        words = body.decode("utf-8", "replace").strip()
+    words = printable(str(words))[:_LONGEST_ANSWER]
+    if status == 503:
+        return NotReadyError(f"no picture yet: {words}")
+    advice = "; give its token by --token-file" if status == 401 else ""
+    return OutfitterCliError(f"{url} answers {status}: {words}{advice}")
+
+
+@asynccontextmanager
+async def of_bus(where: Connection, host: str | None) -> AsyncIterator[Source]:
+    """The source that follows the topics. Only a picture of `host` follows its partition alone.
+
+    Raises:
+        BusConfigurationError: the bus cannot be used as configured, or there is none.
+    """
+    async with followers.opened(where.bus, where.login, where.cluster, host=host) as follower:
+        await follower.reach()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(follower.run)
+            yield BusSource(follower, host)
+            tasks.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def of_api(url: str, host: str | None, *, token: str | None, tls: ssl.SSLContext | None) -> AsyncIterator[Source]:
+    """The source that asks the API at `url`."""
+    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+    connector = aiohttp.TCPConnector(ssl=tls if tls is not None else True)
+    timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
+    async with aiohttp.ClientSession(headers=headers, connector=connector, timeout=timeout) as session:
+        yield ApiSource(session, url, host)

@@ -1,0 +1,180 @@
+"""What needs a person, the worst first: one entry for all that have one cause. The console says the same."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import datetime, timedelta
+
+from msgspec import Struct
+
+from outfitter_service.cli._lib.overview.picture import HostView, Picture
+
+RECENT = timedelta(hours=1)
+"""How long a failed worker and a refused message are shown."""
+_NAMED = 3
+
+
+class Trouble(Struct, frozen=True, kw_only=True):
+    """`urgent`: somebody must act now. `title`: what it is. `text`: what it means, and what to do. `since`: when it
+    began, if that is known."""
+
+    urgent: bool
+    title: str
+    text: str
+    since: datetime | None = None
+
+
+def troubles_of(picture: Picture, views: Sequence[HostView], now: datetime) -> list[Trouble]:
+    """The troubles of a picture. `views`: its hosts, the most urgent first."""
+    found = [trouble for look in _LOOKS for trouble in look(picture, views, now)]
+    return sorted(found, key=lambda trouble: not trouble.urgent)
+
+
+def _outage(picture: Picture, _views: Sequence[HostView], _now: datetime) -> Iterator[Trouble]:
+    if picture.outage:
+        yield Trouble(
+            urgent=True,
+            title="The bus cannot be read",
+            text=f"{_sentence(picture.outage)}Workers keep what they have. Look after the brokers.",
+        )
+
+
+def _without_manager(_picture: Picture, views: Sequence[HostView], _now: datetime) -> Iterator[Trouble]:
+    hosts = [view for view in views if not view.item.managed]
+    missed = [view for view in hosts if view.holders or view.waiting]
+    if missed:
+        holders, waiters = sum(len(view.holders) for view in missed), sum(len(view.waiting) for view in missed)
+        yield Trouble(
+            urgent=True,
+            title=f"{_where(missed)} {_verb(missed, 'has', 'have')} no manager",
+            text=f"{_count(holders, 'worker')} hold devices there, and {waiters} wait. "
+            f"Nobody answers before `outfitter serve` runs again: {_names(missed)}.",
+        )
+    if idle := [view for view in hosts if view not in missed]:
+        yield Trouble(
+            urgent=False,
+            title=f"{_where(idle)} {_verb(idle, 'has', 'have')} no manager, and nobody waits there",
+            text=f"Stopped in order: {_names(idle)}.",
+        )
+
+
+_REMEDIES = {
+    "driver-failed": "The driver of {} fails. `outfitter doctor` on the host says what it lacks.",
+    "misconfigured": "{} is misconfigured. `outfitter config check` says where.",
+    "no-driver": "{} has no driver. Name one in the host's configuration.",
+}
+
+
+def _failing_drivers(_picture: Picture, views: Sequence[HostView], _now: datetime) -> Iterator[Trouble]:
+    groups: defaultdict[tuple[str, str], list[HostView]] = defaultdict(list)
+    for view in views:
+        for name in view.failing if view.item.managed else ():
+            groups[name, (view.item.resources or {})[name].state].append(view)
+    for (name, state), hosts in groups.items():
+        reason = (hosts[0].item.resources or {})[name].reason
+        yield Trouble(
+            urgent=True,
+            title=f"Nobody gets any {name} on {_where(hosts)}",
+            text=f"{_sentence(reason)}{_REMEDIES[state].format(name)}",
+        )
+
+
+def _ill_devices(_picture: Picture, views: Sequence[HostView], _now: datetime) -> Iterator[Trouble]:
+    for state, urgent, remedy in (
+        ("unhealthy", True, "Look at it, or replace it."),
+        ("unknown", False, "Nobody gets it before its driver reports it healthy."),
+    ):
+        hosts = [view for view in views if view.item.managed and state in view.states]
+        if not hosts:
+            continue
+        number = sum(view.states.count(state) for view in hosts)
+        first = hosts[0].devices[hosts[0].states.index(state)]
+        is_ill = f"{_verb(range(number), 'is', 'are')} {state}"
+        yield Trouble(
+            urgent=urgent,
+            title=f"{_count(number, 'device')} on {_where(hosts)} {is_ill}",
+            text=f"{first.id} on {first.host}: {_sentence(first.reason)}{remedy}",
+        )
+
+
+def _infeasible(picture: Picture, _views: Sequence[HostView], _now: datetime) -> Iterator[Trouble]:
+    waiters = [item for item in picture.queue if item.reason_code == "infeasible"]
+    if waiters:
+        first = min(waiters, key=lambda item: item.since)
+        yield Trouble(
+            urgent=True,
+            title=f"{_count(len(waiters), 'worker')} {_verb(waiters, 'wants', 'want')} more than the host has",
+            text=f"{first.worker} on {first.host}: {_sentence(first.reason)}Register with less, or add devices.",
+            since=first.since,
+        )
+
+
+def _not_free(picture: Picture, _views: Sequence[HostView], _now: datetime) -> Iterator[Trouble]:
+    delayed = [(device, each) for device in picture.devices for each in device.holders if each.delayed_by]
+    if delayed:
+        device, holder = min(delayed, key=lambda pair: pair[1].since)
+        yield Trouble(
+            urgent=False,
+            title=f"{_count(len(delayed), 'device')} {_verb(delayed, 'is', 'are')} still in use after release",
+            text=f"{device.id} of {holder.worker} on {device.host}: {_sentence(holder.delayed_by)}",
+            since=holder.since,
+        )
+
+
+def _failed(picture: Picture, _views: Sequence[HostView], now: datetime) -> Iterator[Trouble]:
+    recent = [worker for worker in picture.failed if now - worker.since < RECENT]
+    if recent:
+        last = max(recent, key=lambda worker: worker.since)
+        yield Trouble(
+            urgent=False,
+            title=f"{_count(len(recent), 'worker')} failed in the last hour",
+            text=f"The last was {last.worker} on {last.host}: {_sentence(last.reason)}",
+            since=last.since,
+        )
+
+
+def _refused(picture: Picture, _views: Sequence[HostView], now: datetime) -> Iterator[Trouble]:
+    recent = [letter for letter in picture.letters if now - letter.at < RECENT]
+    if recent:
+        was = _verb(recent, "was", "were")
+        yield Trouble(
+            urgent=False,
+            title=f"{_count(len(recent), 'message')} {was} refused in the last hour",
+            text=f"The last: {_sentence(recent[0].reason)}`outfitter dead-letters` shows them whole.",
+            since=recent[0].at,
+        )
+
+
+_LOOKS: tuple[Callable[[Picture, Sequence[HostView], datetime], Iterable[Trouble]], ...] = (
+    _outage,
+    _without_manager,
+    _failing_drivers,
+    _ill_devices,
+    _infeasible,
+    _not_free,
+    _failed,
+    _refused,
+)
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}{'' if number == 1 else 's'}"
+
+
+def _verb(things: Sequence[object], one: str, many: str) -> str:
+    return one if len(things) == 1 else many
+
+
+def _where(hosts: Sequence[HostView]) -> str:
+    return hosts[0].name if len(hosts) == 1 else f"{len(hosts)} hosts"
+
+
+def _names(hosts: Sequence[HostView]) -> str:
+    more = f" and {len(hosts) - _NAMED} more" if len(hosts) > _NAMED else ""
+    return ", ".join(view.name for view in hosts[:_NAMED]) + more
+
+
+def _sentence(reason: str | None) -> str:
+    """The reason as a sentence before others; nothing if there is none."""
+    return f"{reason.rstrip('.')}. " if reason else ""

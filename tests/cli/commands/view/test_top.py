@@ -1,0 +1,86 @@
+"""`outfitter top` with a real manager, from its bus and from an API, printed once and live in a terminal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from support.kafka.broker import KafkaBroker
+from support.managers.api import running
+from support.managers.process import OUTFITTER, Manager, StartManager, serving_on
+from support.processes.terminal import terminal
+
+
+@pytest.fixture
+def busy(start_manager: StartManager) -> Manager:
+    """A manager of one device, which one worker has and another one waits for."""
+    manager = start_manager(gpus=1)
+    occupy(manager)
+    return manager
+
+
+def occupy(manager: Manager) -> None:
+    manager.outfitter("register", "--worker", "first", "--lease", "none")
+    manager.wait_for_state("first", "allocated")
+    manager.outfitter("register", "--worker", "second", "--lease", "none")
+    manager.wait_for_state("second", "pending")
+
+
+def test_from_the_bus_and_from_an_api_it_prints_the_same_without_a_terminal(busy: Manager, tmp_path: Path) -> None:
+    with running(tmp_path, busy.bus_url) as api:
+        busy.wait_for(lambda: api.is_ready)
+        pictures = [busy.outfitter("top").stdout, busy.outfitter("top", "--url", str(api.url)).stdout]
+    for text in pictures:
+        assert "hosts: 1  devices: 1 held  waiting: 1" in text
+        assert f"second on {busy.host}  1 gpu: waits for 1 gpu" in text
+        assert f"{busy.host}  #  1 wait" in text
+        assert "\x1b" not in text
+
+
+def test_a_host_whose_manager_has_stopped_needs_a_person(busy: Manager) -> None:
+    busy.stop()
+    said = busy.outfitter("top").stdout
+    assert "1 thing needs you now." in said
+    assert f"! {busy.host} has no manager" in said
+
+
+@pytest.mark.kafka
+def test_it_shows_all_hosts_of_a_broker_or_one(kafka_broker: KafkaBroker, tmp_path: Path) -> None:
+    with serving_on(kafka_broker, tmp_path / "one", cluster="top", host="one") as manager:
+        occupy(manager)
+        assert "hosts: 1 " in manager.outfitter("top", "--host", "one").stdout
+        assert "hosts: 0 " in manager.outfitter("top", "--host", "other").stdout
+
+
+def test_in_a_terminal_it_follows_until_q(busy: Manager) -> None:
+    with terminal(busy.environment, *OUTFITTER, "top") as shell:
+        shell.until("waiting: 1")
+        busy.outfitter("deregister", "--worker", "second")
+        shell.until("waiting: 0")
+        shell.type("q")
+        shell.until("over 0")
+
+
+def test_in_a_terminal_a_picture_that_gets_old_says_so(busy: Manager, tmp_path: Path) -> None:
+    with running(tmp_path, busy.bus_url) as api:
+        busy.wait_for(lambda: api.is_ready)
+        with terminal(busy.environment, *OUTFITTER, "top", "--url", str(api.url)) as shell:
+            shell.until("waiting: 1")
+            api.stop()
+            shell.until("This picture is old")
+            shell.type("\x03")
+            shell.until("over 130")
+
+
+def test_what_cannot_be_read_is_one_line(shared_manager: Manager, tmp_path: Path) -> None:
+    for arguments, said in (
+        (("--url", "ftp://x"), "is no address of an API"),
+        (("--url", shared_manager.url), "answers 404"),
+        (("--url", "http://127.0.0.1:9478", "--token-file", str(tmp_path / "none")), "the token cannot be read"),
+        (("--bus", f"sqlite:///{tmp_path}/none.db"), "there is no bus"),
+    ):
+        done = shared_manager.outfitter("top", *arguments)
+        assert done.returncode
+        assert said in done.stderr.splitlines()[-1]
+        assert done.stdout == ""
