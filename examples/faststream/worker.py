@@ -1,5 +1,6 @@
 """A FastStream application that scores numbers on a device of its own: `faststream run worker:app`."""
 
+import multiprocessing
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,7 +17,8 @@ numbers = os.environ.get("NUMBERS", "numbers")
 
 @asynccontextmanager
 async def lifespan(context: ContextRepo) -> AsyncIterator[None]:
-    async with RuntimeContext(resources={"gpu": 1}) as devices:
+    parent = multiprocessing.parent_process()  # None without `--workers`
+    async with RuntimeContext(resources={"gpu": 1}, ends_with=parent and parent.pid) as devices:
         context.set_global("devices", devices)
         (gpu,) = devices.get_external_resource_infos("gpu")
         print(f"process {os.getpid()} has {gpu['id']}", flush=True)

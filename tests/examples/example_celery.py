@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from examples.frameworks import FrameworkContract, Workers
+from examples.frameworks import PoolContract, Workers
 from support.clusters.programs import site_packages, virtual_environment
 from support.kafka.broker import free_port
 from support.processes.tools import run_tool
@@ -23,10 +23,9 @@ def redis_command(port: int) -> list[str]:
     return [str(server), "--bind", "127.0.0.1", "--port", str(port), "--save", ""]
 
 
-class TestCelery(FrameworkContract):
+class TestCelery(PoolContract):
     name = "celery"
     command = ("celery", "-A", "worker", "worker", "--concurrency", "2", "--loglevel", "INFO")
-    each_is_a_program = False
 
     @pytest.fixture
     def variables(self, tmp_path: Path) -> Iterator[Mapping[str, str]]:

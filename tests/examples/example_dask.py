@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from examples.frameworks import FrameworkContract
+from examples.frameworks import PoolContract
 
 
-class TestDask(FrameworkContract):
+class TestDask(PoolContract):
     name = "dask"
     command = ("python", "worker.py")
-    each_is_a_program = False

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from examples.frameworks import KafkaFrameworkContract
+from examples.frameworks import KafkaFrameworkContract, PoolContract
 
 
 class TestFastStream(KafkaFrameworkContract):
     name = "faststream"
     command = ("faststream", "run", "worker:app")
+
+
+class TestFastStreamWithWorkers(KafkaFrameworkContract, PoolContract):
+    name = "faststream"
+    command = ("faststream", "run", "worker:app", "--workers", "2")

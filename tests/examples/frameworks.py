@@ -187,6 +187,25 @@ class FrameworkContract:
         self.wait_until_scored(workers, environment, "GPU-0")
 
 
+class PoolContract(FrameworkContract):
+    """The same for a program that has all workers, as processes of its own."""
+
+    each_is_a_program = False
+
+    def test_the_workers_of_a_killed_parent_end_and_give_their_devices_back(
+        self, workers: Workers, environment: Path
+    ) -> None:
+        holders = workers.wait_until_both_hold()
+        for device in holders:
+            self.wait_until_scored(workers, environment, device)
+        (parent,) = workers.running
+        assert parent.pid not in holders.values()
+        parent.signal(signal.SIGKILL)
+        wait_until_ended(*holders.values())
+        workers.wait_for(lambda: workers.ledger() == [], "two free devices")
+        assert {record["reason_code"] for record in workers.manager.records()} <= {"deregistered", "owner-died"}
+
+
 @pytest.mark.kafka
 class KafkaFrameworkContract(FrameworkContract):
     """The same for consumers of a topic of Kafka: each of two workers has one partition of it."""
