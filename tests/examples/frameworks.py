@@ -186,6 +186,16 @@ class FrameworkContract:
         assert [(record["state"], record["reason_code"]) for record in ended] == [("ended", "owner-died")]
         self.wait_until_scored(workers, environment, "GPU-0")
 
+    def test_a_manager_that_is_killed_and_comes_back_changes_nothing(self, workers: Workers, environment: Path) -> None:
+        holders = workers.wait_until_both_hold()
+        workers.manager.kill9()
+        for device in holders:
+            self.wait_until_scored(workers, environment, device)
+        workers.manager.start()
+        assert workers.wait_until_both_hold() == holders
+        for device in holders:
+            self.wait_until_scored(workers, environment, device)
+
 
 class PoolContract(FrameworkContract):
     """The same for a program that has all workers, as processes of its own."""
