@@ -5,6 +5,7 @@ import java.util.ArrayList;
 import java.util.List;
 import java.util.ServiceLoader;
 import java.util.Set;
+import java.util.concurrent.locks.LockSupport;
 import org.apache.flink.api.common.externalresource.ExternalResourceDriverFactory;
 import org.apache.flink.api.common.externalresource.ExternalResourceInfo;
 import org.apache.flink.configuration.Configuration;
@@ -14,7 +15,8 @@ import org.apache.flink.configuration.Configuration;
  * thread's, one call on the main thread, an Exception is a warning, an Error ends the process.
  *
  * <p>Arguments: the plugin's jar, the amount, and {@code param} settings as {@code key=value}. It prints {@code warning:
- * ...}, or a line {@code index=..., id=...} for each device, then {@code registered}, and lives until it is killed.
+ * ...}, or a line {@code index=..., id=...} for each device, then {@code registered}, and lives until it is killed. Its
+ * orderly end takes as long as there is a file {@code unfinished}.
  */
 public final class StandInTaskManager {
 
@@ -25,6 +27,7 @@ public final class StandInTaskManager {
             String[] setting = arguments[at].split("=", 2);
             config.setString(setting[0], setting[1]);
         }
+        Runtime.getRuntime().addShutdownHook(new Thread(StandInTaskManager::finish));
         ClassLoader application = StandInTaskManager.class.getClassLoader();
         URLClassLoader plugin = new URLClassLoader(new URL[] {jar}, application);
         ExternalResourceDriverFactory factory =
@@ -44,5 +47,12 @@ public final class StandInTaskManager {
         }
         System.out.println("registered");
         Thread.sleep(Long.MAX_VALUE);
+    }
+
+    private static void finish() {
+        System.out.println("ending");
+        while (new File("unfinished").exists()) {
+            LockSupport.parkNanos(10_000_000);
+        }
     }
 }

@@ -68,7 +68,8 @@ final class Hold {
         } catch (IOException error) {
             throw new NoDevicesException("cannot start " + command.get(0) + ": " + error.getMessage());
         }
-        Runtime.getRuntime().addShutdownHook(new Thread(this::close, "outfitter-give-back"));
+        // not close(): tasks may compute until the JVM ends, whose end gives the devices back
+        Runtime.getRuntime().addShutdownHook(new Thread(() -> closing = true, "outfitter-closing"));
         Thread follower = new Thread(this::follow, "outfitter-hold");
         follower.setDaemon(true);
         follower.start();
