@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,6 +28,8 @@ from support.processes.worker_program import WorkerProgram
 from wild.report import Row
 
 GPUS = 2
+STRUCK = "GPU-0"
+"""The device of the worker that the crash strikes."""
 PROGRAMS = Path(__file__).parent / "programs"
 SUPERVISOR = ("sh", "-c", '"$@"; exit', "sh")
 """The parent of a program that would have none of its own in the matrix: it starts the program and waits."""
@@ -38,8 +40,9 @@ Note = Callable[[Row], None]
 
 
 class Scene:
-    """The stage of one cell. `broker`: the brokers' part of the cell. The manager is on it if `on_broker`, and else on
-    a file."""
+    """The stage of one cell. The manager is on `broker` if `on_broker`, and else on a file. `uses`: the file of uses.
+    `started`: the programs, also those of `clusters`, which end with the scene as well. `workers`: what the start of
+    the integration has returned."""
 
     def __init__(self, folder: Path, broker: Broker | None, *, on_broker: bool) -> None:
         self.broker = broker
@@ -49,7 +52,9 @@ class Scene:
         self.folder = self.programs.folder
         self.uses = self.folder / "uses"
         self.variables: dict[str, str] = dict(self.manager.environment)
-        self._started: list[WorkerProgram] = []
+        self.clusters = ExitStack()
+        self.started: list[WorkerProgram] = []
+        self.workers: Any = None
         for source in (Path(uses.__file__), *PROGRAMS.glob("[a-z]*.py")):
             (self.folder / source.name).write_bytes(source.read_bytes())
         if options:
@@ -58,25 +63,25 @@ class Scene:
 
     def start(self, command: Sequence[str], **variables: str) -> WorkerProgram:
         """Start a program that finds the manager."""
-        self._started.append(self.programs.start(command, {**self.variables, **variables}))
-        return self._started[-1]
+        self.started.append(self.programs.start(command, {**self.variables, **variables}))
+        return self.started[-1]
 
     def program_of(self, worker: psutil.Process) -> WorkerProgram:
         """The program that has started a worker, however many processes are between them."""
         above = {worker.pid, *(process.pid for process in worker.parents())}
-        return next(program for program in self._started if program.pid in above)
+        return next(program for program in self.started if program.pid in above)
 
     def wait_for(self, condition: Callable[[], object], what: str) -> None:
         self.programs.wait_for(condition, what)
 
-    def user_of(self, device: str) -> psutil.Process:
-        """The process that was the last to begin with the device."""
-        return psutil.Process([span.pid for span in uses.spans(self.uses) if span.device == device][-1])
-
     @property
     def victim(self) -> psutil.Process:
-        """The worker that the crash strikes."""
-        return self.user_of("GPU-0")
+        """The worker that the crash strikes: the last one that began with the device."""
+        return psutil.Process([span.pid for span in uses.spans(self.uses) if span.device == STRUCK][-1])
+
+    def last_word(self, device: str) -> float:
+        """When a user of the device was heard last."""
+        return max(span.last for span in uses.spans(self.uses) if span.device == device)
 
     def devices(self) -> set[str]:
         """The devices that were used so far."""
@@ -100,17 +105,19 @@ class Scene:
 class Integration(Struct, frozen=True, kw_only=True):
     """One way of having devices.
 
-    `start` starts the workers of a scene, so that they use all devices. `kept`: crashes after which the struck worker
-    still has its device. `senseless`: crashes that there are not, and why. `crashes`: what exception and cancel are, if
-    not the usual. `needs_broker`: the integration itself consumes from Kafka.
+    `start` starts the workers of a scene, so that they use all devices. What it returns is `Scene.workers`. `kept`:
+    crashes after which the struck worker still has its device. `left_out`: crashes that there are not, and why.
+    `crashes`: what they are here, if not the usual. `speak` writes down the uses of workers that cannot do so. `end`
+    ends whoever has the device at the end of a cell.
     """
 
     name: str
     start: Callable[[Scene], object]
     kept: frozenset[str] = frozenset()
-    senseless: Mapping[str, str] = {}
+    left_out: Mapping[str, str] = {}
     crashes: Mapping[str, Callable[[Scene], object]] = {}
-    needs_broker: bool = False
+    speak: Callable[[Scene], object] = lambda _: None
+    end: Callable[[Scene], object] = lambda scene: scene.victim.kill()
 
 
 def exception(scene: Scene) -> None:
@@ -154,7 +161,7 @@ def play(integration: Integration, crash: str, folder: Path, note: Note, broker:
         AssertionError: two living processes used one device, or the committed records break a promise.
         ProgramError: what had to come did not.
     """
-    if (reason := integration.senseless.get(crash)) is not None:
+    if (reason := integration.left_out.get(crash)) is not None:
         note(Row(integration=integration.name, crash=crash, outcome="none", reason=reason))
         return
     scene = Scene(folder, broker, on_broker=crash == "SIGKILL of the broker")
@@ -181,7 +188,7 @@ def play(integration: Integration, crash: str, folder: Path, note: Note, broker:
 def _serving(scene: Scene) -> Iterator[None]:
     try:
         scene.manager.start()
-        with scene.programs:
+        with scene.programs, scene.clusters:
             yield
     finally:
         scene.manager.kill9()
@@ -190,33 +197,42 @@ def _serving(scene: Scene) -> Iterator[None]:
 
 def _wait_in_line(scene: Scene, integration: Integration) -> None:
     """Have all devices used, and the successor wait."""
-    integration.start(scene)
-    scene.wait_for(lambda: len(scene.devices()) == GPUS, "users of all devices")
+    scene.workers = integration.start(scene)
+
+    def are_used() -> bool:
+        integration.speak(scene)
+        return len(scene.devices()) == GPUS
+
+    scene.wait_for(are_used, "users of all devices")
     scene.start([*PLAIN, "context"], OUTFITTER_WORKER="successor")
     scene.manager.wait_for_state("successor", "pending")
 
 
 def _strike(scene: Scene, integration: Integration, crash: str) -> tuple[Outcome, float]:
     """Let the crash happen; return what became of the device, and how long it was away from everybody."""
-    struck = scene.victim
+    integration.speak(scene)
     integration.crashes.get(crash, CRASHES[crash])(scene)
     outcome: Outcome = "kept" if crash in integration.kept | HARMLESS else "moved"
     if outcome == "kept":
-        _check_kept(scene, struck)
+        _check_kept(scene, integration)
         away_s = uses.longest_away(scene.uses)
-        struck.kill()
+        integration.end(scene)
     scene.wait_for(scene.successor_uses, "the successor's use of a device")
     return outcome, away_s if outcome == "kept" else uses.longest_away(scene.uses)
 
 
-def _check_kept(scene: Scene, struck: psutil.Process) -> None:
-    """Block until the manager has decided something that was said after the crash, and the struck worker goes on."""
+def _check_kept(scene: Scene, integration: Integration) -> None:
+    """Block until the manager has decided something that was said after the crash, and a worker goes on with the device
+    of the struck one: itself, or one that its framework has started in its place."""
     late = ("run", "--resource", "gpu=1", "--worker", "late", "--wait", "50ms", "--wait-for-manager", "--", "true")
     scene.wait_for(lambda: scene.manager.outfitter(*late).returncode == 124, "the manager's answer to somebody else")
-    heard = _last_word(scene, struck)
-    scene.wait_for(lambda: _last_word(scene, struck) > heard, "the struck worker's next word")
-    assert not scene.successor_uses(), scene.held()
+    heard = scene.last_word(STRUCK)
 
+    def goes_on() -> bool:
+        integration.speak(scene)
+        return scene.last_word(STRUCK) > heard
 
-def _last_word(scene: Scene, process: psutil.Process) -> float:
-    return max(span.last for span in uses.spans(scene.uses) if span.pid == process.pid)
+    scene.wait_for(goes_on, "the next word of the device's user")
+    successor = scene.manager.record("successor")
+    assert successor is not None
+    assert successor["state"] == "pending", scene.held()

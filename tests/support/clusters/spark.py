@@ -80,12 +80,18 @@ class SparkCluster(Programs):
         self.wait_for_output(worker, "Successfully registered with master")
         return self.wait_for_output(worker, r"gpu -> \[name: gpu, addresses: (\S+)\]")[1]
 
-    def submit(self, *, tasks: int, seconds: float) -> WorkerProgram:
-        """Start the job: so many tasks, each with one GPU for so many seconds. At its end it prints what they say."""
+    def submit(
+        self, *arguments: str, tasks: int, seconds: float, job: Path = EXAMPLE / "job.py", modules: Sequence[Path] = ()
+    ) -> WorkerProgram:
+        """Start a job: so many tasks, each with one GPU for so many seconds. At its end it prints what they say.
+
+        `modules` are shipped with it, `arguments` are further ones.
+        """
         command = [str(self._home / "bin" / "spark-submit"), "--master", self.url, "--driver-memory", "512m"]
         for setting in ("spark.driver.host=127.0.0.1", "spark.driver.bindAddress=127.0.0.1", "spark.ui.enabled=false"):
             command += ["--conf", setting]
-        return self.start([*command, str(EXAMPLE / "job.py"), str(tasks), f"{seconds:g}"], self._variables)
+        shipped = ["--py-files", ",".join(map(str, modules))] if modules else []
+        return self.start([*command, *shipped, str(job), str(tasks), f"{seconds:g}", *arguments], self._variables)
 
     def tasks(self) -> list[Task]:
         """The tasks that run now, or whose Python process waits for another one."""

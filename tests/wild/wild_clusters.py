@@ -1,0 +1,23 @@
+"""The integrations on real clusters, in all crashes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from support.kafka.broker import Broker
+from wild.clusters import FLINK_PLUGINS, PYFLINK_PROCESS, PYFLINK_THREAD, SPARK
+from wild.scene import CRASHES, Integration, Note, play
+
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(1200)]
+
+INTEGRATIONS = (SPARK, PYFLINK_PROCESS, PYFLINK_THREAD, *FLINK_PLUGINS)
+
+
+@pytest.mark.parametrize("crash", CRASHES)
+@pytest.mark.parametrize("integration", INTEGRATIONS, ids=lambda integration: integration.name)
+def test_no_device_has_two_living_users_and_the_next_in_line_gets_what_is_free(
+    integration: Integration, crash: str, wild_broker: Broker, tmp_path: Path, note: Note
+) -> None:
+    play(integration, crash, tmp_path, note, wild_broker)
