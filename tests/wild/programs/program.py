@@ -68,10 +68,10 @@ def lease() -> None:
 
 
 def context() -> None:
-    """A plain `with RuntimeContext`."""
+    """A plain `with RuntimeContext`, which also waits while manager or broker are away."""
     from reporting import RuntimeContext
 
-    with RuntimeContext(resources={"gpu": 1}):
+    with RuntimeContext(resources={"gpu": 1}, wait_for_manager=True):
         while True:
             pause()
 
