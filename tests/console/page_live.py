@@ -9,6 +9,7 @@ from typing import Any
 from msgspec import structs
 from playwright.sync_api import Page, expect
 
+from outfitter_proto.records import Device
 from outfitter_service.api.access import Guard
 from support.api import follower_of
 from support.console import fleets
@@ -77,6 +78,31 @@ def test_a_held_device_that_is_not_reported_any_more_stays_until_it_is_given_bac
         expect(tile).to_have_attribute("aria-label", "one: 1 free")
 
 
+def test_a_device_that_is_set_apart_is_shown_with_the_reason_until_it_is_not(open_page: OpenPage) -> None:
+    with served([fleets.host("one", ["healthy"] * 2)]) as fleet:
+        page = open_page(f"{fleet.url}#host/one")
+        tile, panel = label_of(page, "one"), page.get_by_role("complementary")
+        apart = Device(host="one", id="GPU-one-1", since=fleets.NOW, state="cordoned", reason="new fans")
+        fleet.change(apart)
+        expect(tile).to_have_attribute("aria-label", "one: 1 cordoned, 1 free")
+        expect(panel).to_contain_text("new fans")
+        fleet.change(fleets.host("one", ["healthy"] * 2))
+        expect(panel).to_contain_text("new fans")
+        fleet.delete(apart.key)
+        expect(tile).to_have_attribute("aria-label", "one: 2 free")
+        expect(panel).not_to_contain_text("new fans")
+
+
+def test_messages_that_are_refused_are_counted_with_the_last_reason(open_page: OpenPage) -> None:
+    with served([fleets.host("one", ["healthy"])]) as fleet:
+        fleet.add_letters(fleets.letter("one", "field `host` is missing"))
+        page = open_page(fleet.url)
+        expect(page.get_by_role("heading", level=1)).to_have_text("Nothing urgent")
+        fleet.add_letters(fleets.letter("one", "field `worker` is missing"))
+        expect(page.locator(".troubles")).to_contain_text("2 messages were refused in the last hour")
+        expect(page.locator(".troubles")).to_contain_text("field worker is missing")
+
+
 def test_a_lost_stream_is_said_at_once_with_the_age_and_what_happened_meanwhile_comes_afterwards(
     open_page: OpenPage,
 ) -> None:
@@ -86,7 +112,7 @@ def test_a_lost_stream_is_said_at_once_with_the_age_and_what_happened_meanwhile_
         fleet.stop()
         expect_lost(page)
         expect(page.get_by_role("heading", level=1)).to_have_text("All was well")
-        expect(page.get_by_role("alert")).to_contain_text("This picture is old.")
+        expect(page.get_by_role("alert")).to_contain_text("This picture is old:")
         expect(page).to_have_title("Not live: Outfitter c")
         first = page.locator(".live").inner_text()
         expect(page.locator(".live")).not_to_have_text(first)  # it grows
@@ -164,6 +190,7 @@ def test_where_a_token_is_needed_the_page_asks_and_keeps_it_for_its_tab_only(ope
     with secured() as fleet:
         page = open_page(fleet.url)
         expect(page.get_by_role("heading", level=1)).to_have_text("A token is needed")
+        expect(page.get_by_label("Token")).to_be_focused()
         give(page, "wrong")
         expect(page.get_by_text("The API refused that token.")).to_be_visible()
         give(page, TOKEN)

@@ -11,9 +11,11 @@ from msgspec import structs
 
 from outfitter_proto.records import (
     Allocation,
+    DeadLetter,
     Host,
     InventoryDevice,
     ManagerIdentity,
+    MessageSource,
     ResourceInventory,
     Transition,
 )
@@ -62,6 +64,15 @@ def step(record: Allocation, event: str, explanation: str, *, before: str | None
     return Transition(
         at=record.since, host=record.host, worker=record.worker, incarnation=record.incarnation, event=event,
         from_=before, to=record.state, explanation=explanation, record=record,
+    )  # fmt: skip
+
+
+def letter(host: str, reason: str) -> DeadLetter:
+    """A message to a host that was refused just now."""
+    source = MessageSource(topic="outfitter.registrations", partition=0, offset=7)
+    return DeadLetter(
+        at=datetime.now(UTC), writer=f"host/{host}", source=source, reason=reason, length=2, sha256="0", body=b"{}",
+        message_key=host,
     )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from outfitter_proto import keys
 from outfitter_proto.partitioning import partition_of
-from outfitter_proto.records import Transition
+from outfitter_proto.records import DeadLetter, Transition
 from outfitter_service.api.access import Guard
 from outfitter_service.api.application import MOST_CONNECTIONS, application
 from outfitter_service.api.follower import Follower
@@ -22,7 +22,7 @@ class ServedFleet:
     """A fleet behind a real API on a port of its own. `url`: of the console."""
 
     def __init__(self, portal: BlockingPortal, records: Iterable[Any], guard: Guard) -> None:
-        self.follower: Follower = follower_of(fleet_of(*records))
+        self.follower = _follower_of(records)
         self._portal = portal
         self._guard = guard
         self._server = ExitStack()
@@ -46,7 +46,7 @@ class ServedFleet:
     def restart_with(self, records: Iterable[Any]) -> None:
         """Serve another model, as an API does that was started anew."""
         self.stop()
-        self.follower = follower_of(fleet_of(*records))
+        self.follower = _follower_of(records)
         self.start()
 
     def change(self, *records: Any) -> None:
@@ -60,6 +60,10 @@ class ServedFleet:
     def add_steps(self, *steps: Transition) -> None:
         """Steps of history, and their events."""
         self._portal.call(self._add_steps, steps)
+
+    def add_letters(self, *letters: DeadLetter) -> None:
+        """Dead letters, and their events."""
+        self._portal.call(self._add_letters, letters)
 
     def say_outage(self, reason: str | None) -> None:
         """The bus is away, or back."""
@@ -82,10 +86,23 @@ class ServedFleet:
             record = message(step, key=step.record.key, offset=self._next_offset())
             self._fleet.add_step(record, step, announce=True)
 
+    def _add_letters(self, letters: Iterable[DeadLetter]) -> None:
+        for letter in letters:
+            record = message(letter, key=letter.key, partition=0, offset=self._next_offset())
+            self._fleet.add_letter(record, letter, announce=True)
+
     @property
     def _fleet(self) -> Any:
         assert self.follower.fleet is not None
         return self.follower.fleet
+
+
+def _follower_of(records: Iterable[Any]) -> Follower:
+    """A follower whose model is as prepared as after a start."""
+    fleet = fleet_of(*records)
+    for host in fleet.hosts:
+        fleet.prepare(host)
+    return follower_of(fleet)
 
 
 @contextmanager

@@ -40,21 +40,15 @@ export class Api {
     return { body: await answer.json(), eventId: answer.headers.get("Outfitter-Event-Id") };
   }
 
-  /** All items of a list, page by page. */
-  async *pages(path, parameters = {}) {
-    let cursor = null;
-    do {
-      const more = cursor === null ? {} : { cursor };
-      const { body, eventId } = await this.page(path, { limit: PAGE, ...parameters, ...more });
-      yield { items: body.items, eventId };
-      cursor = body.next;
-    } while (cursor !== null);
-  }
-
-  /** All items of a list. */
-  async all(path, parameters = {}) {
+  /** All items of a list. `seen` gets the last event that each of its pages has. */
+  async all(path, parameters = {}, seen = () => {}) {
     const items = [];
-    for await (const page of this.pages(path, parameters)) items.push(...page.items);
+    for (let cursor; cursor !== null; ) {
+      const { body, eventId } = await this.page(path, { limit: PAGE, ...parameters, ...(cursor && { cursor }) });
+      seen(eventId);
+      items.push(...body.items);
+      cursor = body.next;
+    }
     return items;
   }
 

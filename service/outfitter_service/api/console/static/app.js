@@ -4,6 +4,7 @@ import { Api } from "./api.js";
 import { Feed } from "./feed.js";
 import { pageView, titleOf } from "./page.js";
 import { Panel, subjectOf } from "./panel.js";
+import { troublesOf } from "./troubles.js";
 
 const THEME = "outfitter-theme";
 const REDRAW_MS = 15_000; // how often the times on the page grow
@@ -12,7 +13,7 @@ const root = document.documentElement;
 const api = new Api(new URL(root.dataset.api, document.baseURI).href);
 const view = { only: null, find: "", sort: "trouble", focus: null, subject: null, allGroups: false, isDark: false };
 const panel = new Panel(api, draw);
-const feed = new Feed(api, { changed: draw, stepped: host => panel.stepped(host) });
+const feed = new Feed(api, { changed: draw, stepped: host => panel.stepped(host), refused: askForToken });
 let isDue = false, opener = null;
 
 /** Draw the page in the next frame, once for all changes until then. */
@@ -22,14 +23,19 @@ function draw() {
   requestAnimationFrame(() => {
     isDue = false;
     const start = performance.now();
-    render(pageView(feed, view, panel), document.body);
-    document.title = titleOf(feed);
+    const troubles = feed.fleet ? troublesOf(feed.fleet, feed, api.now) : [];
+    render(pageView(feed, view, panel, troubles), document.body);
+    document.title = titleOf(feed, troubles);
     performance.clearMeasures("draw"); // only the last one is kept
     performance.measure("draw", { start });
   });
 }
 
 const afterDraw = act => requestAnimationFrame(() => requestAnimationFrame(act));
+
+function askForToken() {
+  afterDraw(() => document.getElementById("token")?.focus());
+}
 
 // ---- colours
 

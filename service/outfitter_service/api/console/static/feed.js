@@ -5,12 +5,12 @@ import { Fleet } from "./fleet.js";
 const SILENT_MS = 25_000; // the API sends a sign of life every 10 s
 const STATUS_MS = 10_000;
 const BACKOFF_MS = [1_000, 10_000];
-const LETTERS_MS = 3_600_000;
+const LETTERS = 1_000;
 
 /** `fleet`: null until the pages were read. `phase`: "starting", "token", "live" or "lost"; `reason` says why it is not
  * live. `status`: the API's own. `pictureAt`: the moment up to which the picture is known, on this machine's clock. */
 export class Feed {
-  constructor(api, { changed, stepped }) {
+  constructor(api, { changed, stepped, refused }) {
     this.api = api;
     this.fleet = null;
     this.phase = "starting";
@@ -19,6 +19,7 @@ export class Feed {
     this.pictureAt = 0;
     this.changed = changed; // the picture or the phase is another
     this.stepped = stepped; // something happened to a host: its name
+    this.refused = refused; // a token is needed
     this.tokenWasWrong = false;
     this.lastId = null;
     this.heardAt = 0;
@@ -79,6 +80,7 @@ export class Feed {
   async #askForToken() {
     this.tokenWasWrong = this.api.hasToken;
     this.#say("token");
+    this.refused();
     await new Promise(resolve => (this.wake = resolve));
     this.#say(this.fleet ? "lost" : "starting", "asking with the token");
   }
@@ -92,26 +94,30 @@ export class Feed {
 
   /** Read all pages into a new picture. */
   async #load() {
-    this.status = (await this.api.page("status")).body;
-    let lastId = null;
-    const hosts = [];
-    for await (const { items, eventId } of this.api.pages("hosts")) {
-      lastId ??= eventId;
-      hosts.push(...items);
-    }
-    const since = new Date(this.api.now - LETTERS_MS).toISOString();
-    const [devices, queue, failed, letters] = await Promise.all([
-      this.api.all("devices"),
-      this.api.all("queue"),
-      this.api.all("workers", { state: "failed" }),
-      this.api.all("dead-letters", { since }).catch(error => (error.status === 503 ? [] : Promise.reject(error))),
+    const ids = [], seen = id => ids.push(id);
+    const [{ body: status }, hosts, devices, queue, failed, letters] = await Promise.all([
+      this.api.page("status"),
+      this.api.all("hosts", {}, seen),
+      this.api.all("devices", {}, seen),
+      this.api.all("queue", {}, seen),
+      this.api.all("workers", { state: "failed" }, seen),
+      this.#letters(),
     ]);
     const fleet = new Fleet();
     fleet.restore(hosts, devices, queue, failed, letters);
-    this.fleet = fleet;
-    this.lastId = lastId;
+    Object.assign(this, { fleet, status, lastId: earliest(ids) });
     this.#heard();
     this.changed();
+  }
+
+  /** The newest refused messages; none if the API may not read them. */
+  async #letters() {
+    try {
+      return (await this.api.page("dead-letters", { limit: LETTERS })).body.items;
+    } catch (error) {
+      if (error.status === 503) return [];
+      throw error;
+    }
   }
 
   /** Follow the stream until it ends. Returns whether the pages must be read again: events are missing. */
@@ -174,8 +180,15 @@ export class Feed {
   }
 }
 
+/** The earliest of some events: `NAME-NUMBER`, with another name after each restart of the API. */
+function earliest(ids) {
+  const split = id => [id.slice(0, id.lastIndexOf("-")), Number(id.slice(id.lastIndexOf("-") + 1))];
+  if (new Set(ids.map(id => split(id)[0])).size > 1) throw new ApiError(0, "the API was restarted meanwhile");
+  return ids.reduce((first, id) => (split(id)[1] < split(first)[1] ? id : first));
+}
+
 /** The host that an event is about; undefined: none. A note of history has its writer as its key: `host/NAME`. */
 function hostOf({ data }) {
-  const [first, second] = (data.key ?? data.message_key ?? "").split("/");
+  const [first, second] = (data.key ?? "").split("/");
   return data.record?.host ?? (first === "host" || first.startsWith("@") ? second : first);
 }

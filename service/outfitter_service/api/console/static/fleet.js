@@ -111,8 +111,9 @@ export class Fleet {
       const total = inventory.total ?? listed.length;
       resources[resource] = { state, reason, amount, sharing, total, healthy: inventory.healthy };
       for (const { id, health = "healthy", reason: why, properties } of listed) {
-        const { holders = [], state: apart = null } = known.get(id) ?? {};
-        devices.push({ host: name, resource, id, health, reason: why, sharing, state: apart, properties, holders });
+        const { holders = [], state: apart = null, reason: former } = known.get(id) ?? {};
+        const said = why ?? (apart ? former : null);
+        devices.push({ host: name, resource, id, health, reason: said, sharing, state: apart, properties, holders });
         known.delete(id);
       }
     }
@@ -127,7 +128,8 @@ export class Fleet {
   #putDevice(key, record) {
     const [, name, encoded] = key.split("/"), id = decodeURIComponent(encoded), host = this.hosts.get(name);
     const state = record?.state ?? null;
-    const change = device => ({ ...device, state, reason: record?.reason ?? device.reason });
+    const reasonOf = device => (device.health === "healthy" ? record?.reason ?? null : device.reason);
+    const change = device => ({ ...device, state, reason: reasonOf(device) });
     const devices = host?.devices.map(device => (device.id === id ? change(device) : device));
     if (host) this.#put({ ...host, devices });
   }

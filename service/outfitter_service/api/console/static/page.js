@@ -2,7 +2,7 @@
 import { html, nothing } from "./vendor/lit-html.js";
 import { panelView } from "./panel.js";
 import { countsOf, fleetView } from "./tiles.js";
-import { troublesOf, waitingGroups } from "./troubles.js";
+import { waitingGroups } from "./troubles.js";
 import { amounts, count, duration, linkTo, number, withCode } from "./words.js";
 
 const MOST_GROUPS = 6;
@@ -42,7 +42,7 @@ function header(feed, view) {
 function lostNotice(feed) {
   if (feed.isLive || !feed.fleet || feed.phase === "token") return nothing;
   const reason = feed.outage && feed.phase === "live" ? "the API cannot read the bus" : feed.reason;
-  return html`<p class="notice" role="alert"><b>This picture is old.</b> <span>${reason}.</span>
+  return html`<p class="notice" role="alert"><b>This picture is old:</b> <span>${reason}.</span>
     <button id="retry">Try now</button></p>`;
 }
 
@@ -90,10 +90,10 @@ const tokenForm = feed => html`<main class="alone"><h1>A token is needed</h1>
 const noPicture = feed => html`<main class="alone"><h1>Reading the fleet</h1>
   <p role="status">${feed.reason || "One moment."}</p></main>`;
 
-export function pageView(feed, view, panel) {
+export function pageView(feed, view, panel, troubles) {
   if (feed.phase === "token") return html`${header(feed, view)}${tokenForm(feed)}`;
   if (!feed.fleet) return html`${header(feed, view)}${noPicture(feed)}`;
-  const now = feed.api.now, troubles = troublesOf(feed.fleet, feed, now);
+  const { now } = feed.api;
   return html`<a class="skip" href="#fleet">To the fleet</a>
     ${header(feed, view)}${lostNotice(feed)}
     <main>
@@ -106,9 +106,9 @@ export function pageView(feed, view, panel) {
 }
 
 /** The page's title: a number that can be seen in a row of tabs. */
-export function titleOf(feed) {
+export function titleOf(feed, troubles) {
   if (!feed.fleet) return "Outfitter";
-  const urgent = troublesOf(feed.fleet, feed, feed.api.now).filter(each => each.urgent).length;
+  const urgent = troubles.filter(each => each.urgent).length;
   const place = feed.status.cluster ? `Outfitter ${feed.status.cluster}` : "Outfitter";
   return `${urgent ? `(${urgent}) ` : ""}${feed.isLive ? "" : "Not live: "}${place}`;
 }
