@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from msgspec import structs
@@ -119,10 +120,33 @@ def test_a_lost_stream_is_said_at_once_with_the_age_and_what_happened_meanwhile_
         expect_lost(page)
         fleet.change(fleets.holder("gpu-0", 1))
         fleet.start()
-        page.get_by_role("button", name="Try now").click()
         expect_live(page)
         expect(label_of(page, "gpu-0")).to_have_attribute("aria-label", "gpu-0: 2 held, 2 free")
         expect(page.get_by_role("heading", level=1)).to_have_text("All is well")
+
+
+def test_an_open_panel_says_it_as_well_because_it_covers_a_small_screen(open_page: OpenPage) -> None:
+    with served(fleets.calm()) as fleet:
+        page = open_page(f"{fleet.url}#host/gpu-0", viewport={"width": 320, "height": 800})
+        panel = page.get_by_role("complementary")
+        expect(panel).to_contain_text("Devices")
+        expect(panel).not_to_contain_text("Not live")
+        fleet.stop()
+        expect(panel).to_contain_text(LOST)
+
+
+def test_the_page_tries_at_once_when_it_is_told_to(open_page: OpenPage) -> None:
+    with served(fleets.calm()) as fleet:
+        page = open_page("about:blank")
+        page.clock.install()
+        page.goto(fleet.url)
+        expect_live(page)
+        fleet.stop()
+        expect(page.get_by_role("button", name="Try now")).to_be_visible()
+        page.clock.pause_at(datetime.now(UTC) + timedelta(minutes=1))  # from here on it does not try by itself
+        page.wait_for_load_state("networkidle")
+        with page.expect_request("**/api/v1/events"):
+            page.get_by_role("button", name="Try now").click()
 
 
 def test_after_a_restart_of_the_api_all_is_read_again(open_page: OpenPage) -> None:

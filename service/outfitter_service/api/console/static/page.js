@@ -3,7 +3,7 @@ import { html, nothing } from "./vendor/lit-html.js";
 import { panelView } from "./panel.js";
 import { countsOf, fleetView } from "./tiles.js";
 import { waitingGroups } from "./troubles.js";
-import { amounts, count, duration, linkTo, number, withCode } from "./words.js";
+import { amounts, count, duration, linkTo, number, oldness, withCode } from "./words.js";
 
 const MOST_GROUPS = 6;
 const MOST_NAMES = 3;
@@ -27,8 +27,7 @@ function summary(fleet) {
 export function ageView(feed) {
   if (feed.isLive) return html`<span class="live" role="status"><i></i>live</span>`;
   if (!feed.fleet) return html`<span class="live lost" role="status"><i></i>no picture yet</span>`;
-  const age = duration(feed.age);
-  return html`<span class="live lost"><i></i><span role="status">Not live</span>: the picture is ${age} old</span>`;
+  return html`<span class="live lost"><i></i><span role="status">Not live</span>: ${oldness(feed)}</span>`;
 }
 
 function header(feed, view) {

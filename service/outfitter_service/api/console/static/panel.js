@@ -1,7 +1,7 @@
 // The panel at the side: one host, device or worker, its owner, its reasons and what happened there.
 import { html, nothing } from "./vendor/lit-html.js";
 import { isFailing, stateOf } from "./fleet.js";
-import { amounts, cell, duration, linkTo, moment, withCode } from "./words.js";
+import { amounts, cell, duration, linkTo, moment, oldness, withCode } from "./words.js";
 
 const STEPS = 50;
 const PAUSE_MS = 1_000;
@@ -183,6 +183,7 @@ export function panelView(feed, subject, panel, now) {
     <div class="panel-head">
       <h2 id="panel-title" tabindex="-1"><span class="dim">${subject.kind}</span> ${subject.name}</h2>
       <button id="close" aria-label="Close"><span aria-hidden="true">✕</span></button></div>
+    ${feed.isLive ? nothing : html`<p class="live lost"><i></i>Not live: ${oldness(feed)}</p>`}
     ${views[subject.kind]()}
     <h3>What happened</h3>${historyView(panel, subject, now)}</aside>`;
 }

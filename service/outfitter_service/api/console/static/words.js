@@ -24,6 +24,9 @@ export function moment(text, now) {
 /** Text with `code` in it. It stays text, whatever it has. */
 export const withCode = text => text.split("`").map((part, n) => (n % 2 ? html`<code>${part}</code>` : part));
 
+/** How old the picture is that a feed has. */
+export const oldness = feed => `the picture is ${duration(feed.age)} old`;
+
 /** What a worker wants: "gpu 4, fpga 1". */
 export const amounts = wanted =>
   Object.entries(wanted ?? {}).map(([name, amount]) => `${name}\u00a0${amount}`).join(", ") || "nothing";
