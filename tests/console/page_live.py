@@ -135,6 +135,27 @@ def test_an_open_panel_says_it_as_well_because_it_covers_a_small_screen(open_pag
         expect(panel).to_contain_text(LOST)
 
 
+def test_an_error_in_the_page_itself_is_said_and_does_not_look_calm(open_page: OpenPage) -> None:
+    fault = "export function waitingGroups(fleet) { if (fleet.hosts.has('two')) throw new Error('planted');"
+    with served([fleets.host("one", ["healthy"])]) as fleet:
+        page = open_page("about:blank", allowed=("planted",))
+        page.route(
+            "**/troubles.js",
+            lambda route: route.fulfill(
+                response=(original := route.fetch()),
+                body=original.text().replace("export function waitingGroups(fleet) {", fault),
+            ),
+        )
+        page.goto(fleet.url)
+        expect_live(page)
+        fleet.change(fleets.host("two", ["healthy"]))
+        expect(page.locator(":root")).to_have_attribute("data-broken", "")
+        said = page.evaluate("getComputedStyle(document.body, '::before').content")
+        assert "what you see is old" in said
+        fleet.delete("@host/two")
+        expect(page.locator(":root")).not_to_have_attribute("data-broken", "")
+
+
 def test_the_page_tries_at_once_when_it_is_told_to(open_page: OpenPage) -> None:
     with served(fleets.calm()) as fleet:
         page = open_page("about:blank")

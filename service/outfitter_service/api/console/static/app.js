@@ -22,13 +22,23 @@ function draw() {
   isDue = true;
   requestAnimationFrame(() => {
     isDue = false;
-    const start = performance.now();
-    const troubles = feed.fleet ? troublesOf(feed.fleet, feed, api.now) : [];
-    render(pageView(feed, view, panel, troubles), document.body);
-    document.title = titleOf(feed, troubles);
-    performance.clearMeasures("draw"); // only the last one is kept
-    performance.measure("draw", { start });
+    try {
+      drawNow();
+      delete root.dataset.broken;
+    } catch (error) {
+      root.dataset.broken = ""; // the page says that it does not change any more
+      console.error(error);
+    }
   });
+}
+
+function drawNow() {
+  const start = performance.now();
+  const troubles = feed.fleet ? troublesOf(feed.fleet, feed, api.now) : [];
+  render(pageView(feed, view, panel, troubles), document.body);
+  document.title = titleOf(feed, troubles);
+  performance.clearMeasures("draw"); // only the last one is kept
+  performance.measure("draw", { start });
 }
 
 const afterDraw = act => requestAnimationFrame(() => requestAnimationFrame(act));

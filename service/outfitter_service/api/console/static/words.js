@@ -38,7 +38,8 @@ export function some(names, most = 3) {
 }
 
 /** The address of something's panel. */
-export const addressOf = (kind, ...names) => `#${[kind, ...names].map(encodeURIComponent).join("/")}`;
+export const addressOf = (kind, ...names) =>
+  `#${[kind, ...names].map(name => encodeURIComponent(name.toWellFormed())).join("/")}`;
 
 export const linkTo = (kind, names, text) => html`<a href=${addressOf(kind, ...names)}>${text ?? names.at(-1)}</a>`;
 

@@ -87,7 +87,8 @@ async def _serve(where: Connection, listening: Listening, guard: Guard) -> None:
                 anyio.create_task_group() as tasks,
             ):
                 scheme = "http" if listening.tls is None else "https"
-                warn(f"cluster {where.cluster} on {where.bus}, API at {scheme}://{address}/api/v1/status")
+                at = f"{scheme}://{address}"
+                warn(f"cluster {where.cluster} on {where.bus}, console at {at}/, API at {at}/api/v1/status")
                 tasks.start_soon(follower.run)
                 async for _signal in signals:
                     break
