@@ -150,7 +150,8 @@ class Grant(Struct, frozen=True, kw_only=True):
 
     `allocation`: the record's key (`host/worker/incarnation`). `token`: its fencing token, a number that only grows. A
     call with a lower token than the highest one seen for a device must change nothing. `device_ids`: the canonical ids.
-    `devices`: the properties of each, in the same order.
+    `devices`: the properties of each, in the same order. `is_given_back`: the worker has deregistered, so its owner, if
+    it lives, does not use the devices any more.
     """
 
     allocation: str
@@ -158,6 +159,7 @@ class Grant(Struct, frozen=True, kw_only=True):
     worker: Worker
     device_ids: tuple[str, ...]
     devices: tuple[Mapping[str, str], ...]
+    is_given_back: bool = False
 
 
 class DriverParams(Mapping[str, str]):

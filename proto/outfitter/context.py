@@ -139,13 +139,15 @@ class RuntimeContext(OperatorContext):
 
     @property
     def child_env(self) -> dict[str, str]:
-        """Variables for a program that this worker starts: `env`, and the names of this allocation.
+        """Variables for a program that this worker starts: `env`, and the names of this allocation and operator.
 
         A context in that program attaches to this allocation. With `survivors` the manager lends the devices again only
         after that program's end. It does not see processes that fork and execute no program.
         """
+        operator = {} if self.operator is None else {"OUTFITTER_OPERATOR": self.operator}
         return {
             **self.env,
+            **operator,
             **identity.variables(self._settings.bus, self._settings.cluster, self._settings.registration),
         }
 

@@ -7,6 +7,8 @@ without a client (NVIDIA's MPS documentation, "nvidia-cuda-mps-server").
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from outfitter_drivers.api import Grant, InUseCheck, TemporaryDriverError
 from outfitter_drivers.gpu.nvidia import NvidiaDriver, lost_gpus, nvidia_smi
 from outfitter_proto.support.printable import printable
@@ -25,34 +27,47 @@ class CheckingNvidiaDriver(NvidiaDriver, InUseCheck):
     """Does not let a GPU be lent again while a process computes on it."""
 
     async def in_use(self, grant: Grant) -> str | None:
-        """See `InUseCheck.in_use`. A GPU without a UUID is not checked, and neither is a lost one.
+        """See `InUseCheck.in_use`. A GPU without a UUID is not checked, and neither is a lost one. The owner that has
+        given the devices back does not count: CUDA keeps its context until the process ends.
 
         Raises:
             TemporaryDriverError: nvidia-smi fails, or does not end in time.
         """
-        uuids = [uuid for device in grant.devices if (uuid := device.get("uuid"))]
-        if not uuids:
-            return None
-        outcome = await nvidia_smi(
-            f"--id={','.join(uuids)}",
-            f"--query-compute-apps={','.join(FIELDS)}",
-            "--format=csv,noheader",
-            timeout=self.timeout,
-        )
-        printed = outcome.stdout + outcome.stderr
-        if outcome.code != 0 and not lost_gpus(printed):
-            if any(words in printed for words in _CANNOT_SAY):
-                return None
-            raise TemporaryDriverError(f"nvidia-smi {outcome}")
-        users = _users(outcome.stdout, set(uuids))
+        devices = {uuid: device.get("pci.bus_id") for device in grant.devices if (uuid := device.get("uuid"))}
+        stdout = await self._compute_processes(devices)
+        users = _users(stdout, set(devices), str(grant.worker.owner_pid) if grant.is_given_back else None)
         if not users:
             return None
         more = f" and {len(users) - _MOST_NAMED} more" if len(users) > _MOST_NAMED else ""
         return f"{', '.join(users[:_MOST_NAMED])}{more}"
 
+    async def _compute_processes(self, devices: Mapping[str, str | None]) -> bytes:
+        """What nvidia-smi says of the devices (UUID and bus id) that it does not report as lost: one lost GPU must not
+        hide who uses the others."""
+        left = dict(devices)
+        while left:
+            outcome = await nvidia_smi(
+                f"--id={','.join(left)}",
+                f"--query-compute-apps={','.join(FIELDS)}",
+                "--format=csv,noheader",
+                timeout=self.timeout,
+            )
+            printed = outcome.stdout + outcome.stderr
+            if outcome.code == 0:
+                return outcome.stdout
+            if any(words in printed for words in _CANNOT_SAY):
+                break
+            lost = lost_gpus(printed)
+            rest = {uuid: bus_id for uuid, bus_id in left.items() if bus_id not in lost}
+            if len(rest) == len(left):
+                raise TemporaryDriverError(f"nvidia-smi {outcome}")
+            left = rest
+        return b""
 
-def _users(stdout: bytes, uuids: set[str]) -> list[str]:
-    """The processes on these GPUs, for people."""
+
+def _users(stdout: bytes, uuids: set[str], owner_pid: str | None) -> list[str]:
+    """The processes on these GPUs, for people, but for the owner that has given them back. A line without a pid says
+    nothing."""
     users: dict[str, None] = {}
     for line in stdout.decode("utf-8", "replace").splitlines():
         uuid, *process = (value.strip() for value in line.split(",", len(FIELDS) - 1))
@@ -60,6 +75,6 @@ def _users(stdout: bytes, uuids: set[str]) -> list[str]:
             continue
         pid, path = process
         name = printable(path.rpartition("/")[2])[:_LONGEST_NAME]
-        if name != _SERVER:
-            users[f"process {printable(pid)[:_LONGEST_NAME]} ({name}) on {uuid}"] = None
+        if pid.isdecimal() and pid != owner_pid and name != _SERVER:
+            users[f"process {pid[:_LONGEST_NAME]} ({name}) on {uuid}"] = None
     return list(users)

@@ -19,7 +19,7 @@ from outfitter.session import identity
 from outfitter_proto import codec, names
 from outfitter_proto.bus import DEFAULT_BUS
 from outfitter_proto.records import Owner, Register, ResourceRequest, Survivors
-from outfitter_proto.support.processes import process_owner
+from outfitter_proto.support.processes import pid_namespace, process_owner, real_uid
 
 Amounts = Mapping[str, int]
 
@@ -68,18 +68,21 @@ def resolve(
     operator = operator or environment.get("OUTFITTER_OPERATOR") or None
     if operator is not None:
         names.check_name(operator, "operator")
+    process = _owner(owner)
+    if survivors and process is None:
+        raise InvalidRequestError("survivors needs an owner: leave owner=False out", code="invalid-request")
     registration = Register(
         host=names.check_name(host or names.default_host(), "host"),
         worker=names.check_name(worker or environment.get("OUTFITTER_WORKER") or identity.new_worker_name(), "worker"),
         incarnation=incarnation if attach and incarnation else identity.new_incarnation(),
         resources=None if resources is None else _requests(resources),
         operators=None if operators is None else {name: _requests(amounts) for name, amounts in operators.items()},
-        owner=_owner(owner),
+        owner=process,
         lease_s=UNSET if isinstance(lease, EllipsisType) else lease,
         wait_s=wait,
         priority=priority,
         labels=dict(labels or {}),
-        survivors=Survivors(uid=os.getuid()) if survivors else UNSET,
+        survivors=Survivors(uid=_uid_of(process)) if survivors and process is not None else UNSET,
     )
     for name, seconds in (("lease", lease), ("wait", wait)):
         if isinstance(seconds, float) and not math.isfinite(seconds):  # in JSON it would be null, that is, for ever
@@ -104,6 +107,12 @@ def resolve(
 
 def _requests(amounts: Amounts) -> dict[str, ResourceRequest]:
     return {name: ResourceRequest(amount=amount) for name, amount in amounts.items()}
+
+
+def _uid_of(owner: Owner) -> int:
+    """The real user id of a process and its children; this process's, if that one cannot be seen here."""
+    uid = real_uid(owner.pid) if owner.pid_ns == pid_namespace() else None
+    return os.getuid() if uid is None else uid
 
 
 def _owner(owner: bool | Owner) -> Owner | None:

@@ -39,6 +39,15 @@ def time_namespace() -> int | None:
         return None
 
 
+def real_uid(pid: int) -> int | None:
+    """The real user id of a process, proc(5) `/proc/<pid>/status`; None if it cannot be seen."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_bytes()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) for line in status.splitlines() if line.startswith(b"Uid:")), None)
+
+
 def start_ticks(pid: int | None = None) -> int | None:
     """As `read_start_ticks`; None instead of an error."""
     try:

@@ -20,9 +20,10 @@ A, B = "GPU-aaaaaaaa-1111-2222-3333-444444444444", "GPU-bbbbbbbb-1111-2222-3333-
 GRANT = Grant(
     allocation="h/w/1",
     token=1,
-    worker=Worker(host="h", resource="gpu", worker="w", incarnation="1"),
+    worker=Worker(host="h", resource="gpu", worker="w", incarnation="1", owner_pid=42),
     device_ids=(A,),
-    devices=({"index": "0", "uuid": A},),
+    devices=({"index": "0", "uuid": A, "pci.bus_id": "0000:19:00.0"},),
+    is_given_back=True,
 )
 
 
@@ -53,6 +54,8 @@ async def test_a_process_on_a_device_of_the_grant_is_named_and_others_do_not_cou
         f"{A}\n",
         "No running processes found\n",
         "0, 4711, python3\n",
+        f"{A}, [N/A], [N/A]\n",
+        f"{A}, 42, /usr/bin/python3\n",
     ],
 )
 async def test_a_device_without_a_compute_process_is_free(smi: Smi, answer: str) -> None:
@@ -60,8 +63,14 @@ async def test_a_device_without_a_compute_process_is_free(smi: Smi, answer: str)
     assert await user() is None
 
 
+async def test_the_owner_counts_unless_it_has_given_the_devices_back(smi: Smi) -> None:
+    """A lease may end while the owner computes."""
+    smi(f"{A}, 42, /usr/bin/python3\n")
+    assert await user(structs.replace(GRANT, is_given_back=False)) == f"process 42 (python3) on {A}"
+
+
 async def test_only_the_first_of_many_processes_are_named_without_signs_that_a_terminal_obeys(smi: Smi) -> None:
-    smi("".join(f"{A}, {pid}, /bin/\x1b[2J{'x' * 500}\n" for pid in range(1000)))
+    smi("".join(f"{A}, {pid}, /bin/\x1b[2J{'x' * 500}\n" for pid in range(1000, 2000)))
     said = await user()
     assert said is not None
     assert said.endswith(" and 996 more")
@@ -75,12 +84,29 @@ async def test_only_the_first_of_many_processes_are_named_without_signs_that_a_t
         'Field "gpu_uuid" is not a valid field to query.\n',
         "Not Supported\n",
         "No devices were found\n",
-        "Unable to determine the device handle for GPU0000:3B:00.0: GPU is lost.\n",
+        "Unable to determine the device handle for GPU0000:19:00.0: GPU is lost.\n",
     ],
 )
 async def test_a_device_is_not_held_for_ever_where_nvidia_smi_cannot_know(smi: Smi, answer: str) -> None:
     smi(answer, exit_code=2)
     assert await user() is None
+
+
+async def test_a_lost_gpu_hides_no_process_on_another_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lost = "Unable to determine the device handle for GPU0000:19:00.0: GPU is lost."
+    executable(
+        tmp_path / "bin/nvidia-smi",
+        f'case "$*" in *{A}*) echo "{lost}"; exit 15 ;; *) echo "{B}, 4711, python3" ;; esac',
+    )
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    other = {"index": "1", "uuid": B, "pci.bus_id": "0000:3b:00.0"}
+    assert await user(structs.replace(GRANT, devices=(*GRANT.devices, other))) == f"process 4711 (python3) on {B}"
+
+
+async def test_a_lost_gpu_of_others_leaves_it_unknown_who_uses_this_one(smi: Smi) -> None:
+    smi("Unable to determine the device handle for GPU0000:3B:00.0: GPU is lost.\n", exit_code=15)
+    with pytest.raises(TemporaryDriverError, match="GPU is lost"):
+        await user()
 
 
 async def test_a_failing_nvidia_smi_says_nothing_about_a_device_so_it_stays_held(smi: Smi) -> None:

@@ -17,7 +17,7 @@ from msgspec import Struct, structs
 
 from outfitter_drivers import api
 from outfitter_proto.keys import AllocationKey
-from outfitter_proto.records import NO_TOKEN, Allocation, Token
+from outfitter_proto.records import NO_TOKEN, Allocation, ReasonCode, Token
 from outfitter_proto.support.backoff import Backoff
 from outfitter_service.core import model as m
 from outfitter_service.metrics import Metrics
@@ -79,6 +79,7 @@ class Supervisor:
             worker=self._worker(record),
             device_ids=tuple(info["id"] for info in infos),
             devices=tuple(infos),
+            is_given_back=record.reason_code == ReasonCode.DEREGISTERED,
         )
 
     def _worker(self, record: Allocation | None) -> api.Worker:

@@ -11,6 +11,10 @@ from contextlib import contextmanager
 
 import pytest
 
+from outfitter import RuntimeContext
+from outfitter.errors import InvalidRequestError
+from outfitter_proto.records import Survivors
+from outfitter_proto.support.processes import process_owner
 from support.managers.process import OUTFITTER, Manager
 
 HOLDING = """
@@ -66,6 +70,41 @@ def test_a_program_that_outlives_its_worker_keeps_the_device(one_gpu: Manager, w
         one_gpu.wait_for(lambda: f"{program} (sleep)" in str((one_gpu.record("w") or {}).get("delayed_by")))
         assert record["resources"]["gpu"]
     one_gpu.wait_for_state("w", "ended")
+
+
+def test_survivors_of_nobody_are_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="survivors needs an owner"):
+        RuntimeContext({"gpu": 1}, survivors=True, owner=False)
+
+
+def test_the_survivors_of_another_users_process_have_its_user(one_gpu: Manager) -> None:
+    user = 65534 if os.geteuid() == 0 else os.getuid()
+    with subprocess.Popen(["sleep", "1000"], user=user) as other:
+        try:
+            context = RuntimeContext({"gpu": 1}, owner=process_owner(other.pid) or False, survivors=True)
+            assert context._settings.registration.survivors == Survivors(uid=user)
+            hold = ["hold", "--worker", "w", "--survivors", "--owner-pid", str(other.pid)]
+            with one_gpu.popen(*hold, stdin=subprocess.PIPE) as process:
+                assert one_gpu.wait_for_state("w", "allocated")["request"]["survivors"] == {"uid": user}
+                process.communicate(timeout=60)
+        finally:
+            other.kill()
+
+
+def test_the_operator_of_a_context_is_that_of_the_programs_that_it_starts(one_gpu: Manager) -> None:
+    inner = "from outfitter import RuntimeContext as C\nwith C() as c: print(c.env['CUDA_VISIBLE_DEVICES'])"
+    outer = f"""
+import os, subprocess, sys
+from outfitter import RuntimeContext
+with RuntimeContext(operators={{"infer": {{"gpu": 1}}}}, operator="infer") as context:
+    print(context.env["CUDA_VISIBLE_DEVICES"], flush=True)
+    subprocess.run([sys.executable, "-c", {inner!r}], env={{**os.environ, **context.child_env}}, check=True)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", outer], env=one_gpu.environment, capture_output=True, text=True, timeout=60, check=True
+    )
+    mine, its = done.stdout.splitlines()
+    assert mine == its
 
 
 def test_a_context_in_a_program_that_a_worker_starts_has_the_workers_devices(one_gpu: Manager) -> None:

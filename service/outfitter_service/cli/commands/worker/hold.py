@@ -99,7 +99,7 @@ def hold(
                 owner=process.identity,
                 wait_s=wait,
                 incarnation=incarnation,
-                survivors=Survivors(uid=os.getuid()) if survivors else None,
+                survivors=Survivors(uid=process.uid) if survivors else None,
             )
             asked = Request(where, message, process, incarnation is not None, reads_stdin, wait_for_manager)
             return await HoldSession(asked, signals=signals, writer=writer).run()
