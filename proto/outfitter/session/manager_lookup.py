@@ -30,6 +30,7 @@ class ManagerLookup:
         self.host = host
         self.hosts: dict[str, Host] = {}
         self.complete = False
+        self._own_was_read = False
         self._read_in: dict[str, int] = {}
         self._bus = bus
         self._topic = names.topics(cluster).allocations
@@ -42,7 +43,8 @@ class ManagerLookup:
         """Read all partitions, the worker's own first, without those that the bus refuses."""
         own = partition_of(self.host, partitions)
         self._own_keys.add(keys.checkpoint_key(keys.partition_writer(own)).encode())
-        read = [await self._try_read(own)]
+        self._own_was_read = await self._try_read(own)
+        read = [self._own_was_read]
         async with anyio.create_task_group() as group:
             for partition in range(partitions):
                 if partition != own:
@@ -101,8 +103,10 @@ class ManagerLookup:
             yield f"its manager {own_host.manager.instance} was stopped {_ago(own_host.manager.stopped_at)}"
         elif self._last_seen is not None:
             yield f"its manager last wrote {_ago(self._last_seen)} and has not reported that it stopped"
-        else:
+        elif self._own_was_read:
             yield "it never had a manager here"
+        else:
+            yield "the ledger could not be read, so it is not known whether there is one"
         served = sorted(name for name, host in self.hosts.items() if host.manager.stopped_at is None)
         others = [name for name in served if name != self.host]
         more = f" and {len(others) - _SHOWN} more" if len(others) > _SHOWN else ""
