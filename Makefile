@@ -2,11 +2,12 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+RUNNABLE := $(VENV)/.runnable
 READY := $(VENV)/.ready
 
 .PHONY: demo test check console-test deploy-check systemd-check asyncapi examples examples-all bench chaos wild simulate fuzz kafka constraints clean
 
-demo: $(READY)
+demo: $(RUNNABLE)
 	@echo "A manager and three workers on this machine, for a few seconds."
 	$(BIN)/outfitter demo
 
@@ -106,13 +107,19 @@ wild: $(READY)
 kafka:
 	@trap : INT; $(PYTHON) deploy/kafka/local_kafka.py broker || [ $$? -eq 130 ]
 
-# A virtual environment from the hashed constraints, with the checkout itself in it.
-$(READY): pyproject.toml constraints.txt
-	@echo "Setting up $(VENV): the packages of constraints.txt are downloaded and installed, which takes a minute or two, once."
+# A virtual environment with the checkout itself and what it needs to run, from hashed constraints.
+$(RUNNABLE): pyproject.toml constraints-service.txt
+	@echo "Setting up $(VENV): the packages of constraints-service.txt are downloaded and installed, once."
 	@$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r constraints-service.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	$(BIN)/python -m compileall -q proto drivers service
+	touch $(RUNNABLE)
+
+# And what checks, tests and benchmarks need.
+$(READY): $(RUNNABLE) constraints.txt
+	@echo "The packages of constraints.txt are downloaded and installed, which takes a minute or two, once."
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r constraints.txt
 	touch $(READY)
 
 # Pin anew what pyproject.toml allows: run it after changing dependencies there.
@@ -120,6 +127,9 @@ constraints:
 	$(BIN)/python -m pip install --quiet pip-tools
 	$(BIN)/pip-compile --quiet --strip-extras --generate-hashes --no-emit-index-url --no-emit-trusted-host --no-emit-find-links \
 		--no-header --allow-unsafe --extra service --extra dev --extra uvloop --extra examples --extra bench --output-file constraints.txt pyproject.toml
+	$(BIN)/pip-compile --quiet --strip-extras --generate-hashes --no-emit-index-url --no-emit-trusted-host --no-emit-find-links \
+		--no-header --allow-unsafe --extra service --extra uvloop --build-deps-for editable --constraint constraints.txt \
+		--output-file constraints-service.txt pyproject.toml
 
 clean:
 	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
