@@ -90,14 +90,6 @@ class Child:
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, number)
 
-    async def end(self, *, within: float) -> None:
-        """Send SIGTERM, and SIGKILL after `within` seconds. Another task must be in `wait`."""
-        self.send(signal.SIGTERM)
-        with anyio.move_on_after(within):
-            await self._ended.wait()
-            return
-        self.send(signal.SIGKILL)
-
 
 def _stand_by(parent: int, read_end: int, command: list[str], mask: Iterable[int]) -> NoReturn:
     """In the forked process: wait for the environment, and become the command. Never returns."""

@@ -32,24 +32,38 @@ LONGEST_COMMAND = 60
 
 
 class LeftBehind:
-    """The descendants of this process besides the command itself."""
+    """The descendants of this process: the command while it runs, and those that it leaves behind."""
 
     def __init__(self, command: int, *, kill: bool, kill_after: float) -> None:
         """Adopt all descendants from now on. Call it before the command starts.
 
         `command`: the command's pid. `kill`: end the descendants when the command has ended, in place of waiting.
-        `kill_after`: seconds between SIGTERM and SIGKILL.
+        `kill_after`: most seconds between SIGTERM and SIGKILL.
         """
         self._command = command
+        self._kill = kill
         self._kill_after = kill_after
         self._must_end = anyio.Event()
+        self._must_be_killed = anyio.Event()
         self._none_left = anyio.Event()
-        if kill:
-            self._must_end.set()
 
     def end(self) -> None:
-        """End them as soon as the command has ended."""
+        """Send SIGTERM to all of them, the command as well, and SIGKILL after `kill_after` seconds."""
         self._must_end.set()
+
+    def kill(self) -> None:
+        """Send SIGKILL to all of them that `end` has not ended yet, now."""
+        self._must_be_killed.set()
+
+    async def send_signals(self) -> None:
+        """Send what `end` and `kill` ask for. It never returns: cancel it when none is left."""
+        await self._must_end.wait()
+        _send(signal.SIGTERM)
+        with anyio.move_on_after(self._kill_after):
+            await self._must_be_killed.wait()
+        while True:
+            _send(signal.SIGKILL)
+            await anyio.sleep(KILLED_EVERY_S)
 
     def reap(self) -> None:
         """Reap those that have ended. `SIGCHLD` tells when."""
@@ -64,10 +78,11 @@ class LeftBehind:
     async def wait(self, command: str) -> None:
         """Wait until none is left, and say after a while who is. The command, whose name this is, has been reaped."""
         self._command = 0
+        if self._kill:
+            self.end()
         self.reap()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._say, command)
-            tasks.start_soon(self._end)
             await self._none_left.wait()
             tasks.cancel_scope.cancel()
 
@@ -82,14 +97,6 @@ class LeftBehind:
                     "(Ctrl-C or SIGTERM ends it)"
                 )
             await anyio.sleep(SAID_AGAIN_AFTER_S)
-
-    async def _end(self) -> None:
-        await self._must_end.wait()
-        _send(signal.SIGTERM)
-        await anyio.sleep(self._kill_after)
-        while True:
-            _send(signal.SIGKILL)
-            await anyio.sleep(KILLED_EVERY_S)
 
 
 def adopt() -> None:

@@ -15,6 +15,7 @@ import anyio.lowlevel
 from outfitter.errors import AllocationEndedError, LeaseLostError, NoManagerError, WaitedTooLongError
 from outfitter.session.heartbeats import LONGEST_SLEEP
 from outfitter.session.identity import variables
+from outfitter.session.lease import Lease
 from outfitter.session.status import AllocationStatus, environment, status_of
 from outfitter.session.watch import AllocationWatch, lease_lost
 from outfitter.session.worker_session import MANAGER_PATIENCE, WorkerSession
@@ -39,6 +40,11 @@ PASSED_ON: Final = (*WITHDRAWING, signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINC
 
 RECEIVED: Final = (*PASSED_ON, signal.SIGCHLD)
 """Signals that a session reads."""
+
+TERM_AHEAD: Final = 1 / 3
+"""SIGTERM comes before the lease's end by at most this share of the lease: the lease is at risk from then on."""
+KILL_AHEAD: Final = 1 / 30
+"""SIGKILL comes before the lease's end by at least this share of the lease: a process needs a moment to die."""
 
 
 class RunSession:
@@ -140,6 +146,7 @@ class RunSession:
         session.leave_because(None)
         self._child.start(self._environment(record))
         async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._left_behind.send_signals)
             tasks.start_soon(self._guard, session.allocation_watch)
             code = await self._child.wait()
             await self._left_behind.wait(self._child.command[0])
@@ -180,33 +187,38 @@ class RunSession:
     # --- while the command runs --------------------------------------------------------------------------
 
     async def _guard(self, allocation_watch: AllocationWatch) -> None:
-        """End the command, and what it left behind, when the allocation is over, or its lease is about to end."""
+        """End the command and all descendants when the allocation is over, or its lease is about to end."""
         while True:
             snapshot = allocation_watch.read()
             lost = _lost(snapshot.record, snapshot.error)
-            seconds_left = self._lease_left(allocation_watch)
+            seconds_left = self._until_term(allocation_watch.lease)
             if lost is None and seconds_left <= 0:
                 lost = str(lease_lost(allocation_watch))
             if lost is not None:
                 warn(f"the allocation is lost ({lost}): ending {self._child.command[0]}")
                 self._left_behind.end()
-                await self._child.end(within=self._kill_after)
-                return
+                break
             # ask the lease's clock often: an event loop's timer stands still while the machine is suspended
             with anyio.move_on_after(min(seconds_left, LONGEST_SLEEP) if seconds_left < math.inf else None):
                 await allocation_watch.changed(snapshot.version)
+        while (seconds_left := _until_kill(allocation_watch.lease)) > 0:  # noqa: ASYNC110 - nothing tells
+            await anyio.sleep(min(seconds_left, LONGEST_SLEEP))
+        self._left_behind.kill()
 
     def _warn_at_risk(self, allocation_watch: AllocationWatch, error: LeaseLostError) -> None:
-        if self._lease_left(allocation_watch) > 0:  # else `_guard` warns
+        if self._until_term(allocation_watch.lease) > 0:  # else `_guard` warns
             warn(str(error))
 
-    def _lease_left(self, allocation_watch: AllocationWatch) -> float:
-        """Seconds until the command must get SIGTERM, so that it ends before the lease."""
-        lease = allocation_watch.lease
-        seconds, remaining = lease.seconds, lease.remaining
-        if seconds is None or remaining is None:
-            return math.inf
-        return remaining - min(self._kill_after, seconds / 3)
+    def _until_term(self, lease: Lease) -> float:
+        """Seconds until all processes must get SIGTERM, so that they have time to end before the lease."""
+        longest = (lease.seconds or math.inf) * (TERM_AHEAD - KILL_AHEAD)
+        return _until_kill(lease) - min(self._kill_after, longest)
+
+
+def _until_kill(lease: Lease) -> float:
+    """Seconds until all processes must get SIGKILL: the next worker gets the devices when the lease ends."""
+    seconds, remaining = lease.seconds, lease.remaining
+    return math.inf if seconds is None or remaining is None else remaining - seconds * KILL_AHEAD
 
 
 def _lost(record: Allocation | None, error: Exception | None) -> str | None:
