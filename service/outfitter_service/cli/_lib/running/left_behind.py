@@ -2,6 +2,8 @@
 
 Their devices must not be lent again while they live. As a child subreaper (prctl(2)) this process becomes the parent of
 every descendant whose own parent ends, however it was started. So no descendant is left once it has no child.
+
+Descendants from before are not the command's: a shell script that executes `outfitter run` may have children.
 """
 
 from __future__ import annotations
@@ -10,13 +12,14 @@ import ctypes
 import os
 import signal
 from collections import defaultdict
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
 import anyio
 
 from outfitter_proto.support.printable import printable
-from outfitter_proto.support.processes import read_stat
+from outfitter_proto.support.processes import read_stat, start_ticks
 from outfitter_service.query.errors import warn
 
 PR_SET_CHILD_SUBREAPER = 36
@@ -34,13 +37,13 @@ LONGEST_COMMAND = 60
 class LeftBehind:
     """The descendants of this process: the command while it runs, and those that it leaves behind."""
 
-    def __init__(self, command: int, *, kill: bool, kill_after: float) -> None:
-        """Adopt all descendants from now on. Call it before the command starts.
-
-        `command`: the command's pid. `kill`: end the descendants when the command has ended, in place of waiting.
-        `kill_after`: most seconds between SIGTERM and SIGKILL.
+    def __init__(self, command: int, earlier: Mapping[int, int], *, kill: bool, kill_after: float) -> None:
+        """`command`: the command's pid. `earlier`: the descendants from before, which do not count, as `adopt` returns
+        them. `kill`: end the descendants when the command has ended, in place of waiting. `kill_after`: most seconds
+        between SIGTERM and SIGKILL.
         """
         self._command = command
+        self._earlier = earlier
         self._kill = kill
         self._kill_after = kill_after
         self._must_end = anyio.Event()
@@ -58,11 +61,11 @@ class LeftBehind:
     async def send_signals(self) -> None:
         """Send what `end` and `kill` ask for. It never returns: cancel it when none is left."""
         await self._must_end.wait()
-        _send(signal.SIGTERM)
+        self._send(signal.SIGTERM)
         with anyio.move_on_after(self._kill_after):
             await self._must_be_killed.wait()
         while True:
-            _send(signal.SIGKILL)
+            self._send(signal.SIGKILL)
             await anyio.sleep(KILLED_EVERY_S)
 
     def reap(self) -> None:
@@ -72,7 +75,8 @@ class LeftBehind:
                 if ended.si_pid == self._command:
                     return  # `Child.wait` reaps the command, and then the next call of `reap` the others
                 os.waitpid(ended.si_pid, 0)
-            return
+            if self._command or not self._earlier or _descendants(self._earlier):
+                return  # a child of ours that ends meanwhile is among them, and `SIGCHLD` comes again
         self._none_left.set()
 
     async def wait(self, command: str) -> None:
@@ -89,7 +93,7 @@ class LeftBehind:
     async def _say(self, command: str) -> None:
         await anyio.sleep(SAID_AFTER_S)
         while True:
-            if descendants := _descendants():
+            if descendants := _descendants(self._earlier):
                 named = ", ".join(f"{pid} ({_command_line(pid)})" for pid in [*descendants][:MOST_NAMED])
                 more = f" and {len(descendants) - MOST_NAMED} more" if len(descendants) > MOST_NAMED else ""
                 warn(
@@ -98,9 +102,21 @@ class LeftBehind:
                 )
             await anyio.sleep(SAID_AGAIN_AFTER_S)
 
+    def _send(self, number: signal.Signals) -> None:
+        for pid, parent in _descendants(self._earlier).items():
+            with suppress(OSError, ValueError):
+                pidfd = os.pidfd_open(pid)
+                try:
+                    if read_stat(pid, 4) == parent:  # else another process has its pid, or the next round finds it
+                        signal.pidfd_send_signal(pidfd, number)
+                finally:
+                    os.close(pidfd)
 
-def adopt() -> None:
-    """Become the parent of descendants whose parent ends.
+
+def adopt() -> dict[int, int]:
+    """Become the parent of descendants whose parent ends. Call it before the command's process exists.
+
+    Returns the descendants from before: their start ticks (proc(5)), by pid.
 
     Raises:
         OSError: the kernel refuses.
@@ -109,10 +125,14 @@ def adopt() -> None:
     if library.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code), "PR_SET_CHILD_SUBREAPER")
+    with suppress(ChildProcessError):  # the usual case; a search of /proc takes longer
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        return {pid: ticks for pid in _descendants({}) if (ticks := start_ticks(pid)) is not None}
+    return {}
 
 
-def _descendants() -> dict[int, int]:
-    """The parents of all descendants, by pid, those who are nearer first."""
+def _descendants(earlier: Mapping[int, int]) -> dict[int, int]:
+    """The parents of all descendants, by pid, those who are nearer first; without those of `earlier` and theirs."""
     children: defaultdict[int, list[int]] = defaultdict(list)
     for name in os.listdir("/proc"):  # noqa: PTH208 - a path is slower
         if name.isdecimal():
@@ -121,22 +141,14 @@ def _descendants() -> dict[int, int]:
     parents: dict[int, int] = {}
     queue = [os.getpid()]
     for parent in queue:
-        new = [pid for pid in children[parent] if pid not in parents]
+        new = [pid for pid in children[parent] if pid not in parents and not _is_among(earlier, pid)]
         parents |= dict.fromkeys(new, parent)
         queue += new
     return parents
 
 
-def _send(number: signal.Signals) -> None:
-    """Send a signal to all descendants."""
-    for pid, parent in _descendants().items():
-        with suppress(OSError, ValueError):
-            pidfd = os.pidfd_open(pid)
-            try:
-                if read_stat(pid, 4) == parent:  # else another process has its pid by now, or the next round finds it
-                    signal.pidfd_send_signal(pidfd, number)
-            finally:
-                os.close(pidfd)
+def _is_among(earlier: Mapping[int, int], pid: int) -> bool:
+    return pid in earlier and start_ticks(pid) == earlier[pid]  # else it is another process, which has the pid now
 
 
 def _command_line(pid: int) -> str:

@@ -55,20 +55,19 @@ class RunSession:
         where: Connection,
         message: Register,
         child: Child,
+        left_behind: LeftBehind,
         *,
         signals: SignalFile,
         wait_for_manager: bool,
         kill_after: float,
-        kill_survivors: bool = False,
     ) -> None:
-        """`kill_survivors`: end what the command leaves behind, in place of waiting for it."""
         self._where = where
         self._message = message
         self._child = child
+        self._left_behind = left_behind
         self._signals = signals
         self._patience = None if wait_for_manager else MANAGER_PATIENCE
         self._kill_after = kill_after
-        self._left_behind = LeftBehind(child.pid, kill=kill_survivors, kill_after=kill_after)
         self._withdrawn_by: int | None = None
         self._waiting = anyio.CancelScope()
 

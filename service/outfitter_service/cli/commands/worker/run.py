@@ -78,8 +78,8 @@ def run(
     from outfitter_proto.records import Survivors
     from outfitter_proto.support.processes import process_owner
     from outfitter_service import standard_error
-    from outfitter_service.cli._lib.running import left_behind
     from outfitter_service.cli._lib.running.child import Child
+    from outfitter_service.cli._lib.running.left_behind import LeftBehind, adopt
     from outfitter_service.cli._lib.running.run_session import RECEIVED, RunSession
     from outfitter_service.cli._lib.running.signals import SignalFile
     from outfitter_service.config import connection
@@ -91,7 +91,7 @@ def run(
     message = registration_options.registration(
         where.host, **request, owner=process_owner(), wait_s=wait, survivors=survivors
     )
-    left_behind.adopt()
+    earlier = adopt()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored, nobody can wait for processes
     with SignalFile(RECEIVED) as signals, Child(command, mask=signals.blocked_before) as child:
         standard_error.go_background()  # its thread comes after the fork
@@ -101,10 +101,10 @@ def run(
                 where,
                 message,
                 child,
+                LeftBehind(child.pid, earlier, kill=kill_survivors, kill_after=kill_after),
                 signals=signals,
                 wait_for_manager=wait_for_manager,
                 kill_after=kill_after,
-                kill_survivors=kill_survivors,
             )
             return await session.run()
 
