@@ -47,8 +47,9 @@ class Survivors(Struct, frozen=True, kw_only=True, gc=False, forbid_unknown_fiel
     """Processes that a worker leaves behind keep its devices until they have ended.
 
     They are those of the user `uid` (their real user id) that have the variables OUTFITTER_HOST, OUTFITTER_WORKER and
-    OUTFITTER_INCARNATION with the registration's values in their initial environment. `kill_after_s`: the manager sends
-    them SIGTERM, and SIGKILL after so many seconds; left out or null: it only waits.
+    OUTFITTER_INCARNATION with the registration's values in their initial environment, or `host/worker/incarnation` in
+    its OUTFITTER_OUTER. `kill_after_s`: the manager sends them SIGTERM, and SIGKILL after so many seconds; left out or
+    null: it only waits.
     """
 
     uid: Annotated[int, Meta(ge=0, le=2**32 - 1)]

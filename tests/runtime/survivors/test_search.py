@@ -6,6 +6,7 @@ import os
 import secrets
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,16 @@ def restless(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     with subprocess.Popen([program], env=NAMES) as process:
         yield process
         process.kill()
+
+
+@contextmanager
+def sleeping(environment: dict[str, str]) -> Iterator[int]:
+    """The pid of a process with this environment."""
+    with subprocess.Popen(["/bin/sleep", "1000"], env=environment) as process:
+        try:
+            yield process.pid
+        finally:
+            process.kill()
 
 
 def test_a_process_that_executes_its_program_again_and_again_is_found_each_time(
@@ -65,6 +76,35 @@ def test_one_search_finds_the_processes_of_several_workers() -> None:
         MARK: [first.pid], other: [second.pid]
     }  # fmt: skip
     assert {each.command for found in survivors.values() for each in found} == {"sleep"}
+
+
+@pytest.mark.parametrize("outer", ["h/v/{run}", "g/x/1 h/v/{run}", "junk h/v/{run} a/b/c/d"])
+def test_a_process_of_an_allocation_inside_another_one_is_a_survivor_of_both(outer: str) -> None:
+    marks = {MARK, MARK._replace(worker="v")}
+    with sleeping(NAMES | {"OUTFITTER_OUTER": outer.format(run=RUN)}) as pid:
+        survivors = search(marks).survivors
+        for mark in marks:
+            [found] = survivors[mark]
+            assert (found.pid, found.mark) == (pid, mark)
+            pidfd = open_survivor(found)
+            assert pidfd is not None
+            os.close(pidfd)
+
+
+def test_a_process_is_a_survivor_of_outer_allocations_also_if_it_has_no_allocation_of_its_own() -> None:
+    with sleeping({"OUTFITTER_OUTER": f"h/w/{RUN}"}) as pid:
+        assert [each.pid for each in search({MARK}).survivors.get(MARK, [])] == [pid]
+
+
+@pytest.mark.parametrize("outer", ["h/w", "h/w/{run}x", "h/w/{run}/x", "w/h/{run}", ""])
+def test_other_outer_allocations_are_no_marks(outer: str) -> None:
+    with sleeping({"OUTFITTER_OUTER": outer.format(run=RUN)}):
+        assert search({MARK}).survivors == {}
+
+
+def test_an_outer_allocation_of_another_user_is_no_mark() -> None:
+    with sleeping({"OUTFITTER_OUTER": f"h/w/{RUN}"}):
+        assert search({MARK._replace(uid=MARK.uid + 1)}).survivors == {}
 
 
 def test_a_process_that_has_ended_is_neither_found_nor_signalled() -> None:

@@ -1,6 +1,7 @@
 """Finds a worker's processes by the names in their environment, in /proc.
 
-`outfitter run` sets the variables, and processes inherit them, whatever becomes of their parents. The real user id must
+`outfitter run` sets the variables, and processes inherit them, whatever becomes of their parents. A worker inside an
+allocation replaces them by its own and adds the outer allocation's key to OUTFITTER_OUTER. The real user id must
 be the worker's as well: otherwise any user of the machine could hold a device with a forged environment. A process that
 overwrites its initial environment is not found, and neither is one that the kernel does not let this process read.
 
@@ -18,6 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from outfitter_proto.keys import allocation_names
 from outfitter_proto.support.descriptors import SCARCE
 from outfitter_proto.support.printable import printable
 
@@ -31,6 +33,8 @@ LONGEST_COMMAND = 40
 _KERNEL_THREAD = 0x0020_0000
 """PF_KTHREAD in the flags of proc(5) `/proc/<pid>/stat`."""
 _FIELDS = (b"OUTFITTER_HOST", b"OUTFITTER_WORKER", b"OUTFITTER_INCARNATION")
+_OUTER = b"OUTFITTER_OUTER"
+"""Keys of outer allocations, separated by blanks."""
 
 
 class Mark(NamedTuple):
@@ -78,13 +82,14 @@ def search(marks: Collection[Mark]) -> Search:
             except BlockingIOError:
                 continue
             read.add(pid)
-            if found is not None:
-                survivors[found.mark].append(found)
+            for survivor in found:
+                survivors[survivor.mark].append(survivor)
     return Search(survivors, frozenset(refused))
 
 
-def _marked(pid: int, marks: Collection[Mark], refused: set[int]) -> Survivor | None:
-    """The process with this pid, if it has one of the marks. Adds its user to `refused` if it may not be read.
+def _marked(pid: int, marks: Collection[Mark], refused: set[int]) -> list[Survivor]:
+    """The process with this pid, once for each of the marks that it has. Adds its user to `refused` if it may not be
+    read.
 
     Raises:
         BlockingIOError: it is about to execute a program.
@@ -92,12 +97,13 @@ def _marked(pid: int, marks: Collection[Mark], refused: set[int]) -> Survivor | 
     try:
         with _ended_is_nothing():
             environ = _environment(pid)
-            if _FIELDS[-1] in environ and (mark := _mark(pid, environ, marks)) is not None:
-                return Survivor(pid, _command(pid), mark)
+            if (_FIELDS[-1] in environ or _OUTER in environ) and (found := _marks(pid, environ, marks)):
+                command = _command(pid)
+                return [Survivor(pid, command, mark) for mark in found]
     except PermissionError:
         with suppress(OSError):
             refused.add(os.stat(f"/proc/{pid}").st_uid)  # noqa: PTH116 - a path is slower
-    return None
+    return []
 
 
 def open_survivor(survivor: Survivor) -> int | None:
@@ -110,7 +116,7 @@ def open_survivor(survivor: Survivor) -> int | None:
         pidfd = os.pidfd_open(survivor.pid)
         try:
             # only now: what has not ended by now has had its pid since the descriptor was opened
-            is_same = _mark(survivor.pid, _environment(survivor.pid), [survivor.mark]) is not None
+            is_same = bool(_marks(survivor.pid, _environment(survivor.pid), [survivor.mark]))
         except BaseException:
             os.close(pidfd)
             raise
@@ -168,18 +174,20 @@ def _has_memory(pid: int) -> bool:
     return state not in (b"Z", b"X") and not int(rest[5]) & _KERNEL_THREAD
 
 
-def _mark(pid: int, environ: bytes, marks: Collection[Mark]) -> Mark | None:
-    """The mark of a process with this environment, if it is one of `marks`."""
+def _marks(pid: int, environ: bytes, marks: Collection[Mark]) -> list[Mark]:
+    """Those of `marks` that a process with this environment has."""
     values: dict[bytes, str] = {}
     for entry in environ.split(b"\0"):
         name, _, value = entry.partition(b"=")
-        if name in _FIELDS:
+        if name in _FIELDS or name == _OUTER:
             values.setdefault(name, os.fsdecode(value))
-    if len(values) < len(_FIELDS):
-        return None
-    host, worker, incarnation = (values[name] for name in _FIELDS)
-    mark = Mark(host, worker, incarnation, _real_uid(pid))
-    return mark if mark in marks else None
+    uid = _real_uid(pid)
+    host, worker, incarnation = (values.get(name, "") for name in _FIELDS)
+    found = {Mark(host, worker, incarnation, uid)}
+    for key in values.get(_OUTER, "").split():
+        with suppress(ValueError):
+            found.add(Mark(*allocation_names(key), uid))
+    return [mark for mark in found if mark in marks]
 
 
 def _real_uid(pid: int) -> int:

@@ -11,11 +11,12 @@ from contextlib import contextmanager
 
 import pytest
 
+from cli.commands.worker.conftest import PATIENCE, line_of
 from outfitter import RuntimeContext
 from outfitter.errors import InvalidRequestError
 from outfitter_proto.records import Survivors
 from outfitter_proto.support.processes import process_owner
-from support.managers.process import OUTFITTER, Manager
+from support.managers.process import OUTFITTER, Manager, StartManager
 
 HOLDING = """
 import json, os, subprocess, sys
@@ -32,6 +33,19 @@ with RuntimeContext({"gpu": 1}, worker="w", survivors=True) as context:
     print(subprocess.Popen(["sleep", "1000"], env={**os.environ, **context.child_env}).pid, flush=True)
     sys.stdin.read()
 """
+A_CONTEXT_LEAVES_IT = """
+import os, subprocess, sys
+from outfitter import RuntimeContext
+with RuntimeContext({"gpu": 1}, worker="inner", survivors=True) as context:
+    program = subprocess.Popen(["sleep", "1000"], env={**os.environ, **context.child_env}, start_new_session=True)
+    print(program.pid, flush=True)
+    program.wait()
+"""
+A_RUN_LEAVES_IT = 'setsid sleep 1000 & echo "$!"; wait'
+INNER = {
+    "run": [*OUTFITTER, "run", "--worker", "inner", "--", "sh", "-c", A_RUN_LEAVES_IT],
+    "context": [sys.executable, "-c", A_CONTEXT_LEAVES_IT],
+}
 WAYS = {
     "hold": [HOLDING, *OUTFITTER, "hold", "--resource", "gpu=1", "--worker", "w", "--survivors"],
     "context": [IN_A_CONTEXT],
@@ -122,3 +136,21 @@ with RuntimeContext({{"gpu": 1}}, worker="w") as context:
     mine, its = done.stdout.splitlines()
     assert mine == its
     one_gpu.wait_for_state("w", "ended")
+
+
+@pytest.mark.parametrize("inner", INNER)
+def test_a_program_of_a_worker_inside_a_run_keeps_the_devices_of_both(start_manager: StartManager, inner: str) -> None:
+    manager = start_manager(gpus=2)
+    with manager.popen("run", "--worker", "outer", "--", *INNER[inner]) as run:
+        program = int(line_of(run))
+        try:
+            run.kill()
+            for worker in ("inner", "outer"):
+                manager.wait_for_state(worker, "releasing")
+                named = f"{program} (sleep)"
+                manager.wait_for(lambda: named in str((manager.record(worker) or {}).get("delayed_by")))  # noqa: B023
+        finally:
+            os.kill(program, signal.SIGKILL)
+        run.communicate(timeout=PATIENCE)
+    for worker in ("inner", "outer"):
+        manager.wait_for_state(worker, "ended")
