@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -115,3 +116,12 @@ def test_a_process_that_has_ended_is_neither_found_nor_signalled() -> None:
         assert open_survivor(found) is None
         assert search({MARK}).survivors == {}
         send([found], 9)
+
+
+def test_a_manager_that_a_worker_has_started_is_no_survivor_of_it() -> None:
+    look = (
+        "import os; from outfitter_service.runtime.survivors.processes import Mark, search\n"
+        f"print(dict(search([Mark('h', 'w', {RUN!r}, os.getuid())]).survivors))"
+    )
+    done = subprocess.run([sys.executable, "-c", look], env=NAMES, capture_output=True, text=True, check=True)
+    assert done.stdout == "{}\n"

@@ -66,6 +66,8 @@ def terminal(environment: Mapping[str, str], *command: str) -> Iterator[Terminal
     pid, master = pty.fork()
     if pid == 0:
         with suppress(BaseException):  # the child must not go on as the tests
+            for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):  # ignored in what runs in the background
+                signal.signal(number, signal.SIG_DFL)
             os.execve(sys.executable, [sys.executable, "-c", SHELL, *command], environment)  # noqa: S606
         os._exit(127)
     try:

@@ -62,14 +62,14 @@ class Search(NamedTuple):
 
 
 def search(marks: Collection[Mark]) -> Search:
-    """All processes with one of these marks.
+    """All other processes with one of these marks. This one may have inherited one: it is no worker.
 
     Raises:
         OSError: /proc cannot be listed, or no file descriptor is left.
     """
     survivors: defaultdict[Mark, list[Survivor]] = defaultdict(list)
     refused: set[int] = set()
-    read: set[int] = set()
+    read: set[int] = {os.getpid()}
     for count in range(ROUNDS):
         if count:
             time.sleep(PAUSE_S)
