@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -23,6 +24,8 @@ from outfitter_service.core import model as m
 from outfitter_service.core.decide import Rules
 from support.core.core_driver import HOST
 from support.core.world import World, known
+
+pytestmark = pytest.mark.timeout(600)  # 250 examples take as long as a busy machine lets them
 
 OWNER = Owner(pid=1, start_ticks=1, pid_ns=1, boot_id="b")
 WORKERS = st.sampled_from(["v", "w", "x", "y", "z"])

@@ -19,6 +19,8 @@ from outfitter_service.core.state.ledger import Ledger, PutAllocation, PutRecord
 from support.core.core_driver import HOST, CoreDriver, asks, device, ill
 from support.core.world import whole, written
 
+pytestmark = pytest.mark.timeout(600)  # 250 examples take as long as a busy machine lets them
+
 A, B, C = (m.ResourceSpec(name=name) for name in "abc")
 
 
