@@ -9,8 +9,6 @@ from typing import Any
 from msgspec import Struct, to_builtins
 
 HEAD = ("fault", "Kafka", "events", "kills", "violations", "lost", "first answer", "longest gap", "bare loop")
-PROPERTY = "chaos"
-"""Under which a test's report carries its rows, from whatever process it ran in."""
 
 
 class Row(Struct, frozen=True, kw_only=True):

@@ -7,9 +7,6 @@ from typing import Any
 
 from msgspec import Struct, to_builtins
 
-PROPERTY = "wild"
-"""Under which a test's report carries its row, from whatever process it ran in."""
-
 
 class Row(Struct, frozen=True, kw_only=True):
     """One cell.

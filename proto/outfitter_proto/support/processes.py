@@ -39,13 +39,24 @@ def time_namespace() -> int | None:
         return None
 
 
+def read_real_uid(pid: int) -> int:
+    """The real user id of a process, proc(5) `/proc/<pid>/status`.
+
+    Raises:
+        OSError: there is no such process, or it cannot be seen now.
+    """
+    for line in Path(f"/proc/{pid}/status").read_bytes().splitlines():
+        if line.startswith(b"Uid:"):
+            return int(line.split()[1])
+    raise ProcessLookupError(f"/proc/{pid}/status has no user")
+
+
 def real_uid(pid: int) -> int | None:
-    """The real user id of a process, proc(5) `/proc/<pid>/status`; None if it cannot be seen."""
+    """The same; None if it cannot be seen."""
     try:
-        status = Path(f"/proc/{pid}/status").read_bytes()
+        return read_real_uid(pid)
     except OSError:
         return None
-    return next((int(line.split()[1]) for line in status.splitlines() if line.startswith(b"Uid:")), None)
 
 
 def start_ticks(pid: int | None = None) -> int | None:

@@ -19,6 +19,9 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
+BEAT_S = 0.02
+"""Seconds between two beats of a use."""
+
 
 class Process(NamedTuple):
     """One process for all time: `ticks` is when it began, proc(5) `starttime`."""

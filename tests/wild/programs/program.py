@@ -15,9 +15,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from uses import Use
+from uses import BEAT_S, Use
 
-BEAT_S = 0.02
 OUTFITTER = [sys.executable, "-m", "outfitter_service.cli"]
 
 

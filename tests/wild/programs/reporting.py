@@ -9,11 +9,9 @@ import threading
 from concurrent.futures import Future
 from typing import Self
 
-from uses import Use
+from uses import BEAT_S, Use
 
 import outfitter
-
-BEAT_S = 0.02
 
 
 class RuntimeContext(outfitter.RuntimeContext):

@@ -17,8 +17,6 @@ import job
 import uses
 from pyspark import TaskContext
 
-BEAT_S = 0.02
-
 
 class Reporting:
     """Takes the place of `use_device`."""
@@ -34,7 +32,7 @@ class Reporting:
         try:
             while time.monotonic() < until:
                 use.beat()
-                time.sleep(BEAT_S)
+                time.sleep(uses.BEAT_S)
                 if fail.exists():
                     fail.unlink()
                     raise ValueError("as the cell wants it")

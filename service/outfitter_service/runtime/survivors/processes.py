@@ -22,6 +22,7 @@ from typing import NamedTuple
 from outfitter_proto.keys import allocation_names
 from outfitter_proto.support.descriptors import SCARCE
 from outfitter_proto.support.printable import printable
+from outfitter_proto.support.processes import read_real_uid
 
 ROUNDS = 10
 """How often one search lists the processes. Later rounds read only what an earlier one could not: a process may start
@@ -181,20 +182,13 @@ def _marks(pid: int, environ: bytes, marks: Collection[Mark]) -> list[Mark]:
         name, _, value = entry.partition(b"=")
         if name in _FIELDS or name == _OUTER:
             values.setdefault(name, os.fsdecode(value))
-    uid = _real_uid(pid)
+    uid = read_real_uid(pid)
     host, worker, incarnation = (values.get(name, "") for name in _FIELDS)
     found = {Mark(host, worker, incarnation, uid)}
     for key in values.get(_OUTER, "").split():
         with suppress(ValueError):
             found.add(Mark(*allocation_names(key), uid))
     return [mark for mark in found if mark in marks]
-
-
-def _real_uid(pid: int) -> int:
-    for line in Path(f"/proc/{pid}/status").read_bytes().splitlines():
-        if line.startswith(b"Uid:"):
-            return int(line.split()[1])
-    raise ProcessLookupError(f"/proc/{pid}/status has no user")
 
 
 def _command(pid: int) -> str:

@@ -1,4 +1,4 @@
-"""The integrations on real clusters, in all crashes."""
+"""All integrations in all crashes: first those of single processes, then those on real clusters."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ import pytest
 
 from support.kafka.broker import Broker
 from wild.clusters import FLINK_PLUGINS, PYFLINK_PROCESS, PYFLINK_THREAD, SPARK
+from wild.integrations import ASYNCIO, CELERY, CONTEXT, DASK, FASTSTREAM, FAUST, HOLD, LEASE, RUN
 from wild.scene import CRASHES, Integration, Note, play
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(1200)]
 
-INTEGRATIONS = (SPARK, PYFLINK_PROCESS, PYFLINK_THREAD, *FLINK_PLUGINS)
+PROCESSES = (RUN, HOLD, LEASE, CONTEXT, ASYNCIO, FASTSTREAM, FAUST, CELERY, DASK)
+CLUSTERS = (SPARK, PYFLINK_PROCESS, PYFLINK_THREAD, *FLINK_PLUGINS)
 
 
 @pytest.mark.parametrize("crash", CRASHES)
-@pytest.mark.parametrize("integration", INTEGRATIONS, ids=lambda integration: integration.name)
+@pytest.mark.parametrize("integration", [*PROCESSES, *CLUSTERS], ids=lambda integration: integration.name)
 def test_no_device_has_two_living_users_and_the_next_in_line_gets_what_is_free(
     integration: Integration, crash: str, wild_broker: Broker, tmp_path: Path, note: Note
 ) -> None:
