@@ -15,17 +15,50 @@ from simulation.hosts.managers import EPOCH
 from simulation.loop import running
 
 
+def releasing(bench: Bench, *, shared: bool = False) -> Allocation:
+    """The record of a worker that gives the only device back."""
+    return Allocation(
+        host="h", worker="w", incarnation="1", state="releasing", since=EPOCH, writer="host/h", commit=1, token=1,
+        request=ResolvedRequest(amounts={RESOURCE: 1}), source=Source(partition=0, offset=0),
+        resources={RESOURCE: [{"id": bench.ids[0], "index": "0"}]}, shared=[RESOURCE] if shared else [],
+    )  # fmt: skip
+
+
+def test_a_driver_does_not_take_back_what_was_lent_as_shared_before_it_prepared_devices() -> None:
+    """Somebody else had it by then: a record may be released for another resource of it, or for its survivors."""
+
+    async def release() -> Bench:
+        bench = Bench("h", 1, dice=random.Random(1))
+        bench.ready_for[bench.ids[0]] = "h/other/1"
+        pool = DriverPool(load({"h": bench}, prepares=True), metrics=Metrics([RESOURCE]))
+        record = releasing(bench, shared=True)
+        released = anyio.Event()
+
+        def emit(event: m.Event) -> None:
+            if isinstance(event, m.Unprepared):
+                released.set()
+
+        async with anyio.create_task_group() as tasks:
+            started = anyio.Event()
+            tasks.start_soon(lambda: pool.run(emit, started=started, host="h"))
+            await started.wait()
+            pool.perform(m.Unprepare(allocation=record.key, token=1), record)
+            await released.wait()
+            tasks.cancel_scope.cancel()
+        return bench
+
+    with running(1) as loop:
+        bench = loop.run_until_complete(loop.spawn(loop.world, release))
+    assert (bench.violations, bench.ready_for) == ([], {bench.ids[0]: "h/other/1"})
+
+
 def test_a_grant_and_its_release_in_one_commit_reach_the_driver_in_this_order() -> None:
     """Tasks that are started one after the other may begin in any order: a device stayed ready for who had left."""
 
     async def grant_and_release() -> dict[str, str]:
         bench = Bench("h", 1, dice=random.Random(1))
         pool = DriverPool(load({"h": bench}, prepares=True), metrics=Metrics([RESOURCE]))
-        record = Allocation(
-            host="h", worker="w", incarnation="1", state="releasing", since=EPOCH, writer="host/h", commit=1, token=1,
-            request=ResolvedRequest(amounts={RESOURCE: 1}), source=Source(partition=0, offset=0),
-            resources={RESOURCE: [{"id": bench.ids[0], "index": "0"}]},
-        )  # fmt: skip
+        record = releasing(bench)
         ends: list[m.Event] = []
         async with anyio.create_task_group() as tasks:
             started = anyio.Event()

@@ -215,6 +215,20 @@ async def test_a_driver_that_prepares_is_refused_for_a_resource_that_is_shared(s
         assert bench.calls == []
 
 
+async def test_an_in_use_check_is_told_whether_the_worker_itself_has_given_the_devices_back(
+    serve: Serve, bench: Bench
+) -> None:
+    """The owner whose lease ended may go on using them."""
+    async with serve(preparing(bench.name)) as manager:
+        await manager.say(register("silent", gpu=1, lease_s=1.0))
+        await manager.state("silent", "ended")
+        await manager.say(register("polite", gpu=1))
+        await manager.state("polite", "allocated")
+        await manager.say(deregister("polite"))
+        await manager.state("polite", "ended")
+    assert bench.given_back == {"h/silent/1": False, "h/polite/1": True}
+
+
 async def test_what_was_shared_is_taken_back_from_nobody_by_a_driver_that_prepares_since_then(
     serve: Serve, bench: Bench
 ) -> None:

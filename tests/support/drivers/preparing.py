@@ -54,6 +54,8 @@ class Bench:
         self.unpreparing: Act = well
         self.users: dict[str, str] = {}
         self.calls: list[Call] = []
+        self.given_back: dict[str, bool] = {}
+        """What in-use checks were told of each allocation: whether its worker has given the devices back."""
         self.ready_for: dict[str, str] = {}
         self.stale = 0
         self.violations: list[str] = []
@@ -115,6 +117,7 @@ class PreparingDriver(ExternalResourceDriver, Inventory, Preparation, InUseCheck
                     bench.violations.append(f"{device} taken back from {grant.allocation}, which does not have it")
 
     async def in_use(self, grant: Grant) -> str | None:
+        self._bench.given_back[grant.allocation] = grant.is_given_back
         return next((self._bench.users[name] for name in grant.device_ids if name in self._bench.users), None)
 
 

@@ -53,6 +53,18 @@ def test_it_shows_all_hosts_of_a_broker_or_one(kafka_broker: KafkaBroker, tmp_pa
         assert "hosts: 0 " in manager.outfitter("top", "--host", "other").stdout
 
 
+def test_an_api_with_a_token_shows_nothing_without_it(busy: Manager, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("0123456789abcdef" * 2)
+    with running(tmp_path, busy.bus_url, "--token-file", str(token)) as api:
+        url = api.wait_for_url()
+        refused = busy.outfitter("top", "--url", url)
+        assert (refused.returncode, refused.stdout) == (1, "")
+        assert "answers 401" in refused.stderr
+        assert "give its token by --token-file" in refused.stderr
+        assert "hosts: 1" in busy.outfitter("top", "--url", url, "--token-file", str(token)).stdout
+
+
 def test_in_a_terminal_it_follows_until_q(busy: Manager) -> None:
     with terminal(busy.environment, *OUTFITTER, "top") as shell:
         shell.until("waiting: 1")

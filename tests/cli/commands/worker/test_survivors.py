@@ -106,19 +106,20 @@ def test_the_survivors_of_another_users_process_have_its_user(one_gpu: Manager) 
 
 
 def test_the_operator_of_a_context_is_that_of_the_programs_that_it_starts(one_gpu: Manager) -> None:
-    inner = "from outfitter import RuntimeContext as C\nwith C() as c: print(c.env['CUDA_VISIBLE_DEVICES'])"
+    show = "print([info['id'] for info in {}.get_external_resource_infos('gpu')], flush=True)"
+    inner = f"from outfitter import RuntimeContext as C\nwith C() as c: {show.format('c')}"
     outer = f"""
 import os, subprocess, sys
 from outfitter import RuntimeContext
 with RuntimeContext(operators={{"infer": {{"gpu": 1}}}}, operator="infer") as context:
-    print(context.env["CUDA_VISIBLE_DEVICES"], flush=True)
+    {show.format("context")}
     subprocess.run([sys.executable, "-c", {inner!r}], env={{**os.environ, **context.child_env}}, check=True)
 """
     done = subprocess.run(
         [sys.executable, "-c", outer], env=one_gpu.environment, capture_output=True, text=True, timeout=60, check=True
     )
     mine, its = done.stdout.splitlines()
-    assert mine == its
+    assert mine == its != "[]"
 
 
 def test_a_context_in_a_program_that_a_worker_starts_has_the_workers_devices(one_gpu: Manager) -> None:
