@@ -10,9 +10,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from outfitter_proto.codec import decode_ledger
-from outfitter_proto.keys import host_writer
+from outfitter_proto.keys import host_writer, sweeper_writer
 from outfitter_proto.partitioning import partition_of
 from outfitter_proto.records import Allocation, Checkpoint
+from outfitter_service.runtime.dead_letter_quota import A_MINUTE
 from outfitter_service.runtime.processor.processor import Processor
 from outfitter_verify import Log, Partition, Reading, Record, Report, Violation
 from outfitter_verify import check as verify
@@ -108,12 +109,27 @@ def _is_ledger_remade(world: World) -> bool:
     return world.remade_at is not None and world.remaking is not None and world.remaking.of_ledger
 
 
+def _is_swept_beyond_quota(world: World, partition: int) -> bool:
+    """Whether the sweepers of a partition sent as many dead letters as they may, since the ledger was made anew: to it
+    no host had a manager. Whoever loses the partition takes the count of further ones with it."""
+    if not _is_ledger_remade(world):
+        return False
+    codes: Counter[str] = Counter()
+    for record, at in world.broker.logs[TOPICS.dead_letters, partition].committed():
+        letter = json.loads(record.value or b"")
+        if at > (world.remade_at or 0) and letter["writer"] == sweeper_writer(partition):
+            codes[str(letter.get("code"))] += 1
+    return max(codes.values(), default=0) >= A_MINUTE
+
+
 def _unanswered(world: World) -> list[str]:
     """Each registration that is there has a record, or a dead letter: whatever topics were made anew."""
     answered, letters = _answers([*world.broker.gone, *world.broker.logs.values()])
     lost = world.retention.lost if world.retention is not None else ()
     wrong: list[str] = []
     for host in world.hosts:
+        if _is_swept_beyond_quota(world, host.partition):
+            continue
         for record, _ in world.broker.logs[TOPICS.registrations, host.partition].committed():
             place = host.partition, record.offset
             if record.key != host.name.encode() or place in lost or place in letters:
@@ -197,7 +213,9 @@ def _unswept(world: World) -> list[str]:
     lost = world.retention.lost if world.retention is not None else ()
     left = world.strangers.unanswered() if world.strangers is not None else []
     return [
-        f"PROMISE 2: nobody answered registration {p}/{o}, which is nobody's" for p, o in left if (p, o) not in lost
+        f"PROMISE 2: nobody answered registration {p}/{o}, which is nobody's"
+        for p, o in left
+        if (p, o) not in lost and not _is_swept_beyond_quota(world, p)
     ]
 
 
