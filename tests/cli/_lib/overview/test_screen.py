@@ -92,7 +92,7 @@ TROUBLES: dict[str, tuple[dict[str, Any], bool, str, str]] = {
         {"hosts": [host(managed=False)], "devices": [device(holder="w")], "queue": [waiter()]},
         True,
         "h has no manager",
-        "1 worker hold devices there, and 1 wait",
+        "Workers with devices there: 1, waiting: 1.",
     ),
     "stopped": (
         {"hosts": [host(managed=False)]},

@@ -53,7 +53,7 @@ class HostView(Struct, frozen=True, kw_only=True):
         return {holder.worker for device in self.devices for holder in device.holders}
 
     @property
-    def badness(self) -> tuple[int, ...]:
+    def urgency(self) -> tuple[int, ...]:
         """How urgent the host is: what is compared first counts most."""
         counts = Counter(self.states)
         unserved = 0 if self.item.managed else 1 + bool(self.holders or self.waiting)
@@ -91,4 +91,4 @@ def views_of(picture: Picture) -> list[HostView]:
         )
         for host in picture.hosts
     ]
-    return sorted(views, key=lambda view: ([-number for number in view.badness], view.name))
+    return sorted(views, key=lambda view: ([-number for number in view.urgency], view.name))

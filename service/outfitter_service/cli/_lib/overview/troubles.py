@@ -48,7 +48,7 @@ def _without_manager(_picture: Picture, views: Sequence[HostView], _now: datetim
         yield Trouble(
             urgent=True,
             title=f"{_where(missed)} {_verb(missed, 'has', 'have')} no manager",
-            text=f"{_count(holders, 'worker')} hold devices there, and {waiters} wait. "
+            text=f"Workers with devices there: {holders}, waiting: {waiters}. "
             f"Nobody answers before `outfitter serve` runs again: {_names(missed)}.",
         )
     if idle := [view for view in hosts if view not in missed]:
