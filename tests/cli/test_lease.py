@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import io
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from types import SimpleNamespace
+from typing import NamedTuple, NoReturn
 
+import anyio
+import psutil
 import pytest
 
-from outfitter_service.cli._lib.holding.lease import worker_name
+from outfitter_service.cli._lib.holding.lease import LeaseRequest, Leasing, seconds_running, worker_name
+from outfitter_service.cli._lib.holding.owner import OwnerProcess
+from outfitter_service.config import Connection
+from outfitter_service.query.errors import OutfitterCliError
 from support.kafka.broker import KafkaBroker
 from support.managers.process import Manager, StartManager, add_device, serving_on
 from support.processes.owners import owner_of
@@ -56,6 +65,10 @@ class Caller:
         assert self.process.stdout is not None
         return Answer(*json.loads(self.process.stdout.readline()))
 
+    def has_answered(self) -> bool:
+        assert self.process.stdout is not None
+        return bool(select.select([self.process.stdout], [], [], 0)[0])
+
     def call(self, *command: str) -> Answer:
         self.begin(*command)
         return self.answer()
@@ -92,6 +105,48 @@ def one_line(answer: Answer, words: str) -> None:
     assert answer.err.startswith("outfitter-lease: ")
     assert words in answer.err
     assert len(answer.err.splitlines()) == 1
+
+
+class StuckScript(NamedTuple):
+    """A script that has devices and cannot print them: nobody reads."""
+
+    process: subprocess.Popen[bytes]
+    reader: io.FileIO
+
+    def give_up(self) -> None:
+        """Close its standard output, so that it gives the devices back and ends."""
+        self.reader.close()
+        assert self.process.wait(PATIENCE) == 1
+
+
+@contextlib.contextmanager
+def stuck_script(manager: Manager, owner: Caller) -> Iterator[StuckScript]:
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with contextlib.suppress(BlockingIOError):
+        while os.write(writer, bytes(4096)):
+            pass
+    os.set_blocking(writer, True)
+    command = [SCRIPT, "1", "--wait", "60s", "--owner-pid", str(owner.process.pid)]
+    with (
+        io.FileIO(reader) as output,
+        subprocess.Popen(command, env=manager.environment, stdout=writer, stderr=subprocess.DEVNULL) as process,
+    ):
+        os.close(writer)
+        try:
+            manager.wait_for(lambda: live(manager) == ["allocated"])
+            yield StuckScript(process, output)
+        finally:
+            process.kill()
+
+
+def awaits_its_turn(owner: Caller) -> bool:
+    """Whether a script that the owner has called holds the owner's directory open."""
+    own = f"/proc/{owner.process.pid}/fd"
+    with contextlib.suppress(OSError):  # a script ends, or closes a file, meanwhile
+        scripts = psutil.Process(owner.process.pid).children()
+        return any(own in map(os.readlink, Path(f"/proc/{script.pid}/fd").iterdir()) for script in scripts)
+    return False
 
 
 # --- what it prints --------------------------------------------------------------------------------------
@@ -193,6 +248,41 @@ def test_names_differ_by_boot_namespace_start_and_request_and_not_by_pid_alone()
     names += [worker_name(owner, "gpu", 1), worker_name(owner, "gpu", 2), worker_name(owner, "fpga", 1)]
     assert len(set(names)) == len(names)
     assert worker_name(owner, "gpu", 1) == worker_name(owner_of(os.getpid()), "gpu", 1)
+
+
+def test_a_call_that_is_given_up_takes_nothing_from_another_one_of_the_same_process(manager: Manager) -> None:
+    with caller(manager) as flink, stuck_script(manager, flink) as stuck:
+        flink.begin(SCRIPT, "1", "--wait", "60s")
+        manager.wait_for(lambda: flink.has_answered() or awaits_its_turn(flink))
+        stuck.give_up()
+        manager.wait_for(lambda: "ended" in [record["state"] for record in manager.records()])
+        assert flink.answer() == (0, "0\n", "")
+        assert live(manager) == ["allocated"]
+
+
+def test_a_call_that_had_no_turn_in_time_says_for_whom_it_waits() -> None:
+    async def no_signal() -> NoReturn:
+        await anyio.sleep_forever()
+
+    where = Connection(bus="sqlite:////nowhere/bus.db", host="h", cluster="c")
+    request = LeaseRequest(where, OwnerProcess(os.getpid()), "gpu", 1, seconds_running() + 0.1)
+    other = os.open("/proc/self/fd", os.O_RDONLY)
+    try:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.RaisesGroup(
+            pytest.RaisesExc(OutfitterCliError, match=f"outfitter-lease for process {os.getpid()}")
+        ):
+            anyio.run(Leasing(request, print).run, SimpleNamespace(next=no_signal))
+    finally:
+        os.close(other)
+
+
+def test_a_call_that_is_killed_leaves_its_turn_and_its_devices_to_the_next_one(manager: Manager) -> None:
+    with caller(manager) as flink, stuck_script(manager, flink) as stuck:
+        flink.begin(SCRIPT, "1", "--wait", "60s")
+        stuck.process.kill()
+        assert flink.answer() == (0, "0\n", "")
+        assert len(manager.records()) == 1
 
 
 # --- how it ends -----------------------------------------------------------------------------------------

@@ -122,7 +122,7 @@ def lease(
         _write(_spark_line(resource, values) if spark else _flink_line(values))
 
     with SignalFile(ENDING) as signals:
-        _end_after(wait - seconds_running(), wait)
+        _end_after(wait - seconds_running(), wait, request.owner.pid)
         return anyio.run(Leasing(request, deliver).run, signals)
 
 
@@ -166,11 +166,14 @@ def _write(line: str) -> None:
         raise OutfitterCliError("standard output takes no more, so nobody knows the devices: they are given back")
 
 
-def _end_after(seconds: float, wait: float) -> None:
+def _end_after(seconds: float, wait: float, owner_pid: int) -> None:
     """End this process then, whatever hangs. The manager withdraws a registration that is not granted by then."""
 
     def end() -> None:
-        _say(f"something hung for {wait:g} s")
+        _say(
+            f"not done after {wait:g} s: the bus does not answer, or nobody reads standard output; "
+            f"process {owner_pid} keeps what was granted until it ends"
+        )
         os._exit(1)
 
     timer = threading.Timer(max(seconds, 0.0), end)

@@ -4,7 +4,7 @@ The manager watches the caller, so its lease does not run and its end frees the 
 it, nothing is leased.
 
 Worker and incarnation are computed from the caller. If a call is killed before it can print, the next call of the same
-process gets the same devices instead of further ones.
+process gets the same devices instead of further ones. Calls at the same time take turns.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from outfitter_proto.records import FINAL_STATES, Allocation, Owner, ReasonCode,
 from outfitter_proto.support.processes import start_ticks
 from outfitter_service.cli._lib.holding.earlier import find
 from outfitter_service.cli._lib.holding.owner import OwnerProcess
+from outfitter_service.cli._lib.holding.turns import turn
 from outfitter_service.cli._lib.running.signals import SignalFile
 from outfitter_service.config import Connection
 from outfitter_service.query import ledger_view
@@ -37,6 +38,7 @@ CONFIRMATIONS = 2
 """Answers after the grant by which the record says whether the owner is watched. The manager begins to watch after the
 grant's commit, and the next commit may be under way by then."""
 
+_UNANSWERED = "nobody has answered"
 _OF_EARLIER_CALLS = frozenset({ReasonCode.WITHDRAWN, ReasonCode.DEREGISTERED, ReasonCode.WAITED_TOO_LONG})
 """Ends that an earlier call has caused while this one waited. This one gives up by itself, and before its deadline."""
 
@@ -85,7 +87,7 @@ class Leasing:
         self._deliver = deliver
         self._is_delivered = False
         self._is_kept = False  # the owner may be using what an earlier call got: no failure of this one gives it back
-        self._waits_for = "nobody has answered"
+        self._waits_for = _UNANSWERED
 
     async def run(self, signals: SignalFile) -> int:
         """Get the devices, deliver them, and leave them to the owner. Returns the exit code.
@@ -111,7 +113,8 @@ class Leasing:
         request = self._request
         left = request.wait_s - seconds_running()
         with anyio.move_on_after(left - min(LEAVING_S, request.wait_s / 4)):
-            async with ledger_view.opened(request.where) as bus:
+            async with turn(request.owner.pid, self._say_its_turn), ledger_view.opened(request.where) as bus:
+                self._waits_for = _UNANSWERED
                 for call in itertools.count(1):
                     registration = request.registration(call)
                     earlier = await find(bus, request.where.cluster, registration)
@@ -142,12 +145,23 @@ class Leasing:
                     tasks.cancel_scope.cancel()
         finally:
             if session.record is not None:
-                self._waits_for = ledger_view.waiting_in_words(session.record)
+                self._waits_for = self._missing(session.record)
             with anyio.move_on_after(LEAVING_S, shield=True):
                 if not self._is_kept:
                     await session.deregister("not leased")
                 await session.aclose()
         return True
+
+    def _say_its_turn(self) -> None:
+        self._waits_for = f"another outfitter-lease for process {self._request.owner.pid} has not ended"
+
+    def _missing(self, record: Allocation) -> str:
+        """What was missing, if the time is over now."""
+        if status_of(record) is not AllocationStatus.YOURS:
+            return ledger_view.waiting_in_words(record)
+        if self._is_kept:
+            return f"process {self._request.owner.pid} has them, but the manager does not confirm it"
+        return "they were granted at the last moment, and are given back: raise --wait, or start this again"
 
     async def _watched(self, session: WorkerSession) -> Allocation:
         """The granted record, once it is certain that the manager watches the owner.

@@ -44,7 +44,7 @@ class OwnerProcess:
             )
         identity = processes.process_owner(pid)
         if identity is None:
-            raise OutfitterCliError(f"process {pid} cannot be identified: /proc hides it, or it is another user's")
+            raise OutfitterCliError(f"process {pid} cannot be identified: {_why_unidentified(pid)}")
         self.identity = identity
 
     @property
@@ -127,6 +127,18 @@ def _opened(pid: int) -> int:
         if error.errno in (errno.EINVAL, errno.ENOENT):
             raise OutfitterCliError(f"{pid} is no process, but a thread of one") from None
         raise
+
+
+def _why_unidentified(pid: int) -> str:
+    """Why /proc does not say who a living process is, and what to do."""
+    if not Path("/proc/self").exists():
+        return "/proc is not mounted: mount it (`mount -t proc proc /proc`), or pass it to the container"
+    uid, own = processes.real_uid(pid), os.getuid()
+    if uid is None:
+        return "/proc hides it (hidepid): run this as its user, or mount /proc without hidepid"
+    if uid != own:
+        return f"it is user {uid}'s, and this is user {own}'s: run this as that user"
+    return "it lets nobody but root look into it (PR_SET_DUMPABLE of prctl(2)): run this as root"
 
 
 def _no_process(pid: int) -> OutfitterCliError:
