@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,12 +13,30 @@ from pathlib import Path
 
 import pytest
 
-from outfitter_service.runtime.survivors.processes import Mark, open_survivor, search, send
+from outfitter_service.runtime.survivors.processes import Mark, _status, open_survivor, search, send
 
 RUN = secrets.token_hex(4)
 MARK = Mark("h", "w", RUN, os.getuid())
 NAMES = {"OUTFITTER_HOST": "h", "OUTFITTER_WORKER": "w", "OUTFITTER_INCARNATION": RUN, "PATH": os.environ["PATH"]}
 SEARCHES = 100
+WITHOUT_MAIN_THREAD = """
+import ctypes, threading
+threading.Thread(target=threading.Event().wait).start()
+print(flush=True)
+ctypes.CDLL(None).pthread_exit(None)
+"""
+"""A program whose main thread ends while another one goes on."""
+UNPRIVILEGED = """
+import os, subprocess, sys
+from outfitter_service.runtime.survivors.processes import Mark, search
+if os.geteuid() == 0:  # root is denied nothing: be somebody else
+    os.setgroups([])
+    os.setgid(65534)
+    os.setuid(65534)
+process = subprocess.Popen(["/bin/true"])
+os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it stays a zombie
+print(os.getuid() in search([Mark("h", "w", "1", os.getuid())]).refused)
+"""
 
 
 @pytest.fixture
@@ -45,11 +64,11 @@ def test_a_process_that_executes_its_program_again_and_again_is_found_each_time(
     restless: subprocess.Popen[bytes],
 ) -> None:
     for _ in range(SEARCHES):
-        [found] = search({MARK}).survivors[MARK]
-        assert found.pid == restless.pid
+        result = search({MARK})
+        assert [found.pid for found in result.survivors.get(MARK, [])] == [restless.pid] or result.missed
 
 
-def test_a_process_that_hands_over_to_its_child_and_ends_is_found_each_time(tmp_path: Path) -> None:
+def test_a_process_that_hands_over_to_its_child_and_ends_is_never_taken_for_gone(tmp_path: Path) -> None:
     program = tmp_path / "relay"
     stop = tmp_path / "stop"
     program.write_text(f'#!/bin/sh\n[ -e {stop} ] || "$0" &\n')
@@ -57,11 +76,37 @@ def test_a_process_that_hands_over_to_its_child_and_ends_is_found_each_time(tmp_
     subprocess.run([program], env=NAMES, check=True, timeout=60)
     try:
         for _ in range(SEARCHES):
-            assert search({MARK}).survivors.get(MARK)
+            result = search({MARK})
+            assert result.survivors.get(MARK) or result.missed
     finally:
         stop.touch()
-    while search({MARK}).survivors.get(MARK):
+    while (result := search({MARK})).survivors.get(MARK) or result.missed:
         pass
+
+
+def test_a_process_is_found_also_if_only_threads_of_it_are_left() -> None:
+    command = [sys.executable, "-c", WITHOUT_MAIN_THREAD]
+    with subprocess.Popen(command, env=NAMES, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        while not _status(f"/proc/{process.pid}").has_ended:
+            pass
+        result = search({MARK})
+        send(result.survivors.get(MARK, []), signal.SIGKILL)
+        process.kill()
+    assert [found.pid for found in result.survivors.get(MARK, [])] == [process.pid]
+    assert process.returncode == -signal.SIGKILL
+
+
+def test_a_process_without_an_environment_leaves_no_doubt() -> None:
+    with sleeping({}):
+        result = search({MARK})
+        assert (result.survivors, result.missed) == ({}, "")
+
+
+def test_a_zombie_counts_as_ended_also_for_those_who_may_not_read_it() -> None:
+    done = subprocess.run([sys.executable, "-c", UNPRIVILEGED], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
 
 
 def test_one_search_finds_the_processes_of_several_workers() -> None:

@@ -22,17 +22,19 @@ from typing import NamedTuple
 from outfitter_proto.keys import allocation_names
 from outfitter_proto.support.descriptors import SCARCE
 from outfitter_proto.support.printable import printable
-from outfitter_proto.support.processes import read_real_uid
+from outfitter_proto.support.processes import read_real_uid, real_uid
 
-ROUNDS = 10
-"""How often one search lists the processes. Later rounds read only what an earlier one could not: a process may start
-another one and end while we read."""
+ROUNDS = 20
+"""How often one search lists the processes at most. Later rounds read only what an earlier one could not."""
+SURE_ROUNDS = 2
+"""Rounds in a row that must have met no process which had just ended. Such a process may have started another one
+behind the reader's back. One round does not do: behind the largest pid the kernel goes on with the smallest."""
 PAUSE_S = 0.001
 """Seconds between two rounds."""
 LONGEST_COMMAND = 40
 """Most characters of a program's name."""
-_KERNEL_THREAD = 0x0020_0000
-"""PF_KTHREAD in the flags of proc(5) `/proc/<pid>/stat`."""
+_EXITING, _KERNEL_THREAD = 0x4, 0x0020_0000
+"""PF_EXITING and PF_KTHREAD of proc(5) `/proc/<pid>/stat`."""
 _FIELDS = (b"OUTFITTER_HOST", b"OUTFITTER_WORKER", b"OUTFITTER_INCARNATION")
 _OUTER = b"OUTFITTER_OUTER"
 """Keys of outer allocations, separated by blanks."""
@@ -56,10 +58,12 @@ class Survivor(NamedTuple):
 
 
 class Search(NamedTuple):
-    """The processes by mark. `refused`: users with processes that this process may not read."""
+    """The processes by mark. `refused`: users with processes that this process may not read. `missed`: why there may be
+    others; empty if there are certainly none."""
 
     survivors: dict[Mark, list[Survivor]]
     refused: frozenset[int]
+    missed: str = ""
 
 
 def search(marks: Collection[Mark]) -> Search:
@@ -70,22 +74,35 @@ def search(marks: Collection[Mark]) -> Search:
     """
     survivors: defaultdict[Mark, list[Survivor]] = defaultdict(list)
     refused: set[int] = set()
+    users = {mark.uid for mark in marks}
     read: set[int] = {os.getpid()}
+    sure_rounds, missed = 0, ""
     for count in range(ROUNDS):
         if count:
             time.sleep(PAUSE_S)
         pids = {int(name) for name in os.listdir("/proc") if name.isdecimal()}  # noqa: PTH208 - a path is slower
-        if pids <= read:
-            break
+        sure_rounds += 1
         for pid in pids - read:
             try:
                 found = _marked(pid, marks, refused)
-            except BlockingIOError:
+            except (BlockingIOError, ProcessLookupError) as error:
+                if isinstance(error, ProcessLookupError):
+                    read.add(pid)
+                if _may_be_of(pid, users):
+                    sure_rounds, missed = 0, str(error)
                 continue
             read.add(pid)
             for survivor in found:
                 survivors[survivor.mark].append(survivor)
-    return Search(survivors, frozenset(refused))
+        if sure_rounds == SURE_ROUNDS:
+            return Search(survivors, frozenset(refused))
+    return Search(survivors, frozenset(refused), missed)
+
+
+def _may_be_of(pid: int, users: Collection[int]) -> bool:
+    """Whether a process that could not be read may be one of these users'."""
+    uid = real_uid(pid)
+    return uid is None or uid in users
 
 
 def _marked(pid: int, marks: Collection[Mark], refused: set[int]) -> list[Survivor]:
@@ -93,18 +110,21 @@ def _marked(pid: int, marks: Collection[Mark], refused: set[int]) -> list[Surviv
     read.
 
     Raises:
-        BlockingIOError: it is about to execute a program.
+        BlockingIOError: it is about to execute a program, or to end.
+        ProcessLookupError: it has ended.
     """
     try:
         with _ended_is_nothing():
             environ = _environment(pid)
-            if (_FIELDS[-1] in environ or _OUTER in environ) and (found := _marks(pid, environ, marks)):
-                command = _command(pid)
-                return [Survivor(pid, command, mark) for mark in found]
+            if not ((_FIELDS[-1] in environ or _OUTER in environ) and (found := _marks(pid, environ, marks))):
+                return []
+            command = _command(pid)
+            return [Survivor(pid, command, mark) for mark in found]
     except PermissionError:
         with suppress(OSError):
             refused.add(os.stat(f"/proc/{pid}").st_uid)  # noqa: PTH116 - a path is slower
-    return []
+        return []
+    raise ProcessLookupError(f"processes such as {pid} end before they are read")
 
 
 def open_survivor(survivor: Survivor) -> int | None:
@@ -157,22 +177,58 @@ def _ended_is_nothing() -> Iterator[None]:
 
 
 def _environment(pid: int) -> bytes:
-    """A process's initial environment; nothing if it has ended or is one of the kernel's.
+    """A process's initial environment; nothing if it is one of the kernel's. Threads may outlive the main thread, and
+    only they have it then.
 
     Raises:
-        BlockingIOError: it is in execve(2), and the kernel shows nothing for a moment.
+        BlockingIOError: it is in execve(2) or about to end, and the kernel shows nothing for a moment.
+        OSError: it has ended, or may not be read.
     """
-    with open(f"/proc/{pid}/environ", "rb", buffering=0) as file:  # noqa: PTH123 - a path is slower
-        content = file.readall()
-    if not content and _has_memory(pid):
-        raise BlockingIOError(f"process {pid} is about to execute a program")
-    return content
+    process = f"/proc/{pid}"
+    status = _status(process)
+    if status.flags & _KERNEL_THREAD:
+        return b""
+    if not status.has_ended:
+        return _read_environment(process)
+    if status.threads < 2:
+        raise ProcessLookupError(f"process {pid} has ended")
+    for thread in os.listdir(f"{process}/task"):  # noqa: PTH208 - a path is slower
+        with suppress(BlockingIOError, FileNotFoundError, ProcessLookupError):
+            if thread != str(pid):
+                return _read_environment(f"{process}/task/{thread}")
+    raise BlockingIOError(f"the threads of process {pid} change")
 
 
-def _has_memory(pid: int) -> bool:
-    """Whether a process is neither a zombie nor the kernel's, by proc(5) `/proc/<pid>/stat`."""
-    state, *rest = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-    return state not in (b"Z", b"X") and not int(rest[5]) & _KERNEL_THREAD
+def _read_environment(folder: str) -> bytes:
+    """The initial environment of a process or thread, from its folder in /proc."""
+    for _ in range(2):  # between the first two steps it may have executed a program
+        try:
+            with open(f"{folder}/environ", "rb", buffering=0) as file:  # noqa: PTH123 - a path is slower
+                content = file.readall()
+        except (PermissionError, ProcessLookupError):
+            if _status(folder).flags & _EXITING:  # its memory is gone, and the file is root's
+                raise BlockingIOError(f"{folder} is about to end") from None
+            raise
+        if content:
+            return content
+        if not _status(folder).environment_end:
+            raise BlockingIOError(f"{folder} is about to execute a program")
+    return b""
+
+
+class _Status(NamedTuple):
+    """What proc(5) `/proc/<pid>/stat` says about a process and its main thread, or about a thread."""
+
+    has_ended: bool
+    flags: int
+    threads: int
+    environment_end: int
+
+
+def _status(folder: str) -> _Status:
+    fields = Path(f"{folder}/stat").read_bytes().rpartition(b")")[2].split()
+    state, flags, threads, end = fields[0], *(int(fields[number - 3]) for number in (9, 20, 51))
+    return _Status(state in (b"Z", b"X"), flags, threads, end)
 
 
 def _marks(pid: int, environ: bytes, marks: Collection[Mark]) -> list[Mark]:
@@ -193,9 +249,10 @@ def _marks(pid: int, environ: bytes, marks: Collection[Mark]) -> list[Mark]:
 
 def _command(pid: int) -> str:
     """The name of a process's program."""
-    try:
-        first = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]
-        name = first.rpartition(b"/")[2] or Path(f"/proc/{pid}/comm").read_bytes().strip()
-    except OSError:
-        name = b"?"
+    name = b""
+    with suppress(OSError):  # there is none when the main thread has ended
+        name = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].rpartition(b"/")[2]
+    with suppress(OSError):
+        name = name or Path(f"/proc/{pid}/comm").read_bytes().strip()
+    name = name or b"?"
     return printable(name.decode("utf-8", "backslashreplace"))[:LONGEST_COMMAND]

@@ -6,6 +6,7 @@ process is known to live, the watch waits for its end and searches rarely.
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import time
@@ -37,6 +38,8 @@ REPORTED_AFTER_S = 0.5
 """Seconds that survivors may take before the record mentions them."""
 REPORTED_EVERY_S = 10.0
 """Seconds between two reports, so that a changing crowd of processes does not fill the ledger."""
+SURE_WITHIN_S = 10.0
+"""Seconds for a search that can have missed nothing. A process that hangs in the kernel at its end can prevent one."""
 MOST_NAMED = 3
 """Most processes that a report names."""
 
@@ -125,15 +128,20 @@ class _Vigil:
     async def run(self) -> str:
         """Wait until none is left; return the sentence for history."""
         backoff = Backoff(FIRST_DELAY_S, LONGEST_DELAY_S)
+        unsure_since = math.inf
         while True:
             try:
                 found = await self._watch.find(self._mark)
-                survivors = found.survivors.get(self._mark)
-                if not survivors:
+                if survivors := found.survivors.get(self._mark):
+                    unsure_since = math.inf
+                    self._report(_in_words(survivors))
+                    await self._end(survivors)
+                    await self._wait_for(survivors[0], at_most=self._until_kill(backoff.next_delay()))
+                elif not found.missed or time.monotonic() - unsure_since > SURE_WITHIN_S:
                     return self._outcome(found)
-                self._report(_in_words(survivors))
-                await self._end(survivors)
-                await self._wait_for(survivors[0], at_most=self._until_kill(backoff.next_delay()))
+                else:
+                    unsure_since = min(unsure_since, time.monotonic())
+                    self._report(f"the processes of the worker cannot be searched for: {found.missed}")
             except (FileNotFoundError, PermissionError) as error:
                 return f"processes of the worker were not searched for: {error}"
             except OSError as error:
@@ -142,6 +150,8 @@ class _Vigil:
             await anyio.sleep(SHORTEST_DELAY_S)
 
     def _outcome(self, found: Search) -> str:
+        if found.missed:
+            return f"not all processes of the worker were searched for: {found.missed}"
         if self._mark.uid in found.refused:
             return f"not all processes of the worker were searched for: some of user {self._mark.uid} are unreadable"
         return NONE_LEFT
