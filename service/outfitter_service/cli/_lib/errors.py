@@ -13,6 +13,7 @@ import click
 
 from outfitter_proto.support import descriptors
 from outfitter_proto.support.printable import printable
+from outfitter_service.cli._lib import process_limit
 from outfitter_service.cli._lib.lazy import CommandEntry
 from outfitter_service.query.errors import OutfitterCliError
 
@@ -69,6 +70,8 @@ def describe(error: BaseException) -> str:
         return str(error)
     if (code := descriptors.lack_behind(error)) is not None:
         return descriptors.explain(code)
+    if process_limit.is_behind(error):
+        return process_limit.explain()
     if isinstance(error, ModuleNotFoundError) and not _is_ours(error.name or ""):
         return f"the module {error.name} is not installed: pip install 'outfitter[service]' brings what commands need"
     return f"internal error: {type(error).__name__}: {error} (a defect of Outfitter; --debug shows where it happened)"

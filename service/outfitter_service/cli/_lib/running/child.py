@@ -10,6 +10,7 @@ This does not cover processes that the command starts, nor set-user-ID programs.
 
 from __future__ import annotations
 
+import errno
 import marshal
 import os
 import signal
@@ -21,7 +22,9 @@ from typing import NoReturn, Self
 
 import anyio
 
+from outfitter_service.cli._lib import process_limit
 from outfitter_service.cli._lib.running import trampoline
+from outfitter_service.query.errors import OutfitterCliError
 
 
 def bound(command: Sequence[str]) -> list[str]:
@@ -39,12 +42,18 @@ class Child:
         """Fork; the command will have the signals of `mask` blocked.
 
         Call it from the main thread, because its end kills the child, and before there are other threads.
+
+        Raises:
+            OutfitterCliError: a limit allows no further process.
         """
         self.command = tuple(command)
         self.started = False
         self._ended: anyio.Event  # there is no event loop yet
         parent, (read_end, write_end) = os.getpid(), os.pipe()
-        self.pid = os.fork()
+        try:
+            self.pid = os.fork()
+        except OSError as error:
+            raise OutfitterCliError(process_limit.explain(error.errno or errno.EAGAIN)) from error
         if self.pid == 0:
             os.close(write_end)
             _stand_by(parent, read_end, list(command), mask)
