@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 RUNNABLE := $(VENV)/.runnable
 READY := $(VENV)/.ready
 
-.PHONY: demo test check console-test deploy-check systemd-check asyncapi examples examples-all bench chaos wild simulate fuzz kafka constraints clean
+.PHONY: demo test check console-test deploy-check systemd-check manifests-check kube-check asyncapi examples examples-all bench chaos wild simulate fuzz kafka constraints clean
 
 demo: $(RUNNABLE)
 	@echo "A manager and three workers on this machine, for a few seconds."
@@ -24,7 +24,7 @@ check: $(READY)
 # What Prometheus says of its rules; promtool is in Debian's package `prometheus`, which need not be installed for it.
 PROMTOOL ?= $(shell command -v promtool || echo .cache/prometheus/usr/bin/promtool)
 
-deploy-check: $(PROMTOOL) systemd-check
+deploy-check: $(PROMTOOL) systemd-check manifests-check
 	$(PROMTOOL) check rules deploy/prometheus/rules.yml
 	$(PROMTOOL) test rules deploy/prometheus/rules.test.yml deploy/prometheus/normal.test.yml
 
@@ -49,6 +49,40 @@ systemd-check: $(SYSTEMD_ANALYZE)
 	mkdir -p .cache/systemd
 	cd .cache/systemd && apt-get download --quiet systemd libsystemd-shared && \
 		for package in *.deb; do dpkg-deb --extract $$package . || exit; done
+	touch $@
+
+# What Kubernetes' own schemas say of each overlay, as kustomize renders it. Objects of others' kinds are for kube-check.
+KUBE := .cache/kube
+KUSTOMIZE ?= $(shell command -v kustomize || echo $(KUBE)/bin/kustomize)
+
+manifests-check: $(READY) $(KUSTOMIZE)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r tests/deploy/kube/constraints.txt
+	mkdir -p $(KUBE)/rendered
+	for overlay in deploy/kubernetes/overlays/*/; do \
+		$(KUSTOMIZE) build $$overlay >$(KUBE)/rendered/$$(basename $$overlay).yaml || exit; done
+	$(BIN)/kubernetes-validate --kubernetes-version $(KUBE_VERSION) --strict $(KUBE)/rendered/*.yaml deploy/kubernetes/worker.yaml
+
+# A real API server takes each manifest, and calls the webhook. Its programs are built once, which takes ten minutes.
+KUBE_PROGRAMS := $(KUBE)/bin/kube-apiserver $(KUBE)/bin/kubectl $(KUBE)/bin/kustomize
+
+kube-check: $(READY) $(KUBE_PROGRAMS) $(KUBE)/etcd/usr/bin/etcd $(KUBE)/crds/.ready
+	$(BIN)/pytest tests/deploy/kube --override-ini python_files='kube_*.py' $(PYTEST_ARGS)
+
+$(KUBE)/bin/%: tests/deploy/kube/go.mod tests/deploy/kube/go.sum
+	cd tests/deploy/kube && go build -o $(CURDIR)/$@ $$(sed -n 's#^tool \(.*/$*\(/v[0-9]*\)\?\)$$#\1#p' go.mod)
+	touch $@
+
+$(KUBE)/etcd/usr/bin/etcd:
+	mkdir -p $(KUBE)/etcd
+	cd $(KUBE)/etcd && apt-get download --quiet etcd-server && dpkg-deb --extract etcd-server_*.deb .
+	touch $@
+
+# The definitions of others' kinds, from the Go modules that have them.
+$(KUBE)/crds/.ready: tests/deploy/kube/crds.txt
+	mkdir -p $(@D)
+	while read -r module sum files; do \
+		go mod download -json $$module >$(@D)/module.json && grep --quiet --fixed-strings "\"$$sum\"" $(@D)/module.json && \
+		cp $$(sed -n 's/.*"Dir": "\(.*\)".*/\1/p' $(@D)/module.json)/$$files $(@D) || exit; done <$<
 	touch $@
 
 # What AsyncAPI's own parser says of the contract; needs Node.js with npm.

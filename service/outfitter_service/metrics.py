@@ -297,3 +297,42 @@ class Metrics:
     def exposition(self) -> bytes:
         """The text that Prometheus scrapes (`CONTENT_TYPE`)."""
         return generate_latest(self.registry)
+
+
+class WebhookMetrics:
+    """The metrics of one webhook, in a registry of their own."""
+
+    def __init__(
+        self, outcomes: Iterable[str], *, renewals: Callable[[], int] = int, failures: Callable[[], int] = int
+    ) -> None:
+        """`outcomes`: of requests. `renewals`, `failures`: how often its certificate was renewed, or that failed."""
+        disable_created_metrics()  # type: ignore[no-untyped-call]
+        self.registry = r = CollectorRegistry()
+        ProcessCollector(registry=r)
+        Info("outfitter_webhook", "The running webhook.", registry=r).info({"version": __version__})
+        self._reviews = Counter(
+            "outfitter_webhook_reviews", "Requests for a review, by outcome.", ["outcome"], registry=r
+        )
+        self._seconds = Histogram(
+            "outfitter_webhook_review_seconds", "Time from a request's head to its answer.", registry=r
+        )
+        for outcome in outcomes:
+            self._reviews.labels(outcome)
+        for name, documentation, count in (
+            ("outfitter_webhook_certificate_renewals", "Renewed certificates that the webhook took.", renewals),
+            (
+                "outfitter_webhook_certificate_failures",
+                "Renewed certificates that the webhook could not read.",
+                failures,
+            ),
+        ):
+            r.register(_CountedElsewhere(name, documentation, count))
+
+    def count(self, outcome: str, seconds: float) -> None:
+        """Count a request that was answered after `seconds`."""
+        self._reviews.labels(outcome).inc()
+        self._seconds.observe(seconds)
+
+    def exposition(self) -> bytes:
+        """The text that Prometheus scrapes (`CONTENT_TYPE`)."""
+        return generate_latest(self.registry)

@@ -9,10 +9,10 @@ import pytest
 import trustme
 from aiohttp import ClientConnectionError, ClientOSError, ClientSession
 
-from outfitter_service.api import access
-from outfitter_service.api.access import AccessError, guard, is_loopback, read_token, tls_of
+from outfitter_service.api.access import AccessError, guard, is_loopback, read_token
 from outfitter_service.api.application import application
 from outfitter_service.http.listener import Listening, serving
+from outfitter_service.http.tls import Certificate
 from support.api import fleet_of, follower_of, serving_api
 
 TOKEN = "0123456789abcdef-token"
@@ -84,7 +84,7 @@ async def test_with_mutual_tls_only_a_client_with_a_certificate_gets_in(tmp_path
     authority, other = trustme.CA(), trustme.CA()
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
     authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(tmp_path / "server.pem")
-    tls = tls_of(str(tmp_path / "server.pem"), None, str(tmp_path / "ca.pem"))
+    tls = Certificate(str(tmp_path / "server.pem"), None, str(tmp_path / "ca.pem"))
     listening = Listening(address="127.0.0.1:0", tls=tls)
     follower, open_to_certificates = follower_of(fleet_of()), guard("0.0.0.0:1", None, mutual_tls=True)
 
@@ -103,11 +103,3 @@ async def test_with_mutual_tls_only_a_client_with_a_certificate_gets_in(tmp_path
                 with pytest.raises((ClientOSError, ClientConnectionError)):
                     async with client.get("/api/v1/hosts", ssl=context(stranger)):
                         pytest.fail("it answers")
-
-
-def test_tls_with_files_that_are_not_usable_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "x.pem").write_text("no certificate")
-    for cert, key, authority in ((None, "k", None), (None, None, "ca"), ("missing", None, None),
-                                 (str(tmp_path / "x.pem"), None, None)):  # fmt: skip
-        with pytest.raises(AccessError, match=r"TLS (needs|cannot)"):
-            access.tls_of(cert, key, authority)

@@ -83,7 +83,7 @@ ROOMS = {
     "wire": "proto/outfitter_proto",
     **{
         room: f"service/outfitter_service/{room}"
-        for room in ("api", "cli", "config", "core", "http", "query", "runtime")
+        for room in ("api", "cli", "config", "core", "http", "query", "runtime", "webhook")
     },
 }
 """Folders of tests/, and the folders of the product that they have the same rooms as."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 import tomllib
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,10 @@ from outfitter_service.config.options import RESOURCE_OPTIONS, SETTINGS, Option,
 from outfitter_service.core.states import diagram
 from outfitter_service.http.connections import Connections
 from outfitter_service.http.server import application
-from outfitter_service.metrics import Metrics
+from outfitter_service.metrics import Metrics, WebhookMetrics
+from outfitter_service.requests import annotation
+from outfitter_service.webhook import application as webhook
+from outfitter_service.webhook.review import Outcome
 from support.documents import ROOT, blocks
 
 SERVICE = ROOT / "service"
@@ -51,20 +55,31 @@ def test_the_page_has_each_metric_with_its_labels_and_no_other() -> None:
     metrics.show(lambda: None)
     metrics.partition_ready.labels("0")  # the others are there from the start
     metrics.count_refusals(int)
+    assert named_in("Metrics") == labels_of(metrics.registry)
+    assert named_in("The webhook") == labels_of(WebhookMetrics(Outcome).registry)
+
+
+def labels_of(registry: Any) -> dict[str, set[str]]:
+    """The labels of each metric of ours."""
     labels: dict[str, set[str]] = {}
-    for family in metrics.registry.collect():
+    for family in registry.collect():
         if family.name.startswith("process_"):  # the client library's
             continue
         suffix = {"info": "_info", "counter": "_total"}.get(family.type, "")
         labels[family.name + suffix] = {label for sample in family.samples for label in sample.labels} - {"le"}
-    section = TEXT.partition("## Metrics")[2].partition("\n## ")[0]
+    return labels
+
+
+def named_in(heading: str) -> dict[str, set[str]]:
+    """The labels of each metric in the tables of a section."""
+    section = TEXT.partition(f"## {heading}\n")[2].partition("\n## ")[0]
     told: dict[str, set[str]] = {}
     for line in section.splitlines():
         if line.startswith("| `outfitter_"):
             names, labelled = line.split("|")[1:3]
             for name in re.findall(r"`(\w+)`", names):
                 told[name] = set(re.findall(r"`(\w+)`", labelled))
-    assert told == labels
+    return told
 
 
 def test_the_diagram_is_that_of_the_state_table() -> None:
@@ -82,6 +97,13 @@ def test_the_page_has_each_route() -> None:
     paths = {resource.canonical for resource in app.router.resources()} - {"/"}
     assert paths
     assert set(re.findall(r"^\| `(/[\w/{}-]+)` \|", TEXT, re.MULTILINE)) == paths
+
+
+def test_the_page_has_the_webhooks_limits() -> None:
+    assert f"| a review | {webhook.LARGEST_REVIEW // 2**20} MiB; it must not be packed | 413; 415 |" in TEXT
+    assert f"| the time for all of it | {webhook.READ_S:g} s | 408 |" in TEXT
+    assert f"| an annotation | {annotation.MOST_CHARACTERS:,} characters |" in TEXT
+    assert f"| problems in a denial | {annotation.MOST_PROBLEMS} |" in TEXT
 
 
 def test_the_apis_page_has_each_of_its_routes_with_each_filter_and_its_limits() -> None:

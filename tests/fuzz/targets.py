@@ -25,9 +25,10 @@ from outfitter_proto.bus.embedded import housekeeping, log
 from outfitter_proto.bus.kafka.reading import batches, codecs
 from outfitter_proto.names import check_name
 from outfitter_proto.support.units import parse_duration
-from outfitter_service.config import ConfigurationError, options, sources
+from outfitter_service.config import ConfigurationError, ResourceConfig, options, sources
 from outfitter_service.config.names import resource_names
-from outfitter_service.requests import RequestError, request_in_pod_template
+from outfitter_service.requests import RequestError, annotated_amounts, request_in_pod_template
+from outfitter_service.webhook import review
 from outfitter_verify import wire
 from outfitter_verify.registrations.messages import classify
 
@@ -143,6 +144,17 @@ def pod_templates(data: bytes) -> None:
         request_in_pod_template(data.decode("utf-8", "replace"), {"nvidia.com/gpu": "2"})
 
 
+_RESOURCES = [ResourceConfig(name="gpu", amount=1, kubernetes_key="nvidia.com/gpu")]
+
+
+def reviews(data: bytes) -> None:
+    """As an API server's review, and as the annotation of a pod."""
+    with suppress(review.NoReviewError):
+        review.answer(data, lambda text: annotated_amounts(text, _RESOURCES))
+    with suppress(ConfigurationError):
+        assert annotated_amounts(data.decode("utf-8", "replace"), _RESOURCES).keys() <= {"nvidia.com/gpu"}
+
+
 def verifier(data: bytes) -> None:
     classify(b"h", data)
     with suppress(wire.DamagedError):
@@ -190,6 +202,6 @@ TARGETS: dict[str, Target] = {
     target.__name__: target
     for target in (
         registrations, records, record_batches, packed_records, toml, yaml, flink_conf, script_output, nvidia_smi,
-        device_files, coordination, words, pod_templates, verifier, embedded_rows,
+        device_files, coordination, words, pod_templates, reviews, verifier, embedded_rows,
     )
 }  # fmt: skip

@@ -7,7 +7,6 @@ our address (DNS rebinding) reads nothing.
 from __future__ import annotations
 
 import hmac
-import ssl
 from collections.abc import Callable
 from pathlib import Path
 
@@ -102,26 +101,3 @@ def _current(path: Path) -> bytes:
         return read_token(path)
     except AccessError:
         raise RefusedError(503, "the server's own token cannot be read") from None
-
-
-def tls_of(cert_file: str | None, key_file: str | None, client_ca_file: str | None) -> ssl.SSLContext | None:
-    """The context of a listener; None without a certificate. With `client_ca_file` a client needs a certificate of one
-    of its authorities.
-
-    Raises:
-        AccessError: a file is missing or not usable.
-    """
-    if cert_file is None:
-        if key_file is not None or client_ca_file is not None:
-            raise AccessError("TLS needs the server's certificate: --cert-file")
-        return None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    try:
-        context.load_cert_chain(cert_file, key_file)
-        if client_ca_file is not None:
-            context.load_verify_locations(client_ca_file)
-            context.verify_mode = ssl.CERT_REQUIRED
-    except (OSError, ssl.SSLError) as error:
-        raise AccessError(f"TLS cannot be set up: {error.strerror or error}") from error
-    return context

@@ -69,6 +69,7 @@ COMMANDS = {
     "schema": _entry("integration.schema", "Print the wire contract as AsyncAPI or JSON Schema."),
     "completion": _entry("integration.completion", "Print the completion script for a shell."),
     "kubernetes": _entry("integration.kubernetes", "Request the configured amounts in a pod template."),
+    "webhook": _entry("integration.webhook", "Set the fields of pods that ask by annotation (runs in the foreground)."),
     "yarn": _entry("integration.yarn", "Request the configured amounts from YARN."),
 }
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import ssl
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,6 +19,7 @@ from aiohttp.typedefs import Handler, Middleware
 from msgspec import Struct
 
 from outfitter_proto.support.descriptors import LACKING
+from outfitter_service.http.tls import Certificate
 from outfitter_service.runtime.liveness.descriptors import for_probes
 
 MOST = 64
@@ -35,7 +35,7 @@ BACKLOG = 128
 RETRY_S = 0.1
 """Seconds until we try again after a failed accept."""
 MOST_HANDSHAKES = 64
-"""Most unfinished TLS handshakes. Further connections are closed at once."""
+"""Most unfinished TLS handshakes. One more ends the oldest."""
 SHUTDOWN_S = 1.0
 """Time limit for the end of a TLS connection."""
 
@@ -64,12 +64,12 @@ class _HttpConnection(Struct):
 class Connections:
     """The open connections of one server."""
 
-    def __init__(self, clock: Callable[[], float], *, most: int = MOST, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, clock: Callable[[], float], *, most: int = MOST, tls: Certificate | None = None) -> None:
         """`clock`: in seconds. `most`: the most open connections. `tls`: None for plain HTTP."""
         self._clock = clock
         self._most = most
         self._tls = tls
-        self._handshakes = 0
+        self._handshakes: dict[socket.socket, anyio.CancelScope] = {}
         self._open: dict[asyncio.BaseProtocol, _HttpConnection] = {}
 
     def __len__(self) -> int:
@@ -99,26 +99,34 @@ class Connections:
                     accepted = reserved
                 if self._tls is None:
                     self._add(*await loop.connect_accepted_socket(server, accepted))
-                elif self._handshakes < MOST_HANDSHAKES:
-                    self._handshakes += 1
-                    handshakes.start_soon(self._shake_hands, server, accepted, self._tls)
                 else:
-                    accepted.close()
+                    if len(self._handshakes) >= MOST_HANDSHAKES:
+                        self._handshakes.pop(next(iter(self._handshakes))).cancel()
+                    scope = self._handshakes[accepted] = anyio.CancelScope()
+                    handshakes.start_soon(self._shake_hands, server, accepted, self._tls, scope)
 
     async def _shake_hands(
-        self, server: Callable[[], asyncio.Protocol], accepted: socket.socket, tls: ssl.SSLContext
+        self,
+        server: Callable[[], asyncio.Protocol],
+        accepted: socket.socket,
+        tls: Certificate,
+        scope: anyio.CancelScope,
     ) -> None:
         """Add a connection once its TLS handshake is done, so that a slow one delays no other."""
         try:
-            self._add(
-                *await asyncio.get_running_loop().connect_accepted_socket(
-                    server, accepted, ssl=tls, ssl_handshake_timeout=HEAD_S, ssl_shutdown_timeout=SHUTDOWN_S
-                )
-            )
+            with scope:
+                self._add(
+                    *await asyncio.get_running_loop().connect_accepted_socket(
+                        server, accepted, ssl=tls.context(), ssl_handshake_timeout=HEAD_S,
+                        ssl_shutdown_timeout=SHUTDOWN_S,
+                    )
+                )  # fmt: skip
         except OSError:  # an ssl.SSLError is one, and so is a time-out
             accepted.close()
         finally:
-            self._handshakes -= 1
+            if scope.cancelled_caught:
+                accepted.close()
+            self._handshakes.pop(accepted, None)
 
     def _add(self, transport: asyncio.Transport, protocol: asyncio.BaseProtocol) -> None:
         if len(self) >= self._most:

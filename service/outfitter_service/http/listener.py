@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from time import monotonic
@@ -19,6 +18,7 @@ from msgspec import Struct
 
 from outfitter_proto.bus import addresses
 from outfitter_service.http.connections import KEEP_ALIVE_S, MOST, Connections, QuietLogger, bind
+from outfitter_service.http.tls import Certificate
 from outfitter_service.runtime.liveness import descriptors
 
 LINGER_S = 1.0
@@ -35,7 +35,7 @@ class Listening(Struct, frozen=True, kw_only=True):
 
     address: str
     most: int = MOST
-    tls: ssl.SSLContext | None = None
+    tls: Certificate | None = None
     flag: str = "--http"
 
 

@@ -7,7 +7,7 @@ requested keys in the main container's `resources.requests` and `resources.limit
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
 from outfitter_service.requests.amounts import RequestError
@@ -72,19 +72,29 @@ def _main_container(spec: MutableMapping[str, Any], container: str | None) -> Mu
     if not isinstance(containers, list):
         raise RequestError("the pod template's containers must be a list")
     named = [_mapping(item, f"containers[{position}]") for position, item in enumerate(containers)]
-    main = [item for item in named if item.get("name") == (container or MAIN_CONTAINER)]
-    if len(main) == 1:
-        return main[0]
-    if not main and container is None and len(named) == 1:
-        return named[0]
     if not named:
         containers.append({"name": container or MAIN_CONTAINER})
         return _mapping(containers[-1], "containers[0]")
-    names = ", ".join(str(item.get("name")) for item in named)
+    names = [str(item.get("name")) for item in named]
+    return named[main_container(names, container, of="pod template", by="--container")]
+
+
+def main_container(names: Sequence[str], container: str | None, *, of: str, by: str) -> int:
+    """The position of the main container among the containers with these `names`: see `request_in_pod_template`.
+    `of`: what contains them; `by`: how people name another one. Both are for the message.
+
+    Raises:
+        RequestError: it is ambiguous, or not there.
+    """
+    main = [position for position, name in enumerate(names) if name == (container or MAIN_CONTAINER)]
+    if len(main) == 1:
+        return main[0]
+    if not main and container is None and len(names) == 1:
+        return 0
     problem = "no container" if not main else "more than one container"
     raise RequestError(
-        f"the pod template has {problem} named {container or MAIN_CONTAINER}; its containers are {names}"
-        + ("" if container else " (name the worker's with --container)")
+        f"the {of} has {problem} named {container or MAIN_CONTAINER}; its containers are {', '.join(names)}"
+        + ("" if container else f" (name the worker's with {by})")
     )
 
 

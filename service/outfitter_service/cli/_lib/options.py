@@ -209,3 +209,39 @@ def host_of(host: str | None, worker: WorkerNames | None) -> str | None:
     if host not in {None, worker.host}:
         raise click.UsageError(f"--host is {host}, but the worker is {worker}: leave one of the hosts out")
     return worker.host
+
+
+def _file(flag: str, about: str, **more: Any) -> Callable[[F], F]:
+    return click.option(flag, metavar="FILE", type=click.Path(), help=about, **more)
+
+
+def certificate(*, required: bool = False) -> Callable[[F], F]:
+    """Add `--cert-file` and `--key-file` of a listener: parameters `cert_file`, `key_file`."""
+
+    def decorate(command: F) -> F:
+        command = _file("--key-file", "The certificate's key, if it is in a file of its own (PEM).")(command)
+        return _file("--cert-file", "The certificate for TLS, with its chain (PEM).", required=required)(command)
+
+    return decorate
+
+
+client_ca_file = _file(
+    "--client-ca-file", "The authorities of the clients' certificates (PEM): no client gets in without one."
+)
+
+
+def logging(command: F) -> F:
+    """Add `--log-format` and `--log-level` of a command that is no manager: parameters `log_format`, `log_level`."""
+    lines = click.option(
+        "--log-format",
+        type=click.Choice(["auto", "text", "json"]),
+        default="auto",
+        help="Log lines for people or programs.",
+    )
+    level = click.option(
+        "--log-level",
+        type=click.Choice(["debug", "info", "warning", "error"]),
+        default="info",
+        help="The lowest level.",
+    )
+    return lines(level(command))

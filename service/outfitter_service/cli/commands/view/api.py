@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import anyio
@@ -20,10 +19,6 @@ if TYPE_CHECKING:
 ADDRESS = "127.0.0.1:9478"
 
 
-def _file(flag: str, about: str) -> Callable[[options.F], options.F]:
-    return click.option(flag, metavar="FILE", type=click.Path(), help=about)
-
-
 @click.command()
 @options.of_cluster
 @click.option("--listen", metavar="HOST:PORT", default=ADDRESS, show_default=True, help="Where to serve.")
@@ -31,18 +26,9 @@ def _file(flag: str, about: str) -> Callable[[options.F], options.F]:
     "--token-file", metavar="FILE", type=click.Path(), envvar="OUTFITTER_API_TOKEN_FILE", show_envvar=True,
     help="The file with the token that each request must have. Read again for each request.",
 )  # fmt: skip
-@_file("--cert-file", "The certificate for TLS, with its chain (PEM).")
-@_file("--key-file", "The certificate's key, if it is in a file of its own (PEM).")
-@_file("--client-ca-file", "The authorities of the clients' certificates (PEM): no client gets in without one.")
-@click.option(
-    "--log-format",
-    type=click.Choice(["auto", "text", "json"]),
-    default="auto",
-    help="Log lines for people or programs.",
-)
-@click.option(
-    "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", help="The lowest level."
-)
+@options.certificate()
+@options.client_ca_file
+@options.logging
 def api(
     where: Connection,
     /,
@@ -62,15 +48,16 @@ def api(
     from outfitter_service import logs, memory
     from outfitter_service.api import access
     from outfitter_service.api.application import MOST_CONNECTIONS
+    from outfitter_service.http import tls
     from outfitter_service.http.listener import Listening
     from outfitter_service.runtime.liveness import descriptors
 
     descriptors.prepare()
-    tls = access.tls_of(cert_file, key_file, client_ca_file)
+    certificate = tls.certificate(cert_file, key_file, client_ca_file)
     guard = access.guard(listen, token_file, mutual_tls=client_ca_file is not None)
     logs.configure(log_format, log_level)
     memory.tune()
-    listening = Listening(address=listen, most=MOST_CONNECTIONS, tls=tls, flag="--listen")
+    listening = Listening(address=listen, most=MOST_CONNECTIONS, tls=certificate, flag="--listen")
     anyio.run(_serve, where, listening, guard, backend_options=event_loop.backend_options())
 
 

@@ -1,0 +1,245 @@
+"""Answers an AdmissionReview of admission.k8s.io/v1: a JSON patch of one container, or why the pod is denied.
+
+Pure functions of the review and of the configuration. Only the fields that matter here are decoded, so that a large pod
+costs little memory.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, Raw, Struct, UnsetType
+
+from outfitter_proto.support.printable import printable
+from outfitter_service.config import ConfigurationError, Problem
+from outfitter_service.requests.amounts import RequestError
+from outfitter_service.requests.annotation import ANNOTATION
+from outfitter_service.requests.pod_template import main_container
+
+CONTAINER_ANNOTATION = "outfitter.dev/container"
+"""Names the worker's container, where the pod has several and none is called as Flink's is."""
+API_VERSION, KIND = "admission.k8s.io/v1", "AdmissionReview"
+LONGEST_UID = 256
+"""Longest id of a request that we send back. Kubernetes uses UUIDs."""
+LONGEST_DENIAL = 4096
+"""Longest message of a denial. It has names of containers, which nobody has checked yet."""
+INVALID = 422
+"""The status of a denial, as the API server has it for its own validation."""
+
+AmountsOf = Callable[[str], Mapping[str, str]]
+"""Extended resource name → quantity for an annotation's text: see `annotated_amounts`."""
+
+
+class Outcome(StrEnum):
+    """What came of a request, for the metric. `REFUSED`: it was no review, and has no answer of that kind."""
+
+    CHANGED = "changed"
+    UNCHANGED = "unchanged"
+    DENIED = "denied"
+    REFUSED = "refused"
+
+
+class NoReviewError(ValueError):
+    """The body is no AdmissionReview that we understand. The message says what would be one."""
+
+
+class Kind(Struct, frozen=True):
+    group: str = ""
+    version: str = ""
+    kind: str = ""
+
+
+class Request(Struct, frozen=True):
+    """`object`: the JSON of the object as it will be; null in a deletion."""
+
+    uid: str
+    kind: Kind
+    operation: str
+    object: Raw = Raw(b"null")
+
+
+class Review(Struct, frozen=True, rename={"api_version": "apiVersion"}):
+    api_version: str
+    kind: str
+    request: Request
+
+
+class Metadata(Struct, frozen=True):
+    annotations: dict[str, str] | None = None
+
+
+class Container(Struct, frozen=True):
+    """`resources`: whole, because the patch replaces them."""
+
+    name: str
+    resources: dict[str, Any] | None = None
+
+
+class Spec(Struct, frozen=True):
+    containers: list[Container]
+
+
+class Pod(Struct, frozen=True):
+    metadata: Metadata
+    spec: Spec
+
+
+class Status(Struct, frozen=True):
+    """As much of a Status of meta/v1 as a denial has."""
+
+    message: str
+    reason: str = "Invalid"
+    code: int = INVALID
+
+
+class Response(Struct, frozen=True, omit_defaults=True, rename={"patch_type": "patchType"}):
+    """`patch`: JSON; on the wire in base64."""
+
+    uid: str
+    allowed: bool
+    status: Status | UnsetType = UNSET
+    patch: bytes | UnsetType = UNSET
+    patch_type: str | UnsetType = UNSET
+
+
+class Answer(Struct, frozen=True, rename={"api_version": "apiVersion"}):
+    response: Response
+    api_version: str = API_VERSION
+    kind: str = KIND
+
+
+class _Operation(Struct, frozen=True):
+    """One operation of a JSON patch (RFC 6902). To add what is there replaces it."""
+
+    path: str
+    value: Any
+    op: str = "add"
+
+
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+_review = msgspec.json.Decoder(Review)
+_pod = msgspec.json.Decoder(Pod)
+_encode = msgspec.json.Encoder().encode
+_QUANTITY = re.compile(r"(?P<number>[0-9]{1,19})(?:(?P<unit>[kMGTPE]|[KMGTPE]i)|[eE](?P<exponent>[0-9]{1,2}))?")
+_UNITS = {unit: 1000**power for power, unit in enumerate("kMGTPE", 1)} | {
+    f"{unit}i": 1024**power for power, unit in enumerate("KMGTPE", 1)
+}
+
+
+def answer(body: bytes, amounts_of: AmountsOf) -> tuple[bytes, Outcome]:
+    """The answer to a review, and what came of it. Only the creation of a pod that asks by annotation is changed.
+
+    Raises:
+        NoReviewError: the body is no AdmissionReview of v1.
+    """
+    request = _request(body)
+    if (request.operation, request.kind) != ("CREATE", Kind("", "v1", "Pod")):
+        return _unchanged(request)
+    try:
+        patch = [*_patch(request.object, amounts_of)]
+    except (ConfigurationError, RequestError) as error:
+        denial = Response(uid=request.uid, allowed=False, status=Status(_message(error)))
+        return _encode(Answer(denial)), Outcome.DENIED
+    if not patch:
+        return _unchanged(request)
+    response = Response(uid=request.uid, allowed=True, patch=_encode(patch), patch_type="JSONPatch")
+    return _encode(Answer(response)), Outcome.CHANGED
+
+
+def _request(body: bytes) -> Request:
+    try:
+        review = _review.decode(body)
+    except _UNREADABLE as error:
+        raise NoReviewError(f"the body is no {KIND}: {error}") from error
+    if (review.api_version, review.kind) != (API_VERSION, KIND):
+        raise NoReviewError(
+            f"the body is a {review.kind[:80]!r} of {review.api_version[:80]!r}; only {KIND} of {API_VERSION} is known"
+        )
+    if not 0 < len(review.request.uid) <= LONGEST_UID:
+        raise NoReviewError(f"the request's uid must have 1 to {LONGEST_UID} characters")
+    return review.request
+
+
+def _message(error: Exception) -> str:
+    text = "\n".join(printable(line) for line in str(error)[:LONGEST_DENIAL].split("\n"))
+    return text if len(text) <= LONGEST_DENIAL else f"{text[:LONGEST_DENIAL]}…"
+
+
+def _unchanged(request: Request) -> tuple[bytes, Outcome]:
+    return _encode(Answer(Response(uid=request.uid, allowed=True))), Outcome.UNCHANGED
+
+
+def _patch(encoded: Raw, amounts_of: AmountsOf) -> Iterator[_Operation]:
+    """What the pod lacks of what it asks for.
+
+    Raises:
+        NoReviewError: it is no pod.
+        ConfigurationError, RequestError: it cannot have what it asks for.
+    """
+    try:
+        pod = _pod.decode(encoded)
+    except _UNREADABLE as error:
+        raise NoReviewError(f"the request's object is no pod: {error}") from error
+    annotations = pod.metadata.annotations or {}
+    if ANNOTATION not in annotations:
+        return
+    amounts = amounts_of(annotations[ANNOTATION])
+    if not amounts:
+        return
+    containers = pod.spec.containers
+    position = main_container(
+        [container.name for container in containers],
+        annotations.get(CONTAINER_ANNOTATION),
+        of="pod",
+        by=f"the annotation {CONTAINER_ANNOTATION}",
+    )
+    container = containers[position]
+    _check_own(container, amounts)
+    resources = dict(container.resources or {})
+    for field in ("requests", "limits"):
+        resources[field] = {**amounts, **_quantities(container, field)}
+    if resources != container.resources:
+        yield _Operation(f"/spec/containers/{position}/resources", resources)
+
+
+def _check_own(container: Container, amounts: Mapping[str, str]) -> None:
+    """Refuse quantities of the container's own that contradict the annotation.
+
+    Raises:
+        ConfigurationError: it lists all of them.
+    """
+    problems = [
+        Problem(
+            file=f"container {container.name}",
+            key=f"resources.{field}.{key}",
+            found=str(quantities[key]),
+            problem=f"differs from what the annotation {ANNOTATION} asks for, which is {amount}",
+            suggestion="keep one of them",
+        )
+        for field in ("requests", "limits")
+        for quantities in [_quantities(container, field)]
+        for key, amount in amounts.items()
+        if key in quantities and _number(quantities[key]) != int(amount)
+    ]
+    if problems:
+        raise ConfigurationError(problems)
+
+
+def _quantities(container: Container, field: str) -> dict[str, Any]:
+    found = (container.resources or {}).get(field) or {}
+    if not isinstance(found, dict):
+        raise RequestError(f"the container {container.name}'s resources.{field} must be a mapping")
+    return found
+
+
+def _number(quantity: Any) -> int | None:
+    """A Kubernetes quantity as a whole number: 1000 may be written 1k there; None: it is no whole number."""
+    match = _QUANTITY.fullmatch(str(quantity))
+    if match is None:
+        return None
+    unit: int = _UNITS[match["unit"]] if match["unit"] else 10 ** int(match["exponent"] or 0)
+    return int(match["number"]) * unit
