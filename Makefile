@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 RUNNABLE := $(VENV)/.runnable
 READY := $(VENV)/.ready
 
-.PHONY: demo test check console-test deploy-check systemd-check manifests-check kube-check asyncapi examples examples-all bench chaos wild simulate fuzz kafka constraints clean
+.PHONY: demo test check console-test deploy-check systemd-check manifests-check kube-check asyncapi examples examples-all bench chaos disasters wild simulate fuzz kafka constraints clean
 
 demo: $(RUNNABLE)
 	@echo "A manager and three workers on this machine, for a few seconds."
@@ -132,6 +132,10 @@ fuzz: $(READY)
 chaos: $(READY)
 	SEED=$(or $(SEED),1) KAFKA=$(or $(KAFKA),4.3) CHAOS_OUT=chaos-results.json \
 		$(BIN)/pytest tests/chaos --override-ini python_files='fault_*.py' --quiet $(PYTEST_ARGS)
+
+# What service/recover.md says of a broker's disk, on brokers of its own.
+disasters: $(READY)
+	$(BIN)/pytest tests/recover --override-ini python_files='disaster_*.py' --quiet $(PYTEST_ARGS)
 
 # Each integration in each crash: who held what when, and how long a device was away. PYTEST_ARGS="-k Celery" selects.
 wild: $(READY)

@@ -203,6 +203,7 @@ LOOKING = (
     ["api"],
     ["verify"],
     ["topics", "check"],
+    ["backup", "--out", "file"],
     ["deregister", "--worker", "w"],
     ["register", "--worker", "w"],
 )

@@ -263,7 +263,8 @@ class Checkpoint(Struct, frozen=True, kw_only=True, tag_field="type", tag="check
     out: there is none.
     `boot_id`, `pid_ns` and `time_ns` are as in `ManagerIdentity`.
     `partitions`: the topics' number of partitions, which determines a host's partition (0: its records are being
-    moved). `ledger_id`: the id of the ledger's topic. Both are left out by earlier versions, `partitions` by sweepers.
+    moved). `ledger_id`: the id of the ledger's topic, or `backup/<time>` if `outfitter restore` wrote it from a backup
+    of that time. Both are left out by earlier versions, `partitions` by sweepers.
     `grown`: added partitions, from the writer that handles unroutable messages there. Left out: it knows of none.
     `ledger_start`: the first offset of the ledger's partition. Left out: 0, which compaction does not change. Otherwise
     records were deleted, and an operator made this manager continue without them.

@@ -8,6 +8,7 @@ takes a partition and while it serves, and ends rather than guess.
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import datetime
 
 from msgspec import UNSET, Struct, structs
 
@@ -23,6 +24,9 @@ CHECK_S = 30.0
 
 MOVING = 0
 """The number of partitions in a checkpoint while its hosts' records are being moved."""
+
+
+_BACKUP = "backup/"
 
 
 class TopicsChangedError(RuntimeError):
@@ -72,6 +76,23 @@ async def shape(bus: Bus, topics: Topics, *, history: bool = True) -> Shape:
     )
 
 
+def backup_id(at: datetime) -> str:
+    """The ledger's id in the checkpoints of a restored backup, made at that moment: no topic has it."""
+    return f"{_BACKUP}{at:%Y-%m-%dT%H:%M:%SZ}"
+
+
+def is_half_restored(checkpoint: Checkpoint) -> bool:
+    """Whether a backup was not restored to the end: records may be missing."""
+    ledger_id = checkpoint.ledger_id
+    return checkpoint.partitions == MOVING and ledger_id is not UNSET and ledger_id.startswith(_BACKUP)
+
+
+HALF_RESTORED = (
+    "`outfitter restore` has not completed this ledger: delete all four topics, create them again, and restore the "
+    "backup again"
+)
+
+
 def growing(partitions: int) -> str:
     """What people must do after partitions were added."""
     return (
@@ -94,6 +115,8 @@ class TopicCheck:
         self._partitions = assignment.partitions
         self._history = history
         self._adopt = adopt
+        self.adopted: str | None = None
+        """Why the ledger would be refused if it were not adopted; None: it need not be."""
         self._shape: Shape | None = None
         self._was_written = False
         self._history_end = 0
@@ -135,7 +158,7 @@ class TopicCheck:
                 f"{before.ledger}, and is {now.ledger} now): the ledger lacks the earlier grants. {_ADOPTING}"
             )
         elif now.ledger_start > before.ledger_start:
-            raise self._deleted(now.ledger_start)
+            raise TopicsChangedError(f"{self._deleted(now.ledger_start)}. {_ADOPTING}")
         self._partitions, self._shape = now.partitions, now
         return now
 
@@ -146,11 +169,17 @@ class TopicCheck:
         start, _ = await self._bus.offsets(self._topics.allocations, self._partition)
         return start
 
-    def _deleted(self, start: int) -> TopicsChangedError:
-        return TopicsChangedError(
+    def _deleted(self, start: int) -> str:
+        return (
             f"the records of {self._topic_partition} before offset {start} were deleted, by hand or by a "
-            f"cleanup.policy other than compact: grants may be missing. {_ADOPTING}"
+            "cleanup.policy other than compact: grants may be missing"
         )
+
+    def _adopt_or_refuse(self, reason: str) -> None:
+        """Grants may be missing from the ledger, for this reason."""
+        if not self._adopt:
+            raise TopicsChangedError(f"{reason}. {_ADOPTING}")
+        self.adopted = reason
 
     async def check_restored(self, restored: Restored, *, taken: bool) -> None:
         """Check whether a restored ledger may be used. `taken`: this manager has fenced the writer. Before that, the
@@ -161,6 +190,7 @@ class TopicCheck:
                 records are in another partition.
             BusError: the check failed.
         """
+        self.adopted = None
         # records may have been deleted during the restore
         self._shape = structs.replace(self.shape, ledger_start=await self._ledger_start())
         self._compare(restored.checkpoint)
@@ -169,21 +199,21 @@ class TopicCheck:
         if not self._strays_checked:
             await self._refuse_strays()
             self._strays_checked = True
-        if self._adopt or restored.ledger.hosts or restored.ledger.records:
+        if restored.ledger.hosts or restored.ledger.records:
             return
         # the restore has each commit that was complete before it, whoever writes to the partition meanwhile
         is_settled = taken or self._was_written
         if not is_settled and (await self._bus.offsets(self._topics.allocations, self._partition))[1] > restored.end:
             return
         if self._was_written or await self._is_in_history():
-            raise TopicsChangedError(
+            self._adopt_or_refuse(
                 f"a manager has written as {self._identity!r} before, and {self._topic_partition} holds nothing of it: "
-                f"the topic was recreated, or restored without it. {_ADOPTING}"
+                "the topic was recreated, or restored without it"
             )
-        if written := await self._written_without_the_ledger():
-            raise TopicsChangedError(
+        elif written := await self._written_without_the_ledger():
+            self._adopt_or_refuse(
                 f"managers have written to {written}, and {self._topic_partition} is empty although they write to both "
-                f"together: the topic was recreated, or restored without its records. {_ADOPTING}"
+                "together: the topic was recreated, or restored without its records"
             )
 
     async def _written_without_the_ledger(self) -> str | None:
@@ -207,14 +237,21 @@ class TopicCheck:
         if checkpoint is None:
             return
         partitions, ledger_id, start = checkpoint.partitions, checkpoint.ledger_id, checkpoint.ledger_start or 0
-        if ledger_id is not UNSET and ledger_id != self.shape.ledger and not self._adopt:
-            raise TopicsChangedError(
+        if is_half_restored(checkpoint):
+            raise TopicsChangedError(f"{self._topic_partition}: {HALF_RESTORED}")
+        if ledger_id is not UNSET and ledger_id.startswith(_BACKUP):
+            self._adopt_or_refuse(
+                f"the ledger in {self._topic_partition} was restored from a backup of "
+                f"{ledger_id.removeprefix(_BACKUP)}: later grants are missing"
+            )
+        elif ledger_id is not UNSET and ledger_id != self.shape.ledger:
+            self._adopt_or_refuse(
                 f"the ledger in {self._topic_partition} was written to another topic of that name (its id was "
                 f"{ledger_id}, and is {self.shape.ledger} now), which was deleted or restored from a copy: grants may "
-                f"be missing. {_ADOPTING}"
+                "be missing"
             )
-        if self.shape.ledger_start > start and not self._adopt:
-            raise self._deleted(self.shape.ledger_start)
+        if self.shape.ledger_start > start:
+            self._adopt_or_refuse(self._deleted(self.shape.ledger_start))
         if partitions is not UNSET and partitions != self.shape.partitions:
             is_moving = partitions == MOVING
             state = "is being moved between partitions" if is_moving else f"was written when there were {partitions}"

@@ -90,6 +90,11 @@ class Snapshots:
         """Whether pieces are left to write, even if nothing else is."""
         return self._underway is not None
 
+    @property
+    def expected(self) -> bool:
+        """Whether history should have a complete snapshot."""
+        return self._since is not None
+
     def newest(self, piece: Piece | None) -> datetime | UnsetType:
         """For the checkpoint: when the newest complete snapshot was begun. `piece`: the one in the same commit."""
         if piece is not None and piece.last is not None:

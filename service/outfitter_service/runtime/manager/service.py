@@ -117,8 +117,8 @@ class Service:
 
         Raises:
             ForeignManagerError: another manager serves this host.
-            LedgerRefusedError, LedgerUnsafeError, TopicsChangedError, BusConfigurationError, UnknownTopicError: the
-                host must not be served now; the message says what to do.
+            LedgerRefusedError, LedgerUnsafeError, TopicsChangedError, UnrecordedWorkersError, BusConfigurationError,
+                UnknownTopicError: the host must not be served now; the message says what to do.
         """
         settings = self.settings
         bus = buses.connect(settings.bus, settings.login)

@@ -34,10 +34,15 @@ class Adoption(Struct, frozen=True):
     take_over: bool
 
     async def restart(self, restored: Restored) -> None:
-        """Observe levels again (the last inventories, liveness), and issue the command of each unfinished record."""
+        """Observe levels again (the last inventories, liveness), and issue the command of each unfinished record.
+
+        Raises:
+            BusError: the bus did not answer.
+        """
         ledger, event_queue = restored.ledger, self.event_queue
         self.reporter.replayed(restored)
         self.snapshots.adopt(restored.checkpoint)
+        await self._check_history()
         self.assignment.scope.note_growth(UNSET)
         own = self.assignment.identity.host
         hosts = [own] if own is not None else list(ledger.hosts)
@@ -51,6 +56,14 @@ class Adoption(Struct, frozen=True):
             command = implied(record)
             if command is not None and (_ANSWERS[type(command)], record.key, record.token or NO_TOKEN) not in answered:
                 self.drivers.perform(command, record)
+
+    async def _check_history(self) -> None:
+        """Begin a snapshot if history is empty: the topic was recreated while nobody served."""
+        if not self.snapshots.expected:
+            return
+        start, end = await self.assignment.bus.offsets(self.assignment.topics.history, self.assignment.partition)
+        if start == end:
+            self.snapshots.restart()
 
     async def cursor(self, restored: Restored) -> Cursor:
         """The position at which the input continues.

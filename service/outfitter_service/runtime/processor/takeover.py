@@ -10,14 +10,15 @@ import anyio
 from outfitter_proto.bus import BusAuthorizationError, BusError, Entry, Writer
 from outfitter_proto.codec import encode
 from outfitter_proto.names import transactional_id
-from outfitter_proto.records import CommitNumber, Host
+from outfitter_proto.records import NO_COMMIT, CommitNumber, Host
 from outfitter_service.runtime.changelog.restore import Restored, restore, rivals_since, unchanged
-from outfitter_service.runtime.changelog.shape import TopicCheck
+from outfitter_service.runtime.changelog.shape import TopicCheck, TopicsChangedError
 from outfitter_service.runtime.clock import Clock
 from outfitter_service.runtime.input.assignment import Assignment
 from outfitter_service.runtime.processor.limits import Limits
 from outfitter_service.runtime.processor.reporting.reporter import CommitReporter
 from outfitter_service.runtime.processor.tenure import RecycledError
+from outfitter_service.runtime.processor.unrecorded_workers import refuse_unrecorded
 
 END_WAIT_S = 20.0
 """Longer than a host writer's transaction can stay open: its 5 s time-out plus at most 10 s until the broker's next
@@ -77,6 +78,7 @@ class Takeover:
         Raises:
             ForeignManagerError: another manager works for this writer or for its hosts.
             TopicsChangedError: the ledger was written for other topics.
+            UnrecordedWorkersError: an adopted ledger lacks workers that still run.
             BusError: the bus did not answer.
         """
         clock = self._clock
@@ -85,7 +87,7 @@ class Takeover:
         early = await self._read_ledger(taking=self._writer_identity)
         if early is not None:
             _refuse_foreign(self._assignment, early, take_over=self._limits.take_over)
-            await self._topic_check.check_restored(early, taken=False)
+            await self._check_restored(early, taken=False)
             self._early_restore = early, at, at_utc
         self.may_fence = True
 
@@ -126,16 +128,25 @@ class Takeover:
 
         Raises:
             ForeignManagerError: another manager works for this writer or for its hosts.
+            TopicsChangedError: the ledger was written for other topics, or has gone back.
+            UnrecordedWorkersError: an adopted ledger lacks workers that still run.
             BusError: the ledger could not be read.
         """
         restored = await self._reuse_early_restore() or await self._restore()
         _refuse_foreign(self._assignment, restored, take_over=self._limits.take_over)
-        await self._topic_check.check_restored(restored, taken=True)
+        await self._check_restored(restored, taken=True)
+        self._refuse_older(restored)
         if self._judges_successors:
             self._refuse_successor(restored)
         if restored.checkpoint is None:
             return await self._announce(writer) or restored
         return restored
+
+    async def _check_restored(self, restored: Restored, *, taken: bool) -> None:
+        """See `TopicCheck.check_restored`. Of an adopted ledger no worker may be missing that still runs here."""
+        await self._topic_check.check_restored(restored, taken=taken)
+        if self._topic_check.adopted is not None:
+            await refuse_unrecorded(self._assignment, restored, self._topic_check.adopted)
 
     async def _restore(self) -> Restored:
         assignment = self._assignment
@@ -185,6 +196,19 @@ class Takeover:
         return most
 
     # --- other managers ---
+
+    def _refuse_older(self, restored: Restored) -> None:
+        """Give up if the ledger has lost commits that this manager has seen: its devices would be lent again.
+
+        Of a writer only the last commit may be undecided, so one missing commit is no sign.
+        """
+        known, last = self._newest_commit, restored.checkpoint.commit if restored.checkpoint is not None else NO_COMMIT
+        if known is not None and last + 1 < known:
+            raise TopicsChangedError(
+                f"the ledger in {self._assignment.topics.allocations}/{self._assignment.partition} has gone back from "
+                f"commit {known} to {last}: a broker's disk was restored from an older copy. Start no manager on it, "
+                "and do what recover.md says of such a disk"
+            )
 
     async def check_for_rivals(self, opened: anyio.Event, end: int) -> None:
         """Check for managers of the other scope again after the first commit (`opened`), from the restore's `end` on.

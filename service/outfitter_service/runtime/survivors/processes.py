@@ -14,7 +14,7 @@ import os
 import signal
 import time
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Container, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -49,6 +49,16 @@ class Mark(NamedTuple):
     uid: int
 
 
+class MarksOfHost:
+    """The marks of all workers of a host, whoever their user is."""
+
+    def __init__(self, host: str) -> None:
+        self._host = host
+
+    def __contains__(self, mark: object) -> bool:
+        return isinstance(mark, Mark) and mark.host == self._host
+
+
 class Survivor(NamedTuple):
     """A process that has the mark. `command`: the name of its program, without arguments, which may be secret."""
 
@@ -66,7 +76,7 @@ class Search(NamedTuple):
     missed: str = ""
 
 
-def search(marks: Collection[Mark]) -> Search:
+def search(marks: Collection[Mark] | MarksOfHost) -> Search:
     """All other processes with one of these marks. This one may have inherited one: it is no worker.
 
     Raises:
@@ -74,7 +84,7 @@ def search(marks: Collection[Mark]) -> Search:
     """
     survivors: defaultdict[Mark, list[Survivor]] = defaultdict(list)
     refused: set[int] = set()
-    users = {mark.uid for mark in marks}
+    users = None if isinstance(marks, MarksOfHost) else {mark.uid for mark in marks}
     read: set[int] = {os.getpid()}
     sure_rounds, missed = 0, ""
     for count in range(ROUNDS):
@@ -99,13 +109,15 @@ def search(marks: Collection[Mark]) -> Search:
     return Search(survivors, frozenset(refused), missed)
 
 
-def _may_be_of(pid: int, users: Collection[int]) -> bool:
-    """Whether a process that could not be read may be one of these users'."""
+def _may_be_of(pid: int, users: Collection[int] | None) -> bool:
+    """Whether a process that could not be read may be one of these users' (None: of all users)."""
+    if users is None:
+        return True
     uid = real_uid(pid)
     return uid is None or uid in users
 
 
-def _marked(pid: int, marks: Collection[Mark], refused: set[int]) -> list[Survivor]:
+def _marked(pid: int, marks: Container[Mark], refused: set[int]) -> list[Survivor]:
     """The process with this pid, once for each of the marks that it has. Adds its user to `refused` if it may not be
     read.
 
@@ -231,7 +243,7 @@ def _status(folder: str) -> _Status:
     return _Status(state in (b"Z", b"X"), flags, threads, end)
 
 
-def _marks(pid: int, environ: bytes, marks: Collection[Mark]) -> list[Mark]:
+def _marks(pid: int, environ: bytes, marks: Container[Mark]) -> list[Mark]:
     """Those of `marks` that a process with this environment has."""
     values: dict[bytes, str] = {}
     for entry in environ.split(b"\0"):

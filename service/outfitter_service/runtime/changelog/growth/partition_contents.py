@@ -12,6 +12,8 @@ from outfitter_proto.codec import WireError, decode_ledger
 from outfitter_proto.keys import CHECKPOINT, HOST, host_of, is_sweeper, writer_names, writer_of
 from outfitter_proto.partitioning import partition_of
 from outfitter_proto.records import Checkpoint, Host
+from outfitter_service.runtime.changelog.restore import LEDGER_FORMAT
+from outfitter_service.runtime.changelog.shape import HALF_RESTORED, is_half_restored
 
 
 class CannotGrowError(RuntimeError):
@@ -32,7 +34,7 @@ async def read_contents(bus: Bus, topic: str, partition: int, partitions: int) -
     """The committed contents of one partition of the ledger, for growth to `partitions`.
 
     Raises:
-        CannotGrowError: a checkpoint cannot be read.
+        CannotGrowError: a checkpoint cannot be read, or is of a later version.
         BusError: the ledger cannot be read.
     """
     last: dict[bytes, bytes] = {}
@@ -81,6 +83,7 @@ def _sorted(last: Mapping[bytes, bytes], partition: int, partitions: int, topic_
                         f"{error}. The ledger in {topic_partition} is damaged there: repair it"
                     ) from error
             if isinstance(record, Checkpoint):
+                _refuse(record, topic_partition)
                 contents.checkpoints[record.writer] = record
             elif isinstance(record, Host) and record.manager.stopped_at is None:
                 contents.at_work.append(record.host)
@@ -88,6 +91,17 @@ def _sorted(last: Mapping[bytes, bytes], partition: int, partitions: int, topic_
         if host is not None and _is_stray(key, partition, partitions, partitions_of_hosts):
             contents.strays.setdefault(host, {})[key] = value
     return contents
+
+
+def _refuse(checkpoint: Checkpoint, topic_partition: str) -> None:
+    """Refuse a ledger of which this version could lose something."""
+    if checkpoint.format > LEDGER_FORMAT:
+        raise CannotGrowError(
+            f"{checkpoint.key} in {topic_partition} has format {checkpoint.format}, and this version knows "
+            f"{LEDGER_FORMAT}: run the version of Outfitter that wrote it, or a newer one"
+        )
+    if is_half_restored(checkpoint):
+        raise CannotGrowError(f"{topic_partition}: {HALF_RESTORED}")
 
 
 def unfinished(contents: PartitionContents, partitions: int) -> list[str]:

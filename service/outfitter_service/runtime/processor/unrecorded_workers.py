@@ -1,0 +1,114 @@
+"""Looks for workers that still run and are not in a ledger that is about to be adopted.
+
+Such a ledger may be old or empty. A worker that got its devices later still uses them, and they would be lent again. So
+no manager adopts the ledger before these workers have ended. It sees those of its own machine only, in two ways:
+
+- by the variables that `outfitter run` sets, which all processes of the worker inherit;
+- by the owner process that a registration names, as far as the registrations topic still has it.
+
+A worker that names no owner, and has no variables, is not found. Nor is any in cluster scope.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import anyio.to_thread
+import structlog
+
+from outfitter_proto.bus.reading import read_to
+from outfitter_proto.codec import WireError, decode_registration
+from outfitter_proto.keys import AllocationKey, allocation_key
+from outfitter_proto.records import FINAL_STATES, HOLDING_STATES, Deregister, Owner, Register
+from outfitter_proto.support.processes import process_owner
+from outfitter_service.core.state.ledger import Ledger
+from outfitter_service.runtime.changelog.restore import Restored
+from outfitter_service.runtime.input.assignment import Assignment
+from outfitter_service.runtime.survivors import processes
+
+log = structlog.get_logger("outfitter.processor")
+
+MOST_NAMED = 5
+"""Most workers that the message names."""
+
+
+class UnrecordedWorkersError(RuntimeError):
+    """Workers run that the adopted ledger does not have. The message names them."""
+
+
+async def refuse_unrecorded(assignment: Assignment, restored: Restored, reason: str) -> None:
+    """Refuse a ledger that lacks workers which still run on this machine. `reason`: why it must be adopted.
+
+    Raises:
+        UnrecordedWorkersError: there are such workers.
+        BusError: the registrations cannot be read.
+    """
+    host = assignment.identity.host
+    if host is None or assignment.identity.pid_ns is None:
+        return
+    ledger = restored.ledger
+    living = await anyio.to_thread.run_sync(lambda: dict(_processes(host)))
+    living |= await _owners(assignment, host)
+    unrecorded = {key: process for key, process in sorted(living.items()) if not _is_recorded(ledger, key)}
+    if not unrecorded:
+        return
+    shown = ", ".join(f"{key} (process {process})" for key, process in list(unrecorded.items())[:MOST_NAMED])
+    more = f" and {len(unrecorded) - MOST_NAMED} more" if len(unrecorded) > MOST_NAMED else ""
+    raise UnrecordedWorkersError(
+        f"{reason}. Workers run on this machine that it does not have: {shown}{more}. Their devices would be lent "
+        "again: end these processes, and start again with --adopt-ledger"
+    )
+
+
+def _is_recorded(ledger: Ledger, key: AllocationKey) -> bool:
+    """Whether the ledger knows what an allocation has. One that waited may have got devices later."""
+    record = ledger.allocations.get(key)
+    return record is not None and record.state in HOLDING_STATES | FINAL_STATES
+
+
+def _processes(host: str) -> Iterator[tuple[AllocationKey, str]]:
+    """The workers of a host whose processes have their names in the environment, and one such process of each."""
+    search = processes.search(processes.MarksOfHost(host))
+    if search.refused:
+        log.warning(
+            "the processes of other users cannot be searched for workers that the ledger does not have: make sure that "
+            "none runs, or start the manager as root once",
+            users=sorted(search.refused),
+        )
+    if search.missed:
+        log.warning("processes change too fast for a complete search for workers", reason=search.missed)
+    for mark, survivors in search.survivors.items():
+        first = survivors[0]
+        yield allocation_key(mark.host, mark.worker, mark.incarnation), f"{first.pid}, {first.command}"
+
+
+async def _owners(assignment: Assignment, host: str) -> dict[AllocationKey, str]:
+    """The workers of a host whose owner process lives, by the registrations that are still there."""
+    key = host.encode()
+    owners: dict[AllocationKey, Owner] = {}
+    start, end = await assignment.input_bounds()
+    async with await assignment.open_input(start) as reader:
+        async for messages in read_to(reader, end):
+            for message in messages:
+                if message.key != key:
+                    continue
+                try:
+                    registration = decode_registration(message.value, key=message.key, exact=False, named=False)
+                except WireError:
+                    continue
+                match registration:
+                    case Register(owner=Owner() as owner):
+                        owners[allocation_key(host, registration.worker, registration.incarnation)] = owner
+                    case Deregister(incarnation=str(incarnation)):
+                        owners.pop(allocation_key(host, registration.worker, incarnation), None)
+    return {key: str(owner.pid) for key, owner in owners.items() if _lives(owner)}
+
+
+def _lives(owner: Owner) -> bool:
+    """Whether this process still runs, and this manager sees it."""
+    process = process_owner(owner.pid)
+    return process is not None and (process.boot_id, process.pid_ns, process.start_ticks) == (
+        owner.boot_id,
+        owner.pid_ns,
+        owner.start_ticks,
+    )

@@ -1,0 +1,306 @@
+"""Backups and disasters of the embedded bus, and of one record, by the commands of service/recover.md."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+import sqlite3
+import stat
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from outfitter_proto.bus import BusUnavailableError, Entry, connect
+from outfitter_proto.codec import encode
+from outfitter_proto.names import topics
+from outfitter_proto.records import Register
+from outfitter_proto.support.processes import process_owner
+from outfitter_service.runtime.changelog.backup.archive import BackupError
+from outfitter_service.runtime.changelog.backup.restoration import SKIPPED, restore_backup
+from support.bus.faulty_bus import FaultyBus
+from support.managers.process import Manager, ManagerError, StartManager
+from support.recipes import commands, run
+
+LEDGER = topics().allocations
+
+
+def register(manager: Manager, worker: str, *more: str) -> dict[str, Any]:
+    """A worker without a lease that has its device."""
+    done = manager.outfitter(
+        "register", "--worker", worker, "--lease", "none", "--wait", "20", "--json", *more
+    )
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(done.stdout))
+
+
+def held(manager: Manager) -> dict[str, tuple[str, list[str]]]:
+    """State and devices of all workers."""
+    return {
+        record["worker"]: (record["state"], [info["id"] for info in record.get("resources", {}).get("gpu", [])])
+        for record in manager.records()
+    }
+
+
+def refused(manager: Manager, *arguments: str) -> str:
+    """What a manager says that does not start."""
+    with pytest.raises(ManagerError, match="ended with 1 before it was ready") as error:
+        manager.start(*arguments)
+    return str(error.value)
+
+
+def renew(manager: Manager) -> None:
+    """Replace the bus by a new one, which has nothing but empty topics."""
+    for name in ("bus.db", "bus.db-wal", "bus.db-shm"):
+        (manager.folder / name).unlink(missing_ok=True)
+    assert manager.outfitter("topics", "create").returncode == 0
+
+
+@pytest.fixture
+def saved(start_manager: StartManager) -> Manager:
+    """A stopped manager that had lent two of three devices. Its ledger is in `ledger.gz`."""
+    manager = start_manager(gpus=3)
+    register(manager, "w1")
+    register(manager, "w2")
+    run(manager, commands("Back up")[0])
+    manager.stop()
+    return manager
+
+
+# --- backup and restore -----------------------------------------------------------------------------------
+
+
+def test_a_backup_is_made_while_a_manager_serves_and_only_its_owner_may_read_it(saved: Manager) -> None:
+    file = saved.folder / "ledger.gz"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    first, *records, last = map(json.loads, gzip.decompress(file.read_bytes()).splitlines())
+    assert (first["type"], first["version"], first["partitions"]) == ("outfitter-backup", 1, 1)
+    assert last["records"] == len(records) > 2
+    assert [path.name for path in saved.folder.iterdir() if "ledger" in path.name] == ["ledger.gz"]
+
+
+def test_a_restored_ledger_is_taken_only_if_it_is_adopted_and_then_lends_nothing_twice(saved: Manager) -> None:
+    before, token = held(saved), max(record["token"] for record in saved.records())
+    renew(saved)
+    told = run(saved, ["outfitter", "restore", "ledger.gz"])
+    assert "records of 1 managers are restored, as of 20" in told
+    assert "end all workers that got devices after 20" in told
+    assert "was restored from a backup of 20" in refused(saved)
+    check = saved.outfitter("topics", "check")
+    assert check.returncode == 1
+    assert "--adopt-ledger" in check.stdout
+    saved.start("--adopt-ledger")
+    assert held(saved) == before
+    record = register(saved, "w3")
+    assert record["token"] > token + SKIPPED
+    assert [info["id"] for info in record["resources"]["gpu"]] == ["GPU-2"]
+    assert saved.outfitter("replay", "--check").returncode == 0
+    saved.restart()  # once adopted it needs nobody's word any more
+    verdict = saved.outfitter("verify")
+    assert verdict.returncode == 0, verdict.stdout
+
+
+@pytest.mark.parametrize("damage", ["cut off", "a byte", "a later version", "another program's", "a line less"])
+def test_a_file_that_is_no_whole_backup_is_refused_and_nothing_is_written(saved: Manager, damage: str) -> None:
+    file = saved.folder / "ledger.gz"
+    packed = file.read_bytes()
+    lines = gzip.decompress(packed).splitlines(keepends=True)
+    file.write_bytes(
+        {
+            "cut off": packed[: len(packed) // 2],
+            "a byte": packed[:200] + bytes([packed[200] ^ 1]) + packed[201:],
+            "a later version": gzip.compress(lines[0].replace(b'"version":1', b'"version":2') + b"".join(lines[1:])),
+            "another program's": gzip.compress(b"{}\n"),
+            "a line less": gzip.compress(b"".join(lines[:2] + lines[3:])),
+        }[damage]
+    )
+    renew(saved)
+    done = saved.outfitter("restore", "ledger.gz")
+    assert done.returncode == 1
+    assert "ledger.gz" in done.stderr
+    assert "internal error" not in done.stderr
+    assert saved.records() == []
+
+
+def test_a_backup_goes_into_new_topics_of_its_cluster_and_its_number_of_partitions_only(saved: Manager) -> None:
+    for arguments, words in (
+        (["backup", "--out", "ledger.gz"], "exists already"),
+        (["restore", "ledger.gz"], "holds records, and nothing was restored"),
+        (["restore", "ledger.gz", "--cluster", "other"], "is of cluster 'outfitter'"),
+    ):
+        done = saved.outfitter(*arguments)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert words in done.stderr
+    for name in ("bus.db", "bus.db-wal", "bus.db-shm"):
+        (saved.folder / name).unlink(missing_ok=True)
+    assert saved.outfitter("topics", "create", "--partitions", "2").returncode == 0
+    done = saved.outfitter("restore", "ledger.gz")
+    assert "has 1 partitions" in done.stderr
+    assert "outfitter topics create --partitions 1" in done.stderr
+
+
+@pytest.mark.parametrize("commits", [1, 2])
+def test_a_restore_that_was_interrupted_lets_no_manager_start_adopted_or_not(saved: Manager, commits: int) -> None:
+    renew(saved)
+    done: list[str] = []
+
+    async def fail(point: str) -> None:
+        done.append(point)
+        if done.count("commit:before") > commits:
+            raise BusUnavailableError("somebody has pulled the plug")
+
+    async def interrupted() -> None:
+        async with FaultyBus(saved.bus_url, fail) as bus:
+            with pytest.raises(BusUnavailableError, match="plug"):
+                await restore_backup(bus, "outfitter", saved.folder / "ledger.gz", history=True)
+
+    anyio.run(interrupted)
+    assert "`outfitter restore` has not completed" in refused(saved)
+    assert "`outfitter restore` has not completed" in refused(saved, "--adopt-ledger")
+    grown = saved.outfitter("topics", "grow", "--partitions", "1", "--force")
+    assert "has not completed" in grown.stderr
+    renew(saved)
+    run(saved, ["outfitter", "restore", "ledger.gz"])
+    saved.start("--adopt-ledger")
+
+
+def test_a_manager_that_writes_while_a_backup_is_restored_is_found_out(saved: Manager) -> None:
+    renew(saved)
+    points: list[str] = []
+
+    async def write(point: str) -> None:
+        points.append(point)
+        if point == "commit:before" and points.count(point) == 2:
+            await bus.publish(LEDGER, 0, Entry(b"@host/another", b"{}"))
+
+    async def restored() -> None:
+        nonlocal bus
+        async with FaultyBus(saved.bus_url, write) as bus:
+            with pytest.raises(BackupError, match="somebody else has written to"):
+                await restore_backup(bus, "outfitter", saved.folder / "ledger.gz", history=True)
+
+    bus: FaultyBus
+    anyio.run(restored)
+    assert "has not completed" in refused(saved, "--adopt-ledger")
+
+
+# --- workers that the ledger lacks ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def sleeper(saved: Manager) -> Iterator[subprocess.Popen[str]]:
+    """`outfitter run` of a worker that got its device after the backup was made, and sleeps."""
+    saved.start()
+    process = saved.popen("run", "--worker", "late", "--", "sleep", "600", start_new_session=True)
+    saved.wait_for_state("late", "allocated")
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def sleepers(manager: Manager) -> list[int]:
+    """The processes of the worker."""
+    found = []
+    for environ in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if f"OUTFITTER_HOST={manager.host}\0".encode() in environ.read_bytes():
+                found.append(int(environ.parent.name))
+        except OSError:
+            continue
+    return [pid for pid in found if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"sleep")]
+
+
+@pytest.mark.parametrize("lost", ["all topics", "the ledger"])
+def test_no_ledger_is_adopted_while_a_worker_runs_that_it_lacks(
+    saved: Manager, sleeper: subprocess.Popen[str], lost: str
+) -> None:
+    saved.wait_for(lambda: sleepers(saved))
+    saved.stop()
+    [pid] = sleepers(saved)
+    if lost == "the ledger":
+        forget_all(saved)
+    else:
+        renew(saved)
+    run(saved, ["outfitter", "restore", "ledger.gz"])
+    told = refused(saved, "--adopt-ledger")
+    assert f"Workers run on this machine that it does not have: {saved.host}/late/ {pid}" in told
+    assert held(saved).keys() == {"w1", "w2"}
+    subprocess.run(["kill", "-9", str(pid)], check=True)
+    sleeper.wait(30)
+    saved.start("--adopt-ledger")
+    assert [info["id"] for info in register(saved, "w3")["resources"]["gpu"]] == ["GPU-2"]
+
+
+def forget_all(manager: Manager) -> None:
+    """Recreate the ledger's topic alone, as it can be done in a file."""
+    with sqlite3.connect(manager.folder / "bus.db") as connection:
+        [(number,)] = connection.execute("SELECT id FROM topic WHERE name = ?", (LEDGER,)).fetchall()
+        connection.execute("DELETE FROM record WHERE topic = ?", (number,))
+        connection.execute("UPDATE part SET next = 0, start = 0, clean = 0, live = 0 WHERE topic = ?", (number,))
+        connection.execute("UPDATE topic SET uuid = hex(randomblob(16)) WHERE id = ?", (number,))
+
+
+def test_no_ledger_is_adopted_while_the_owner_of_a_registration_runs_that_it_lacks(saved: Manager) -> None:
+    """As with `RuntimeContext`, whose process has no variables of its own."""
+    saved.start()
+    owner = subprocess.Popen(["sleep", "600"])
+    try:
+        register_owned(saved, owner.pid)
+        saved.stop()
+        forget_all(saved)
+        run(saved, ["outfitter", "restore", "ledger.gz"])
+        assert f"{saved.host}/late/ {owner.pid})" in refused(saved, "--adopt-ledger")
+    finally:
+        owner.kill()
+        owner.wait()
+    saved.start("--adopt-ledger")
+
+
+def register_owned(manager: Manager, pid: int) -> None:
+    """Register a worker whose owner is this process, as a client in another language does."""
+    message = Register(host=manager.host, worker="late", incarnation="1", owner=process_owner(pid), lease_s=None)
+
+    async def say() -> None:
+        async with connect(manager.bus_url) as bus:
+            await bus.publish(topics().registrations, 0, Entry(manager.host.encode(), encode(message)))
+
+    anyio.run(say)
+    manager.wait_for_state("late", "allocated")
+
+
+# --- the page ---------------------------------------------------------------------------------------------
+
+
+def test_a_copy_of_the_file_is_restored_into_a_new_one(start_manager: StartManager) -> None:
+    manager = start_manager(gpus=2)
+    register(manager, "w1")
+    manager.stop()
+    shutil.copy(manager.folder / "bus.db", manager.folder / "copy.db")
+    manager.start()
+    register(manager, "today")
+    for command in commands("A disk from yesterday", 1):
+        run(manager, command)
+    assert held(manager) == {"w1": ("allocated", ["GPU-0"])}
+    assert (manager.folder / "broken.db").exists()
+
+
+def test_one_damaged_record_is_forgotten(start_manager: StartManager) -> None:
+    manager = start_manager(gpus=2)
+    key = f"{manager.host}/w1/{register(manager, 'w1')['incarnation']}"
+    register(manager, "w2")
+    manager.stop()
+
+    async def damage() -> None:
+        async with connect(manager.bus_url) as bus:
+            await bus.publish(LEDGER, 0, Entry(key.encode(), b"{"))
+
+    anyio.run(damage)
+    assert "The ledger in outfitter.allocations/0 is damaged there; to continue without this record" in refused(manager)
+    for command in commands("One damaged record"):
+        run(manager, command, **{"gpu-3/tm-17/run-1": key})
+    assert held(manager) == {"w2": ("allocated", ["GPU-1"])}
+    assert [info["id"] for info in register(manager, "w3")["resources"]["gpu"]] == ["GPU-0"]

@@ -1,0 +1,215 @@
+"""Ledgers and messages of earlier versions (record.py), served by this one, and a ledger of a later one, refused.
+
+A golden file has two hosts and cluster scope. The first host's manager was stopped, the second one's killed. `mark` is
+where the second host's recorded commits go on: they are published again while this version serves the first host, as
+in a rolling upgrade.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sqlite3
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import anyio
+import pytest
+
+from outfitter_proto.bus import Entry, connect
+from outfitter_proto.names import topics
+from support.managers.process import Manager, ManagerError, files_config
+
+GOLDEN = Path(__file__).parent / "golden"
+NAMES = sorted(path.stem for path in GOLDEN.glob("*.json"))
+MANY = "many"
+
+
+class Recorded(NamedTuple):
+    """A golden file, unpacked, and what is in it."""
+
+    database: Path
+    hosts: list[str]
+    mark: dict[str, int]
+    ledger: dict[str, dict[str, Any]]
+
+
+Make = Callable[..., Manager]
+
+
+@pytest.fixture(params=NAMES)
+def recorded(request: pytest.FixtureRequest, tmp_path: Path) -> Recorded:
+    told = json.loads((GOLDEN / f"{request.param}.json").read_text())
+    database = tmp_path / "bus" / "bus.db"
+    database.parent.mkdir(mode=0o700)
+    database.write_bytes(gzip.decompress((GOLDEN / f"{request.param}.db.gz").read_bytes()))
+    return Recorded(database, told["hosts"], told["mark"], told["ledger"])
+
+
+@pytest.fixture
+def make(recorded: Recorded, tmp_path: Path) -> Iterator[Make]:
+    """Makes a manager of this version on the golden bus: `make(host, gpus)`, or `make(host, config=…, …)`."""
+    made: list[Manager] = []
+
+    def manager(host: str, gpus: int = 0, *, config: str = "", **options: Any) -> Manager:
+        folder = tmp_path / f"{host}-{len(made)}"
+        text = config or files_config(folder / "gpus", gpus=gpus)
+        made.append(Manager(folder, text, host=host, bus=f"sqlite://{recorded.database}", **options))
+        return made[-1]
+
+    try:
+        yield manager
+    finally:
+        for each in made:
+            each.kill9()
+            print(f"--- {each.log}\n{each.log_tail()}")
+
+
+def devices(record: dict[str, Any]) -> list[str]:
+    return [info["id"] for info in record.get("resources", {}).get("gpu", [])]
+
+
+def essence(manager: Manager) -> dict[str, tuple[str, list[str], Any]]:
+    """State, devices and token of all workers."""
+    return {
+        "/".join((record["host"], record["worker"], record["incarnation"])): (
+            record["state"], devices(record), record.get("token"),
+        )
+        for record in manager.records()
+    }  # fmt: skip
+
+
+def of_workers(ledger: dict[str, Any]) -> dict[str, tuple[str, list[str], Any]]:
+    """The same, as it was recorded."""
+    return {
+        key: (record["state"], devices(record), record.get("token"))
+        for key, record in ledger.items()
+        if record["type"] == "allocation"
+    }
+
+
+def test_there_are_golden_ledgers() -> None:
+    assert len(NAMES) >= 3
+
+
+def test_a_recorded_ledger_means_what_it_meant(recorded: Recorded, make: Make) -> None:
+    for cluster in ("outfitter", MANY):
+        manager = make(recorded.hosts[0], 1, cluster=cluster)
+        assert essence(manager) == of_workers(recorded.ledger[cluster])
+        assert {record["state"] for record in manager.records()} >= {"allocated"}
+        assert manager.outfitter("verify").returncode == 0
+        assert manager.outfitter("replay", "--check").returncode == 0
+
+
+def test_hosts_are_upgraded_one_after_the_other(recorded: Recorded, make: Make) -> None:
+    first, second = recorded.hosts
+    ledger = of_workers(recorded.ledger["outfitter"])
+    tape = cut(recorded)
+    new = make(first, 3)
+    new.start()
+    # it goes on with what the earlier version has lent, and answers what was said since
+    assert essence(new)[f"{first}/kept/1"] == ledger[f"{first}/kept/1"]
+    new.wait_for(lambda: essence(new)[f"{first}/left/1"][0] == "ended")
+    assert devices(new.wait_for_state("waits", "allocated")) == ["GPU-1", "GPU-2"]
+    # the other host's manager still has the earlier version, and works beside it
+    anyio.run(play, recorded, tape)
+    assert new.outfitter("register", "--worker", "another", "--lease", "none").returncode == 0
+    new.wait_for_state("another", "pending")
+    assert new.readiness().startswith("serving")
+    # now it is upgraded, too
+    other = make(second, 3)
+    other.start()
+    assert essence(other)[f"{second}/kept/1"] == ledger[f"{second}/kept/1"]
+    granted = other.wait_for_state("new", "allocated")
+    assert other.wait_for_state("client", "allocated")["request"]["labels"] == {"a": "b"}
+    assert granted["token"] > max(token for key, (_, _, token) in ledger.items() if key.startswith(second) and token)
+    for manager in (new, other):
+        manager.restart()
+        manager.stop()
+    verdict = new.outfitter("verify")
+    assert verdict.returncode == 0, verdict.stdout
+    assert new.outfitter("replay", "--check").returncode == 0
+
+
+def test_a_replica_takes_the_partitions_of_an_earlier_version(recorded: Recorded, make: Make) -> None:
+    host = recorded.hosts[0]
+    config = (
+        'external-resources = ["gpu"]\n[external-resource.gpu]\namount = 1\ndriver = "static"\n'
+        'param.devices = "GPU-0;GPU-1"\n'
+    )
+    replica = make(host, config=config, cluster=MANY, arguments=["--scope", "cluster"])
+    replica.start()
+    assert essence(replica) == of_workers(recorded.ledger[MANY])
+    assert replica.outfitter("deregister", "--worker", "left").returncode == 0
+    assert replica.outfitter("register", "--worker", "new", "--lease", "none", "--wait", "20").returncode == 0
+    replica.stop()
+    verdict = replica.outfitter("verify")
+    assert verdict.returncode == 0, verdict.stdout
+
+
+@pytest.mark.parametrize("arguments", [[], ["--adopt-ledger"], ["--take-over"]])
+def test_an_older_version_refuses_a_ledger_of_a_later_format_and_changes_nothing(
+    recorded: Recorded, make: Make, arguments: list[str]
+) -> None:
+    """This version is the older one here."""
+    first, second = recorded.hosts
+    key = f"@checkpoint/host/{first}"
+    later = {**recorded.ledger["outfitter"][key], "format": 2, "of_a_later_version": True}
+    anyio.run(publish, recorded, topics().allocations, key, json.dumps(later).encode())
+    manager = make(first, 3)
+    ends = bounds(recorded)
+    with pytest.raises(ManagerError, match=f"{key} has format 2, and this version knows 1: run the version"):
+        manager.start(*arguments)
+    grown = manager.outfitter("topics", "grow", "--partitions", "2", "--force")
+    assert "has format 2, and this version knows 1" in grown.stderr
+    saved = manager.outfitter("backup", "--out", "later.gz")
+    assert saved.returncode == 0, saved.stderr
+    assert bounds(recorded) == ends
+    other = make(second, 3)
+    other.start()  # its own host is of no later version
+    restored = make(first, 1)
+    restored.bus_url = f"sqlite://{recorded.database.parent}/other.db"
+    assert restored.outfitter("topics", "create").returncode == 0
+    done = restored.outfitter("restore", str(manager.folder / "later.gz"))
+    assert "of a later version of Outfitter" in done.stderr
+
+
+def bounds(recorded: Recorded) -> list[tuple[object, ...]]:
+    with sqlite3.connect(recorded.database) as connection:
+        return connection.execute("SELECT topic, part, start, next FROM part").fetchall()
+
+
+async def publish(recorded: Recorded, topic: str, key: str | bytes, value: bytes | None) -> None:
+    async with connect(f"sqlite://{recorded.database}") as bus:
+        await bus.publish(topic, 0, Entry(key.encode() if isinstance(key, str) else key, value))
+
+
+class Row(NamedTuple):
+    """A recorded message."""
+
+    topic: str
+    key: bytes
+    value: bytes | None
+
+
+def cut(recorded: Recorded) -> list[Row]:
+    """Cut the bus off at the mark, but for the registrations; what was written later."""
+    tape: list[Row] = []
+    with sqlite3.connect(recorded.database) as connection:
+        for name in (topics().allocations, topics().history):
+            [(number,)] = connection.execute("SELECT id FROM topic WHERE name = ?", (name,)).fetchall()
+            where = (number, recorded.mark[name])
+            rows = connection.execute("SELECT key, value FROM record WHERE topic = ? AND off >= ? ORDER BY off", where)
+            tape += [Row(name, *row) for row in rows]
+            connection.execute("DELETE FROM record WHERE topic = ? AND off >= ?", where)
+            connection.execute("UPDATE part SET next = ? WHERE topic = ?", where[::-1])
+    assert len(tape) > 4
+    return tape
+
+
+async def play(recorded: Recorded, tape: list[Row]) -> None:
+    """Publish what was cut off."""
+    async with connect(f"sqlite://{recorded.database}") as bus:
+        for row in tape:
+            await bus.publish(row.topic, 0, Entry(row.key, row.value))
