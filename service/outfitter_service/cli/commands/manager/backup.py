@@ -40,4 +40,6 @@ def backup(where: Connection, /, out: Path, as_json: bool) -> None:
     if as_json:
         output.print_json({"file": str(out)} | structs.asdict(saved))
     else:
-        output.say(f"{out}: {saved.records} records of {saved.partitions} partitions, as of {saved.at:%Y-%m-%dT%H:%M:%SZ}")
+        output.say(
+            f"{out}: {saved.records} records of {saved.partitions} partitions, as of {saved.at:%Y-%m-%dT%H:%M:%SZ}"
+        )
