@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 RUNNABLE := $(VENV)/.runnable
 READY := $(VENV)/.ready
 
-.PHONY: demo test check console-test deploy-check systemd-check manifests-check kube-check asyncapi examples examples-all bench chaos disasters wild simulate fuzz kafka constraints clean
+.PHONY: demo test check console-test deploy-check systemd-check manifests-check kube-check asyncapi examples examples-all bench chaos disasters wild simulate fuzz kafka docs dist constraints clean
 
 demo: $(RUNNABLE)
 	@echo "A manager and three workers on this machine, for a few seconds."
@@ -145,6 +145,29 @@ wild: $(READY)
 kafka:
 	@trap : INT; $(PYTHON) deploy/kafka/local_kafka.py broker || [ $$? -eq 130 ]
 
+# The site in build/docs, out of the pages where they are. A warning is an error.
+DOCS := .cache/docs
+
+docs: $(DOCS)/.ready
+	rm -rf build/docs
+	$(DOCS)/bin/sphinx-build --quiet --fresh-env --fail-on-warning --keep-going \
+		--conf-dir docs --doctree-dir build/doctrees . build/docs
+	cp build/docs/README.html build/docs/index.html
+	$(DOCS)/bin/python docs/check.py build/docs
+
+# The wheel, the sdist and the SBOM of the last commit in dist: built twice, checked, tried where nothing is installed.
+RELEASE := .cache/release
+
+dist: $(READY) $(RELEASE)/.ready
+	PYTHONPATH=tests $(BIN)/python -m release --tools $(RELEASE)/bin
+
+$(DOCS)/.ready: docs/constraints.txt
+$(RELEASE)/.ready: tests/release/constraints.txt
+$(DOCS)/.ready $(RELEASE)/.ready:
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $<
+	touch $@
+
 # A virtual environment with the checkout itself and what it needs to run, from hashed constraints.
 $(RUNNABLE): pyproject.toml constraints-service.txt
 	@echo "Setting up $(VENV): the packages of constraints-service.txt are downloaded and installed, once."
@@ -160,14 +183,18 @@ $(READY): $(RUNNABLE) constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r constraints.txt
 	touch $(READY)
 
-# Pin anew what pyproject.toml allows: run it after changing dependencies there.
+# Pin anew what pyproject.toml allows, and the tools of `docs` and `dist`: run it after changing dependencies.
+PIP_COMPILE := $(BIN)/pip-compile --quiet --strip-extras --generate-hashes --no-emit-index-url --no-emit-trusted-host \
+	--no-emit-find-links --no-header --allow-unsafe
+
 constraints:
 	$(BIN)/python -m pip install --quiet pip-tools
-	$(BIN)/pip-compile --quiet --strip-extras --generate-hashes --no-emit-index-url --no-emit-trusted-host --no-emit-find-links \
-		--no-header --allow-unsafe --extra service --extra dev --extra uvloop --extra examples --extra bench --output-file constraints.txt pyproject.toml
-	$(BIN)/pip-compile --quiet --strip-extras --generate-hashes --no-emit-index-url --no-emit-trusted-host --no-emit-find-links \
-		--no-header --allow-unsafe --extra service --extra uvloop --build-deps-for editable --constraint constraints.txt \
+	$(PIP_COMPILE) --extra service --extra dev --extra uvloop --extra examples --extra bench \
+		--output-file constraints.txt pyproject.toml
+	$(PIP_COMPILE) --extra service --extra uvloop --build-deps-for editable --constraint constraints.txt \
 		--output-file constraints-service.txt pyproject.toml
+	echo 'furo>=2025.12 myst-parser>=5,<6 sphinx>=9,<10' | tr ' ' '\n' | $(PIP_COMPILE) --output-file docs/constraints.txt -
+	echo 'cyclonedx-bom>=7,<8 twine>=6' | tr ' ' '\n' | $(PIP_COMPILE) --output-file tests/release/constraints.txt -
 
 clean:
 	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

@@ -6,6 +6,7 @@ import ast
 import json
 import re
 import shlex
+import subprocess
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +23,7 @@ from outfitter_service.cli import outfitter as command_line
 from outfitter_service.cli._lib.driver_check import driver_problems
 from outfitter_service.cli.lease import lease
 from outfitter_service.config import Problem, Severity, inspect
-from support.documents import DOCUMENTS, ROOT, Snippet, here_documents, name_of, prose, shell_lines, snippets
+from support.documents import DOCUMENTS, ROOT, Snippet, blocks, here_documents, name_of, prose, shell_lines, snippets
 
 documents = pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
 
@@ -169,7 +170,7 @@ CONFIGURATIONS = [found for found in snippets("toml", "yaml") if "dongles:" not 
 
 @pytest.mark.parametrize("snippet", CONFIGURATIONS, ids=str)
 def test_every_configuration_passes_config_check(snippet: Snippet, tmp_path: Path) -> None:
-    if "external-resource" not in snippet.text:
+    if snippet.text.startswith("[project."):  # a package's own pyproject.toml
         tomllib.loads(snippet.text)
         return
     assert _problems(_listed(snippet), tmp_path / f"outfitter.{snippet.language}") == []
@@ -179,7 +180,7 @@ def _listed(snippet: Snippet) -> str:
     """A piece of a configuration, with the list that it leaves out."""
     if "external-resources" in snippet.text:
         return snippet.text
-    names = list(tomllib.loads(snippet.text)["external-resource"])
+    names = list(tomllib.loads(snippet.text).get("external-resource", {}))
     return f"external-resources = {json.dumps(names)}\n{snippet.text}"
 
 
@@ -190,10 +191,64 @@ def _problems(text: str, file: Path) -> list[Problem]:
     return [problem for problem in found if problem.severity is Severity.ERROR]
 
 
-def test_the_configuration_of_the_first_steps_passes_config_check(tmp_path: Path) -> None:
-    written = [text for command, text in here_documents(ROOT / "README.md") if ".toml" in command]
-    assert len(written) == 1
-    assert _problems(written[0], tmp_path / "outfitter.toml") == []
+WRITTEN = [
+    Snippet(document, "toml", text)
+    for document in DOCUMENTS
+    for command, text in here_documents(document)
+    if command.endswith(".toml")
+]
+
+
+def test_the_first_steps_write_a_configuration() -> None:
+    assert [written.document for written in WRITTEN].count(ROOT / "README.md") == 1
+
+
+@pytest.mark.parametrize("written", WRITTEN, ids=str)
+def test_every_configuration_that_a_command_writes_passes_config_check(written: Snippet, tmp_path: Path) -> None:
+    assert _problems(written.text, tmp_path / "outfitter.toml") == []
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("lease = 3", ""),
+        ('leese = "3s"', "leese"),
+        ("external-resource.gpu.amuont = 1", "external-resource.gpu.amuont"),
+    ],
+)
+def test_a_setting_that_does_not_exist_would_be_found(text: str, key: str, tmp_path: Path) -> None:
+    found = _problems(_listed(Snippet(ROOT, "toml", text)), tmp_path / "outfitter.toml")
+    assert [problem.key for problem in found][:1] == ([key] if key else [])
+
+
+# --- code ---
+
+TRIED = {"sh", "toml", "yaml", "json", "python"}
+"""Languages whose blocks are tried in this file."""
+PICTURES = {"text", "mermaid"}
+"""Not code; test_reference.py compares the diagram."""
+
+
+def test_every_block_of_code_is_in_a_language_that_is_tried() -> None:
+    languages = {block.language for document in DOCUMENTS for block in blocks(document)}
+    assert languages - PICTURES - {""} == TRIED
+
+
+@documents
+def test_every_block_of_shell_is_valid(document: Path) -> None:
+    for block in blocks(document):
+        if block.language in {"", "sh"}:
+            assert shell_error(block.text) is None, block
+
+
+def shell_error(text: str) -> str | None:
+    judged = subprocess.run(["bash", "-n"], input=text, capture_output=True, text=True)
+    return judged.stderr if judged.returncode else None
+
+
+@pytest.mark.parametrize("text", ["if true; then", "echo 'a", "for x in a; done", "cat <<(", "a | | b"])
+def test_a_block_of_shell_that_is_not_valid_would_be_found(text: str) -> None:
+    assert shell_error(text) is not None
 
 
 # --- messages ---

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = ("proto", "drivers", "service", "deploy", "tests", "examples")
+FOLDERS = ("proto", "drivers", "service", "deploy", "docs", "tests", "examples")
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.md"))])
 
 _FENCED = re.compile(r"^```(?P<language>[\w-]*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
-_INDENTED = re.compile(r"(?:^    .*\n)+", re.MULTILINE)
+_INDENTED = re.compile(r"(?<=\n\n)(?:^    .*\n)+", re.MULTILINE)
 _INLINE = re.compile(r"`([^`\n]+)`")
 _HEREDOC = re.compile(
     r"^(?P<command>[^\n]*)<<(?P<quote>'?)(?P<end>\w+)(?P=quote)\n(?P<text>.*?)^(?P=end)$", re.MULTILINE | re.DOTALL

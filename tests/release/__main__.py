@@ -1,0 +1,50 @@
+"""`make dist`: build the last commit, compare, check, try it where nothing is installed, list what it brings.
+
+    PYTHONPATH=tests python -m release --tools .cache/release/bin
+
+Only if all of it is right, the files are in `dist`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+from release import building, contents, inventory, trying
+
+ROOT = Path(__file__).resolve().parents[2]
+DIST = ROOT / "dist"
+
+
+def main(tools: Path, commit: str) -> None:
+    with tempfile.TemporaryDirectory(prefix="outfitter-release-") as folder:
+        work = Path(folder)
+        wheel, sdist = building.build(ROOT, work, commit)
+        contents.check(ROOT, commit, wheel, sdist)
+        subprocess.run([tools / "twine", "check", "--strict", wheel, sdist], check=True)
+
+        environment = work / "empty"
+        begun = time.monotonic()
+        trying.install(wheel, environment, ROOT / "constraints-service.txt")
+        trying.first_grant(environment / "bin", begun)
+        trying.each_program(environment / "bin", work)
+
+        bill = work / f"{sdist.name.removesuffix('.tar.gz')}.cdx.json"
+        inventory.write(tools, environment, ROOT / "pyproject.toml", bill)
+
+        shutil.rmtree(DIST, ignore_errors=True)
+        DIST.mkdir()
+        for path in (wheel, sdist, bill):
+            shutil.copy(path, DIST)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="release", description=__doc__)
+    parser.add_argument("--tools", type=Path, required=True, help="the folder with twine and cyclonedx-py")
+    parser.add_argument("--commit", default="HEAD", help="what to build; the last commit by default")
+    options = parser.parse_args()
+    main(options.tools, options.commit)

@@ -1,0 +1,41 @@
+"""The software bill of materials: what an environment with the wheel and its extra `service` has."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+
+class IncompleteInventoryError(Exception):
+    """The list lacks a package, or has one too many."""
+
+
+def write(tools: Path, environment: Path, pyproject: Path, out: Path) -> None:
+    """Write the list as CycloneDX. cyclonedx-py validates it against CycloneDX's schema.
+
+    Raises:
+        IncompleteInventoryError: it is not what the environment has.
+    """
+    python = environment / "bin" / "python"
+    options = [
+        "--pyproject",
+        pyproject,
+        "--output-reproducible",
+        "--short-PURLs",
+        "--validate",
+        "--spec-version",
+        "1.6",
+    ]
+    subprocess.run(
+        [tools / "cyclonedx-py", "environment", *options, "--output-format", "JSON", "--output-file", out, python],
+        check=True,
+    )
+    bill = json.loads(out.read_text())
+    listed = {component["name"].lower() for component in bill["components"]}
+    code = "import importlib.metadata as m, json; print(json.dumps([d.name for d in m.distributions()]))"
+    printed = subprocess.run([python, "-Ic", code], check=True, capture_output=True, text=True).stdout
+    installed = {name.lower() for name in json.loads(printed)}
+    if listed | {bill["metadata"]["component"]["name"]} != installed:
+        raise IncompleteInventoryError(f"{out.name}: {listed ^ installed}")
+    print(f"{out.name}: {len(listed)} packages, valid CycloneDX {bill['specVersion']}")
