@@ -33,8 +33,9 @@ def main(tools: Path, commit: str) -> None:
         trying.first_grant(environment / "bin", begun)
         trying.each_program(environment / "bin", work)
 
-        bill = work / f"{sdist.name.removesuffix('.tar.gz')}.cdx.json"
-        inventory.write(tools, environment, ROOT / "pyproject.toml", bill)
+        released = sdist.name.removesuffix(".tar.gz")
+        bill = work / f"{released}.cdx.json"
+        inventory.write(tools, environment, ROOT / "pyproject.toml", released.partition("-")[2], bill)
 
         shutil.rmtree(DIST, ignore_errors=True)
         DIST.mkdir()
