@@ -23,9 +23,9 @@ def explain(code: int = errno.EAGAIN) -> str:
     if code != errno.EAGAIN:
         return f"no further process can be started: {os.strerror(code)}"
     soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
-    limit = "none" if soft == resource.RLIM_INFINITY else str(soft)
+    uid, limit = os.getuid(), "none" if soft == resource.RLIM_INFINITY else str(soft)
     return (
-        f"no further process or thread can be started: a limit is reached (RLIMIT_NPROC of user {os.getuid()}: "
-        f"{limit}, pids.max of the control group, or the machine's): end some, or raise it with `ulimit -u`, TasksMax= of a "
+        f"no further process or thread can be started: a limit is reached (RLIMIT_NPROC of user {uid}: {limit}, "
+        "pids.max of the control group, or the machine's): end some, or raise it with `ulimit -u`, TasksMax= of a "
         "systemd unit or `--pids-limit` of a container"
     )

@@ -197,11 +197,12 @@ def _environment(pid: int) -> bytes:
         OSError: it has ended, or may not be read.
     """
     process = f"/proc/{pid}"
-    status = _status(process)
-    if status.flags & _KERNEL_THREAD:
-        return b""
-    if not status.has_ended:
+    try:
         return _read_environment(process)
+    except BlockingIOError:
+        status = _status(process)
+        if not status.has_ended:
+            raise
     if status.threads < 2:
         raise ProcessLookupError(f"process {pid} has ended")
     for thread in os.listdir(f"{process}/task"):  # noqa: PTH208 - a path is slower
@@ -213,17 +214,21 @@ def _environment(pid: int) -> bytes:
 
 def _read_environment(folder: str) -> bytes:
     """The initial environment of a process or thread, from its folder in /proc."""
-    for _ in range(2):  # between the first two steps it may have executed a program
+    for _ in range(2):  # after the first look it may have executed a program
+        refusal = None
         try:
-            with open(f"{folder}/environ", "rb", buffering=0) as file:  # noqa: PTH123 - a path is slower
-                content = file.readall()
-        except (PermissionError, ProcessLookupError):
-            if _status(folder).flags & _EXITING:  # its memory is gone, and the file is root's
-                raise BlockingIOError(f"{folder} is about to end") from None
-            raise
-        if content:
-            return content
-        if not _status(folder).environment_end:
+            if content := _read(f"{folder}/environ"):
+                return content
+        except (PermissionError, ProcessLookupError) as error:
+            refusal = error
+        status = _status(folder)
+        if status.flags & _KERNEL_THREAD:
+            return b""
+        if status.flags & _EXITING:  # its memory is gone, and the file is root's
+            raise BlockingIOError(f"{folder} is about to end")
+        if refusal is not None:
+            raise refusal
+        if not status.environment_end:
             raise BlockingIOError(f"{folder} is about to execute a program")
     return b""
 
@@ -238,9 +243,13 @@ class _Status(NamedTuple):
 
 
 def _status(folder: str) -> _Status:
-    fields = Path(f"{folder}/stat").read_bytes().rpartition(b")")[2].split()
-    state, flags, threads, end = fields[0], *(int(fields[number - 3]) for number in (9, 20, 51))
-    return _Status(state in (b"Z", b"X"), flags, threads, end)
+    fields = _read(f"{folder}/stat").rpartition(b")")[2].split()
+    return _Status(fields[0] in (b"Z", b"X"), *(int(fields[number - 3]) for number in (9, 20, 51)))
+
+
+def _read(path: str) -> bytes:
+    with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - a path is slower
+        return file.readall()
 
 
 def _marks(pid: int, environ: bytes, marks: Container[Mark]) -> list[Mark]:
