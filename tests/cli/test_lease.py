@@ -20,10 +20,11 @@ import anyio
 import psutil
 import pytest
 
-from outfitter_service.cli._lib.holding.lease import LeaseRequest, Leasing, seconds_running, worker_name
+from outfitter_service.cli._lib.holding.lease import LeaseRequest, Leasing, missing, seconds_running, worker_name
 from outfitter_service.cli._lib.holding.owner import OwnerProcess
 from outfitter_service.config import Connection
 from outfitter_service.query.errors import OutfitterCliError
+from support.api import allocation
 from support.kafka.broker import KafkaBroker
 from support.managers.process import Manager, StartManager, add_device, serving_on
 from support.processes.owners import owner_of
@@ -283,6 +284,18 @@ def test_a_call_that_is_killed_leaves_its_turn_and_its_devices_to_the_next_one(m
         stuck.process.kill()
         assert flink.answer() == (0, "0\n", "")
         assert len(manager.records()) == 1
+
+
+@pytest.mark.parametrize(
+    ("state", "is_kept", "words"),
+    [
+        ("allocated", False, "granted at the last moment, and are given back: raise --wait"),
+        ("allocated", True, "the caller has them from an earlier call, but the manager does not confirm it"),
+        ("pending", False, "w: pending, gpu=1: no reason"),
+    ],
+)
+def test_what_came_too_late_is_named(state: str, is_kept: bool, words: str) -> None:
+    assert words in missing(allocation("h", "w", state), is_kept=is_kept)
 
 
 # --- how it ends -----------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from outfitter_service.runtime.survivors.processes import Mark, _status, open_survivor, search, send
+from outfitter_service.runtime.survivors.processes import Mark, open_survivor, search, send
 
 RUN = secrets.token_hex(4)
 MARK = Mark("h", "w", RUN, os.getuid())
@@ -89,7 +89,7 @@ def test_a_process_is_found_also_if_only_threads_of_it_are_left() -> None:
     with subprocess.Popen(command, env=NAMES, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        while not _status(f"/proc/{process.pid}").has_ended:
+        while ") Z " not in Path(f"/proc/{process.pid}/stat").read_text():
             pass
         result = search({MARK})
         send(result.survivors.get(MARK, []), signal.SIGKILL)

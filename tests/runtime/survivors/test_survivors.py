@@ -15,11 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from outfitter_proto.bus import CommitUnknownError
+from outfitter_proto.records import ResolvedRequest, Survivors
 from outfitter_service.runtime.survivors.processes import Mark, Search
-from outfitter_service.runtime.survivors.survivor_watch import SurvivorWatch
+from outfitter_service.runtime.survivors.survivor_watch import NONE_LEFT, SurvivorWatch
 from runtime.conftest import Serve
+from support.api import allocation
 from support.bus.faulty_bus import FaultyBus, no_faults
 from support.checker.verdict import verdict
 from support.drivers.preparing import BENCHES, Bench
@@ -184,6 +187,17 @@ async def test_a_driver_takes_the_devices_back_only_after_the_survivors_are_gone
         survivor.kill()
         await manager.state("w", "ended", RUN)
         assert [call.what for call in bench.calls] == ["prepare", "unprepare"]
+
+
+async def test_devices_stay_held_while_a_search_may_have_missed_a_process() -> None:
+    answers = [Search({}, frozenset(), "processes end before they are read")] * 2 + [Search({}, frozenset())]
+    identity = another()
+    watch = SurvivorWatch(identity, search=lambda _: answers.pop(0))
+    owner = owner_of(os.getpid(), boot_id=identity.boot_id, pid_ns=identity.pid_ns)
+    request = ResolvedRequest(amounts={"gpu": 1}, priority=0, owner=owner, survivors=Survivors(uid=0))
+    record = structs.replace(allocation("h", "w", "releasing"), request=request)
+    assert await watch.wait_until_gone(record, lambda _: None) == NONE_LEFT
+    assert answers == []
 
 
 async def test_searches_take_at_most_a_tenth_of_the_time_however_many_workers_end() -> None:

@@ -71,6 +71,15 @@ def worker_name(owner: Owner, resource: str, amount: int) -> str:
     return f"{resource[:100]}-{owner.pid}-{digest}"
 
 
+def missing(record: Allocation, *, is_kept: bool) -> str:
+    """What was missing when the time was over. `is_kept`: an earlier call has got the devices."""
+    if status_of(record) is not AllocationStatus.YOURS:
+        return ledger_view.waiting_in_words(record)
+    if is_kept:
+        return "the caller has them from an earlier call, but the manager does not confirm it: see whether it runs"
+    return "they were granted at the last moment, and are given back: raise --wait, or start this again"
+
+
 def seconds_running() -> float:
     """How long ago this process was started, the interpreter's own start included."""
     started = start_ticks()
@@ -145,7 +154,7 @@ class Leasing:
                     tasks.cancel_scope.cancel()
         finally:
             if session.record is not None:
-                self._waits_for = self._missing(session.record)
+                self._waits_for = missing(session.record, is_kept=self._is_kept)
             with anyio.move_on_after(LEAVING_S, shield=True):
                 if not self._is_kept:
                     await session.deregister("not leased")
@@ -154,14 +163,6 @@ class Leasing:
 
     def _say_its_turn(self) -> None:
         self._waits_for = f"another outfitter-lease for process {self._request.owner.pid} has not ended"
-
-    def _missing(self, record: Allocation) -> str:
-        """What was missing, if the time is over now."""
-        if status_of(record) is not AllocationStatus.YOURS:
-            return ledger_view.waiting_in_words(record)
-        if self._is_kept:
-            return f"process {self._request.owner.pid} has them, but the manager does not confirm it"
-        return "they were granted at the last moment, and are given back: raise --wait, or start this again"
 
     async def _watched(self, session: WorkerSession) -> Allocation:
         """The granted record, once it is certain that the manager watches the owner.
