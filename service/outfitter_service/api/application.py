@@ -9,6 +9,7 @@ from aiohttp.typedefs import Handler, Middleware
 
 from outfitter_service.api import access, console, openapi
 from outfitter_service.api.follower import Follower
+from outfitter_service.api.metrics import CONTENT_TYPE, ApiMetrics
 from outfitter_service.api.routes import BASE, ROUTES
 from outfitter_service.api.stream import MOST_STREAMS, Streams
 from outfitter_service.api.typed import RefusedError, problem, serve
@@ -22,8 +23,9 @@ MOST_CONNECTIONS = MOST + MOST_STREAMS
 """Most open connections of a server with the API."""
 
 
-def add_to(app: web.Application, follower: Follower, guard: access.Guard, *, page: str = "/console/") -> None:
-    """Add the API's routes to an application, and the console at the path `page`. Its other routes stay as they are."""
+def add_to(app: web.Application, follower: Follower, guard: access.Guard, *, page: str = "/console/") -> Streams:
+    """Add the API's routes to an application, and the console at the path `page`. Its other routes stay as they are.
+    Returns the streams of events."""
     streams = Streams(follower)
     document = msgspec.json.encode(openapi.document(ROUTES, EVENTS, secured=guard.secured))
 
@@ -40,10 +42,14 @@ def add_to(app: web.Application, follower: Follower, guard: access.Guard, *, pag
     console.add_to(app, page)
     app.middlewares.append(_problems(guard))
     app.on_shutdown.append(stop_streams)
+    return streams
 
 
 def application(follower: Follower, connections: Connections, guard: access.Guard) -> web.Application:
-    """The API alone, with probes. The console is its first page."""
+    """The API alone, with metrics and probes. The console is its first page."""
+
+    async def send_metrics(_: web.Request) -> web.Response:
+        return web.Response(body=metrics.exposition(), headers={"Content-Type": CONTENT_TYPE})
 
     async def livez(_: web.Request) -> web.Response:
         return web.Response(text="ok\n")
@@ -54,9 +60,12 @@ def application(follower: Follower, connections: Connections, guard: access.Guar
         return web.Response(status=503, text=f"not ready: {follower.condition}\n")
 
     app = web.Application(client_max_size=64 * 1024, middlewares=[connections.middleware])
+    app.router.add_get("/metrics", send_metrics)
     app.router.add_get("/livez", livez)
     app.router.add_get("/readyz", readyz)
-    add_to(app, follower, guard, page="/")
+    streams = add_to(app, follower, guard, page="/")
+    metrics = ApiMetrics(follower, lambda: streams.count)
+    app.on_response_prepare.append(metrics.count)
     return app
 
 

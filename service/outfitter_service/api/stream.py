@@ -36,12 +36,12 @@ class StreamQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class Streams:
-    """The open streams of one server."""
+    """The open streams of one server. `count`: how many there are now."""
 
     def __init__(self, follower: Follower) -> None:
         self._follower = follower
         self._stopping = anyio.Event()
-        self._open = 0
+        self.count = 0
 
     def stop(self) -> None:
         """End all streams, so that the server can end."""
@@ -51,9 +51,9 @@ class Streams:
         """Send events until the reader goes."""
         fleet = fleet_of(self._follower)
         query = parameters(request, StreamQuery)
-        if self._open >= MOST_STREAMS or self._stopping.is_set():
+        if self.count >= MOST_STREAMS or self._stopping.is_set():
             raise RefusedError(503, f"{MOST_STREAMS} streams are open already", {"Retry-After": "10"})
-        self._open += 1
+        self.count += 1
         try:
             response = web.StreamResponse(
                 headers={
@@ -69,7 +69,7 @@ class Streams:
                 tasks.cancel_scope.cancel()
             return response
         finally:
-            self._open -= 1
+            self.count -= 1
 
     async def _end_with_server(self, scope: anyio.CancelScope) -> None:
         await self._stopping.wait()

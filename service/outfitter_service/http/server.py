@@ -25,7 +25,7 @@ INDEX = """<!doctype html>
 {more}</ul>
 """
 CONSOLE = '<li><a href="console/">console</a>: the fleet, and what needs a person</li>\n'
-Add = Callable[[web.Application], None]
+Add = Callable[[web.Application], object]
 """Adds the API and its console to an application."""
 
 

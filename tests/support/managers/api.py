@@ -63,6 +63,11 @@ class Api:
         except urllib.error.HTTPError as error:
             return error.code, json.load(error)
 
+    def metrics(self) -> str:
+        """What Prometheus would scrape."""
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=30) as response:  # noqa: S310 - an HTTP URL
+            return str(response.read().decode())
+
     @property
     def is_ready(self) -> bool:
         return self.url is not None and bool(self.get("/api/v1/status")[1].get("ready"))

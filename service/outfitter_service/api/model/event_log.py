@@ -7,6 +7,7 @@ log has a name of its own in each id, because another log (after a restart) coun
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Sequence
 
 import anyio
@@ -29,11 +30,13 @@ class Event(Struct, frozen=True, gc=False):
 
 
 class EventLog:
-    """The last events. `name`: distinguishes this log's ids from those of others. `last`: the last event's number."""
+    """The last events. `name`: distinguishes this log's ids from those of others. `last`: the last event's number.
+    `changed_at`: when it was added, in seconds since the epoch; None: there was none yet."""
 
     def __init__(self, name: str | None = None) -> None:
         self.name = name or secrets.token_hex(6)
         self.last = 0
+        self.changed_at: float | None = None
         self._events: dict[int, Event] = {}
         """By number, without gaps."""
         self._bytes = 0
@@ -42,6 +45,7 @@ class EventLog:
     def add(self, kind: str, host: str | None, data: bytes) -> None:
         """Add an event. `data`: JSON without line feeds."""
         self.last += 1
+        self.changed_at = time.time()
         wire = b"id: %s\nevent: %s\ndata: %s\n\n" % (self.id_of(self.last).encode(), kind.encode(), data)
         self._events[self.last] = Event(self.last, kind, host, wire)
         self._bytes += len(wire)

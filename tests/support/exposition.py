@@ -1,0 +1,37 @@
+"""What a manager and an API show to Prometheus, without running either."""
+
+from __future__ import annotations
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from outfitter_service.api.metrics import ApiMetrics
+from outfitter_service.metrics import Metrics, StateCounts
+from support.api import fleet_of, follower_of, host_record
+
+Series = dict[str, list[dict[str, str]]]
+"""The labels of each series, by the name of its metric."""
+
+
+def of_manager() -> Series:
+    """A manager with the resource gpu, and what Prometheus itself says of its scrapes."""
+    metrics = Metrics(["gpu"], host="gpu-1")
+    metrics.show(lambda: StateCounts.together(()))
+    metrics.count_refusals(lambda: 0)
+    metrics.allocation_seconds.observe("gpu", 1.0)
+    return {"up": [{}]} | _series(metrics.exposition())
+
+
+def of_api() -> Series:
+    """An API that has read the records of a host."""
+    return _series(ApiMetrics(follower_of(fleet_of(host_record("gpu-1"))), lambda: 0).exposition())
+
+
+def _series(exposition: bytes) -> Series:
+    """The series, and the metrics that have none yet."""
+    series: Series = {}
+    for family in text_string_to_metric_families(exposition.decode()):
+        suffix = "_total" if family.type == "counter" else ""
+        series.setdefault(family.name + suffix, [])
+        for sample in family.samples:
+            series.setdefault(sample.name, []).append(sample.labels)
+    return series
