@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 RUNNABLE := $(VENV)/.runnable
 READY := $(VENV)/.ready
 
-.PHONY: demo test check console-test deploy-check systemd-check manifests-check kube-check asyncapi examples examples-all bench chaos disasters wild simulate fuzz kafka docs dist constraints clean
+.PHONY: demo test check console-test deploy-check dashboard systemd-check manifests-check kube-check asyncapi examples examples-all bench chaos disasters wild simulate fuzz kafka docs dist constraints clean
 
 demo: $(RUNNABLE)
 	@echo "A manager and three workers on this machine, for a few seconds."
@@ -21,16 +21,29 @@ check: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# What Prometheus says of its rules; promtool is in Debian's package `prometheus`, which need not be installed for it.
+# What Prometheus says of its rules, and a real one of a real manager. Debian's package `prometheus` has both programs;
+# it need not be installed for that.
 PROMTOOL ?= $(shell command -v promtool || echo .cache/prometheus/usr/bin/promtool)
+PROMETHEUS ?= $(shell command -v prometheus || echo .cache/prometheus/usr/bin/prometheus)
 
-deploy-check: $(PROMTOOL) systemd-check manifests-check
+deploy-check: $(READY) .cache/dashboard.ready $(PROMTOOL) $(PROMETHEUS) systemd-check manifests-check
 	$(PROMTOOL) check rules deploy/prometheus/rules.yml
 	$(PROMTOOL) test rules deploy/prometheus/rules.test.yml deploy/prometheus/normal.test.yml
+	PROMTOOL=$(PROMTOOL) PROMETHEUS=$(PROMETHEUS) \
+		$(BIN)/pytest tests/deploy --override-ini python_files='live_*.py' --quiet $(PYTEST_ARGS)
 
-.cache/prometheus/usr/bin/promtool:
+.cache/prometheus/usr/bin/%:
 	mkdir -p .cache/prometheus
 	cd .cache/prometheus && apt-get download --quiet prometheus && dpkg-deb --extract prometheus_*.deb .
+	touch .cache/prometheus/usr/bin/*
+
+# The dashboard for Grafana, made anew from its script.
+dashboard: $(READY) .cache/dashboard.ready
+	$(BIN)/python deploy/grafana/dashboard.py
+
+.cache/dashboard.ready: $(READY) deploy/grafana/constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r deploy/grafana/constraints.txt
+	mkdir -p .cache
 	touch $@
 
 # What systemd says of its units, in copies whose program exists on every machine. Its tool need not be installed either.

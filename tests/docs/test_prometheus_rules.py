@@ -8,11 +8,10 @@ from itertools import chain
 from typing import Any
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 from ruamel.yaml import YAML
 
-from outfitter_service.metrics import Metrics, StateCounts
 from support.documents import ROOT
+from support.exposition import of_manager
 
 FOLDER = ROOT / "deploy" / "prometheus"
 PAGE = "deploy/prometheus/README.md"
@@ -31,20 +30,7 @@ PROMETHEUS_OWN = {"job", "instance"}
 alerts = pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: str(alert["alert"]))
 
 
-def exposed() -> dict[str, list[dict[str, str]]]:
-    """The labels of each series of a manager with the resource gpu, by the name of its metric."""
-    metrics = Metrics(["gpu"], host="gpu-1")
-    metrics.show(lambda: StateCounts.together(()))
-    metrics.count_refusals(lambda: 0)
-    metrics.allocation_seconds.observe("gpu", 1.0)
-    series: dict[str, list[dict[str, str]]] = {"up": [{}]}
-    for family in text_string_to_metric_families(metrics.exposition().decode()):
-        for sample in family.samples:
-            series.setdefault(sample.name, []).append(sample.labels)
-    return series
-
-
-EXPOSED = exposed()
+EXPOSED = of_manager()
 
 
 def values(matcher: tuple[str, str, str]) -> Iterator[tuple[str, str]]:
@@ -76,7 +62,10 @@ def test_an_alert_says_how_bad_it_is_what_to_do_and_where_to_read_on(alert: dict
     notes = alert["annotations"]
     assert notes["summary"].endswith(".")
     assert notes["description"].endswith(".")
-    assert notes["runbook_url"] == f"{PAGE}#{alert['alert'].lower()}"
+    page, _, anchor = notes["runbook_url"].partition("#")
+    assert page == PAGE
+    assert anchor == alert["alert"].lower()
+    assert anchor in {section.lower() for section in SECTIONS}
 
 
 @alerts
