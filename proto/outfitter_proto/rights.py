@@ -27,6 +27,13 @@ def of_manager(
     ]
 
 
+def of_scope(scope: str, cluster: str, host: str, *, history: bool = True) -> list[Right]:
+    """The rights of a manager of that scope: of `host`, or of partitions in cluster scope."""
+    if scope == "cluster":
+        return of_manager(cluster, [keys.partition_writer(0)], [names.managers_group(cluster)], history=history)
+    return of_manager(cluster, [keys.host_writer(host)], history=history)
+
+
 def of_sweeper(cluster: str) -> list[Right]:
     """The additional rights of a manager in host scope that also sweeps. Without them it leaves that to others."""
     return [

@@ -27,6 +27,8 @@ from outfitter_proto.keys import host_writer, partition_writer
 from outfitter_proto.names import managers_group
 from outfitter_proto.names import topics as names_of
 from outfitter_proto.records import Register, ResourceRequest
+from outfitter_service.cli._lib.diagnosis.bus import rights as doctors_rights
+from outfitter_service.cli._lib.diagnosis.finding import Machine, Verdict
 from outfitter_service.query import ledger_view
 from support.bus.committed import committed
 from support.documents import ROOT
@@ -190,6 +192,29 @@ async def test_without_a_right_a_manager_says_which_and_does_not_start(
     assert f"{operation} on {kind} {on!r} is not granted to User:{name}" in said
     assert f"kafka-acls --add --allow-principal 'User:{name}' --operation {operation} --{kind} {on}" in said
     assert said.count("is not granted") == 1
+
+
+@pytest.mark.parametrize("left_out", [None, 1, 6], ids=["nothing", "a right that it needs", "a right to sweep"])
+async def test_the_doctor_finds_the_right_that_is_missing_and_how_it_is_granted(
+    left_out: int | None, secure_broker: SecureBroker, cluster: str, tmp_path: Path
+) -> None:
+    name = user()
+    wanted = [each for each in granted(cluster, HOST)[MANAGER] if each[0] != "DescribeConfigs"]
+    given = [each for number, each in enumerate(wanted) if number != left_out]
+    secure_broker.allow(*(right(f"User:{name}", op, kind, on, prefixed=prefixed) for op, kind, on, prefixed in given))
+    login = "".join(f'{key} = "{value}"\n' for key, value in secure_broker.oauth(name).items())
+    config = tmp_path / "outfitter.toml"
+    config.write_text(f'bus = "{secure_broker.at("sasl")}"\ncluster = "{cluster}"\nhost = "{HOST}"\n[kafka]\n{login}')
+    found = await anyio.to_thread.run_sync(lambda: [*doctors_rights(Machine(config=str(config), given={}))])
+    if left_out is None:
+        assert found == []
+        return
+    operation, kind, on = looked_for(MANAGER, cluster)[left_out]
+    verdict = Verdict.WARNING if "sweeper" in on else Verdict.PROBLEM
+    assert [(item.verdict, item.seen) for item in found] == [
+        (verdict, f"{operation} on {kind} {on!r} is not granted to User:{name}")
+    ]
+    assert f"kafka-acls --add --allow-principal 'User:{name}' --operation {operation}" in found[0].remedy
 
 
 async def test_without_any_right_a_manager_lists_all_that_it_needs(

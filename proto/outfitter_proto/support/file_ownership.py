@@ -33,13 +33,12 @@ def doubt(path: Path) -> str | None:
     )
 
 
-def read_by_others(path: Path) -> str | None:
-    """The warning that all users may read a file with a secret; None if they may not."""
+def is_read_by_others(path: Path) -> bool:
+    """Whether all users may read a file with a secret."""
     try:
-        status = path.stat()
+        return bool(path.stat().st_mode & stat.S_IROTH)
     except (OSError, ValueError):
-        return None
-    return f"everybody may read it: `chmod o-r {path}`" if status.st_mode & stat.S_IROTH else None
+        return False
 
 
 def _doubt(what: str, status: os.stat_result) -> str | None:

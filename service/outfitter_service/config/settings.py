@@ -306,9 +306,10 @@ class _Reading:
         """Warn of each secret that all users of this machine may read."""
         for option in options.SETTINGS:
             value = values[option.field]
-            if option.name in options.SECRET_FILES and value and (why := file_ownership.read_by_others(Path(value))):
+            if option.name in options.SECRET_FILES and value and file_ownership.is_read_by_others(Path(value)):
                 item = self.settings.get(option.name) or Given(value, "default", option.name)
-                self._add_problem(item, f"names a secret, and {why}", None, Severity.WARNING)
+                why = "names a secret, and everybody may read it"
+                self._add_problem(item, why, f"chmod o-r {value}", Severity.WARNING)
 
     def _resource_names(self) -> list[str]:
         if self.names is None:

@@ -29,6 +29,8 @@ log = structlog.get_logger("outfitter.service")
 
 ANSWER_WITHIN_S = 2.0
 """Seconds within which the kernel must list its Unix sockets."""
+MOST_HOLDERS = 16
+"""How many locks are listed. Every user of the machine may bind such names."""
 
 # linux/netlink.h, linux/sock_diag.h, linux/unix_diag.h
 _NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY = 4, 20
@@ -38,6 +40,8 @@ _SHOW_NAME, _SHOW_UID = 0x01, 0x40
 _DIAG_NAME, _DIAG_UID = 0, 7
 _HEADER, _MESSAGE, _ATTRIBUTE = struct.Struct("=IHHII"), struct.Struct("=BBBBIII"), struct.Struct("=HH")
 
+PREFIX = "\0outfitter-manager/"
+"""How the name of each lock begins."""
 
 ADVICE = (
     ". If that is no manager: give the service a directory of its own (RuntimeDirectory= of systemd.exec(5)), then "
@@ -108,7 +112,7 @@ def own_directory(environment: Mapping[str, str]) -> Path | None:
 
 def socket_name(host: str) -> str:
     """The abstract socket's name, with a digest of the host if it exceeds the 107 bytes that unix(7) allows."""
-    name = f"\0outfitter-manager/{host}"
+    name = f"{PREFIX}{host}"
     return name if len(name) <= 107 else f"\0outfitter-manager/sha256/{_digest(host)}"
 
 
@@ -116,9 +120,24 @@ def holder_of(name: str) -> LockHolder:
     """The holder of the abstract Unix socket `name`: its user by sock_diag(7), its process if /proc shows it."""
     with suppress(OSError, struct.error):
         for inode, uid in _unix_sockets(name.encode()):
-            peer = _peer(name)
-            return LockHolder(uid, peer.pid if peer.uid == uid else _process_with(inode))
+            return _holder(name, inode, uid)
     return LockHolder()
+
+
+def holders() -> dict[str, LockHolder]:
+    """Who holds locks on this machine, by the socket's name, as far as the kernel tells; the first `MOST_HOLDERS`."""
+    found: dict[str, LockHolder] = {}
+    with suppress(OSError, struct.error):
+        for name, inode, uid in _all_unix_sockets():
+            text = name.decode("utf-8", "replace")
+            if name.startswith(PREFIX.encode()) and text not in found and len(found) < MOST_HOLDERS:
+                found[text] = _holder(text, inode, uid)
+    return found
+
+
+def _holder(name: str, inode: int, uid: int | None) -> LockHolder:
+    peer = _peer(name)
+    return LockHolder(uid, peer.pid if peer.uid == uid else _process_with(inode))
 
 
 def _peer(name: str) -> LockHolder:
@@ -180,6 +199,15 @@ def _unix_sockets(name: bytes) -> Iterator[tuple[int, int | None]]:
     Raises:
         OSError: the kernel does not tell.
     """
+    return ((inode, uid) for bound, inode, uid in _all_unix_sockets() if bound == name)
+
+
+def _all_unix_sockets() -> Iterator[tuple[bytes, int, int | None]]:
+    """The bound Unix sockets of this network namespace: name, inode and owning user.
+
+    Raises:
+        OSError: the kernel does not tell.
+    """
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG) as netlink:
         netlink.settimeout(ANSWER_WITHIN_S)
         request = struct.pack("=BBHIIIII", socket.AF_UNIX, 0, 0, 0xFFFF_FFFF, 0, _SHOW_NAME | _SHOW_UID, 0, 0)
@@ -194,10 +222,10 @@ def _unix_sockets(name: bytes) -> Iterator[tuple[int, int | None]]:
                 if kind == _ERROR or length < _HEADER.size:
                     raise OSError(errno.EPROTO, "the kernel does not list Unix sockets")
                 attributes = _attributes(answer[at + _HEADER.size + _MESSAGE.size : at + length])
-                if attributes.get(_DIAG_NAME) == name:
+                if (name := attributes.get(_DIAG_NAME)) is not None:
                     uid = attributes.get(_DIAG_UID)
                     inode = _MESSAGE.unpack_from(answer, at + _HEADER.size)[4]
-                    yield inode, int.from_bytes(uid, sys.byteorder) if uid is not None else None
+                    yield name, inode, int.from_bytes(uid, sys.byteorder) if uid is not None else None
                 at += (length + 3) & ~3
 
 

@@ -18,8 +18,7 @@ from outfitter_proto import bus as buses
 from outfitter_proto import rights
 from outfitter_proto import topics as wanted_topics
 from outfitter_proto.bus import Bus, BusAuthorizationError, BusError, BusUnavailableError, TopicInfo
-from outfitter_proto.keys import host_writer, partition_writer
-from outfitter_proto.names import managers_group, topics
+from outfitter_proto.names import topics
 from outfitter_proto.partitioning import partition_of
 from outfitter_proto.support.backoff import Backoff
 from outfitter_service.config import Settings
@@ -168,12 +167,8 @@ class Service:
         Raises:
             BusAuthorizationError: rights are missing; the message names them all.
         """
-        cluster = self.settings.cluster
-        if self.settings.scope == "cluster":
-            writers, groups = [partition_writer(0)], [managers_group(cluster)]
-        else:
-            writers, groups = [host_writer(self.settings.host)], []
-        needed = rights.of_manager(cluster, writers, groups, history=self.settings.history)
+        settings = self.settings
+        needed = rights.of_scope(settings.scope, settings.cluster, settings.host, history=settings.history)
         missing = await bus.missing_rights(needed)
         if missing:
             raise BusAuthorizationError(f"{bus.url}: {'; '.join(missing)}")

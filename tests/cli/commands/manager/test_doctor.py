@@ -4,28 +4,41 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import socket
 import threading
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
-from outfitter_service.cli._lib.diagnosis import checks
-from outfitter_service.cli._lib.diagnosis.checks import Finding, Machine, Verdict
+from outfitter_proto import codec, names
+from outfitter_proto import topics as all_topics
+from outfitter_proto.bus import Entry, connect
+from outfitter_proto.partitioning import partition_of
+from outfitter_proto.records import Host, ManagerIdentity
+from outfitter_service.cli._lib.diagnosis import bus as bus_checks
+from outfitter_service.cli._lib.diagnosis import machine as checks
+from outfitter_service.cli._lib.diagnosis.checks import CHECKS
 from outfitter_service.cli._lib.diagnosis.examination import examine
+from outfitter_service.cli._lib.diagnosis.finding import Finding, Machine, Verdict
+from outfitter_service.runtime.machine_lock import LockHolder, socket_name
+from support.documents import ROOT
 from support.kafka.broker import KafkaBroker
+from support.managers.process import StartManager, add_device
 from support.processes.command_line import outfitter
 
 NOWHERE = Machine(config=None, given={})
 
 
-def doctor(folder: Path, text: str) -> tuple[int, dict[str, list[dict[str, Any]]]]:
+def doctor(folder: Path, text: str, **environment: str) -> tuple[int, dict[str, list[dict[str, Any]]]]:
     """The exit code, and the findings by check."""
     (folder / "outfitter.toml").write_text(text)
-    done = outfitter("doctor", "--config", "outfitter.toml", "--json", cwd=folder)
+    done = outfitter("doctor", "--config", "outfitter.toml", "--json", cwd=folder, environment=environment)
     return done.returncode, {item["check"]: item["findings"] for item in json.loads(done.stdout)["checks"]}
 
 
@@ -42,16 +55,147 @@ def test_a_bus_that_is_not_there_is_not_checked_and_not_made(tmp_path: Path) -> 
     assert not (tmp_path / "bus").exists()
 
 
+def test_the_page_has_each_check() -> None:
+    page = (ROOT / "service" / "operate.md").read_text().partition("## Check the machine")[2].partition("\n## ")[0]
+    told = [name for cell in re.findall(r"^\| (`.*?) \|", page, re.MULTILINE) for name in re.findall(r"`(\w+)`", cell)]
+    assert told == [check.__name__ for check in CHECKS]
+
+
 def test_a_broker_that_refuses_is_a_problem(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # nobody listens
         code, found = doctor(tmp_path, f'bus = "kafka://127.0.0.1:{taken.getsockname()[1]}"\n')
     assert (code, found["topics"][0]["verdict"], found["pidfd"]) == (1, "problem", [])
+    assert [item["verdict"] for name in ("rights", "managers") for item in found[name][-1:]] == ["not checked"] * 2
 
 
 def test_a_wrong_setting_is_a_problem_with_its_key(tmp_path: Path) -> None:
     code, found = doctor(tmp_path, f'bus = "sqlite:///{tmp_path}/bus/bus.db"\nhtpp = "x"\n')
     assert found["configuration"][0]["seen"].startswith("htpp"), (code, found)
+
+
+# --- files of secrets ---
+
+
+def secret(folder: Path, password: Path) -> list[dict[str, Any]]:
+    kafka = f'[kafka]\nsecurity-protocol = "SASL_PLAINTEXT"\nsasl-username = "m"\nsasl-password-file = "{password}"\n'
+    return doctor(folder, f'bus = "sqlite:///{folder}/bus/bus.db"\n{kafka}')[1]["secrets"]
+
+
+def test_a_secret_that_is_not_there_is_a_problem(tmp_path: Path) -> None:
+    (found,) = secret(tmp_path, tmp_path / "nowhere")
+    assert (found["verdict"], found["seen"]) == (
+        "problem",
+        f"kafka.sasl-password-file: {tmp_path}/nowhere is not there",
+    )
+
+
+def test_a_secret_that_others_may_change_is_a_warning(tmp_path: Path) -> None:
+    file = tmp_path / "password"
+    file.write_text("x")
+    file.chmod(0o600)
+    assert secret(tmp_path, file) == []
+    file.chmod(0o602)
+    (found,) = secret(tmp_path, file)
+    assert (found["verdict"], "everybody may write" in found["seen"]) == ("warning", True)
+
+
+def test_a_secret_that_everybody_may_read_is_a_warning_with_the_command_that_hides_it(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("x" * 16)
+    file.chmod(0o604)
+    _, found = doctor(tmp_path, f'bus = "sqlite:///{tmp_path}/bus/bus.db"\napi-token-file = "{file}"\n')
+    assert [item["remedy"] for item in found["configuration"]] == [f"chmod o-r {file}"]
+
+
+# --- drivers, their programs, and what they find ---
+
+
+def found_devices(folder: Path, driver: str, **environment: str) -> list[dict[str, Any]]:
+    text = f'external-resources = ["gpu"]\n[external-resource.gpu]\namount = 1\n{driver}\n'
+    return doctor(folder, f'bus = "sqlite:///{folder}/bus/bus.db"\n{text}', **environment)[1]["devices"]
+
+
+def test_a_program_that_a_driver_lacks_is_a_problem(tmp_path: Path) -> None:
+    (found,) = found_devices(tmp_path, 'driver = "gpu"', PATH=str(tmp_path))
+    assert found["verdict"] == "problem"
+    assert found["seen"].startswith("gpu: its driver fails: cannot run nvidia-smi: No such file or directory")
+    assert "outfitter discover gpu" in found["remedy"]
+
+
+def test_a_driver_that_finds_nothing_and_an_ill_device_are_warnings(tmp_path: Path) -> None:
+    (folder := tmp_path / "gpus").mkdir()
+    driver = f'driver = "files"\nparam.path = "{folder}"'
+    (found,) = found_devices(tmp_path, driver)
+    assert (found["verdict"], found["seen"]) == ("warning", "gpu: its driver finds no device")
+    add_device(folder, 0)
+    assert found_devices(tmp_path, driver) == []
+    add_device(folder, 1, health="unhealthy")
+    (found,) = found_devices(tmp_path, driver)
+    assert (found["verdict"], found["seen"].startswith("gpu: GPU-1 is unhealthy")) == ("warning", True)
+
+
+def test_a_driver_that_hands_devices_out_is_not_asked(tmp_path: Path) -> None:
+    script = tmp_path / "discovery"
+    script.write_text(f"#!/bin/sh\ntouch {tmp_path}/asked\necho 0\n")
+    script.chmod(0o755)
+    assert found_devices(tmp_path, f'driver = "gpu"\nparam.discovery-script.path = "{script}"') == []
+    assert not (tmp_path / "asked").exists()
+
+
+# --- other managers ---
+
+
+def elsewhere(folder: Path, host: str) -> list[Finding]:
+    given = {"bus": f"sqlite:///{folder}/bus/bus.db", "host": host}
+    found = bus_checks.managers(Machine(config=None, given=given))
+    return [item for item in found if repr(host) in item.seen]
+
+
+def test_a_manager_of_another_host_on_this_machine_is_a_warning(start_manager: StartManager, tmp_path: Path) -> None:
+    manager = start_manager()
+    given = {"bus": manager.bus_url, "host": manager.host}
+    assert not [item for item in bus_checks.managers(Machine(None, given)) if repr(manager.host) in item.seen]
+    found = [item for item in bus_checks.managers(Machine(None, given | {"host": "x"})) if manager.host in item.seen]
+    assert [item.verdict for item in found] == [Verdict.WARNING]
+    assert found[0].seen.startswith(f"process {manager.pid} of user ")
+
+
+def test_a_stranger_who_holds_the_lock_is_a_warning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    stranger = LockHolder(uid=os.geteuid() + 4711, pid=7)
+    monkeypatch.setattr("outfitter_service.runtime.machine_lock.holders", lambda: {socket_name("gpu-3"): stranger})
+    (found,) = elsewhere(tmp_path, "gpu-3")
+    assert (found.verdict, "RuntimeDirectory=" in found.remedy) == (Verdict.WARNING, True)
+
+
+@pytest.mark.parametrize(
+    ("machine", "stopped", "number"), [("there", False, 1), ("here", False, 0), ("there", True, 0)]
+)
+def test_a_manager_of_this_host_on_another_machine_is_a_problem(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, machine: str, stopped: bool, number: int
+) -> None:
+    now = datetime(2026, 1, 31, 12, tzinfo=UTC)
+    manager = ManagerIdentity(
+        instance="i", version="0.1.0", since=now, machine_id=machine, stopped_at=now if stopped else None
+    )
+    record = Host(host="gpu-3", manager=manager, since=now)
+
+    async def write() -> None:
+        async with connect(f"sqlite:///{tmp_path}/bus/bus.db") as bus:
+            await all_topics.create(bus, "outfitter", partitions=2)
+            async with await bus.open_writer("outfitter-host-gpu-3", partition_of("gpu-3", 2)) as writer:
+                entry = Entry(record.key.encode(), codec.encode(record))
+                await writer.commit([(names.topics("outfitter").allocations, [entry])])
+
+    anyio.run(write)
+    monkeypatch.setattr("outfitter_service.runtime.identity.machine_id", lambda: "here")
+    found = elsewhere(tmp_path, "gpu-3")
+    assert [item.verdict for item in found] == [Verdict.PROBLEM] * number
+    assert all("there serves host 'gpu-3' since 2026-01-31T12:00:00Z" in item.seen for item in found)
+    assert all("--take-over" in item.remedy for item in found)
+
+
+# --- the machine ---
 
 
 def test_a_check_that_fails_or_never_ends_stops_no_other() -> None:

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Sequence
 
-from outfitter_service.cli._lib.diagnosis.checks import Check, Finding, Machine, Verdict
+from outfitter_service.cli._lib.diagnosis.finding import Check, Finding, Machine, Verdict
 
 
 class _Examination(threading.Thread):

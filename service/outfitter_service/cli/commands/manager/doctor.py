@@ -18,10 +18,12 @@ WITHIN = 20.0
 def doctor(ctx: click.Context, /, config: str | None, as_json: bool, **_options: object) -> int:
     """Check what a manager needs of this machine, and say how to put right what is wrong: exit code 1 if anything is.
 
-    It checks the configuration, drivers, bus and topics, descriptors, pidfd, /proc and the clock. It changes nothing.
+    It checks the configuration and its files, the drivers and what they find, the bus with its topics and rights, other
+    managers, descriptors, pidfd, /proc and the clock. It changes nothing.
     """
-    from outfitter_service.cli._lib.diagnosis.checks import CHECKS, Machine, Verdict
+    from outfitter_service.cli._lib.diagnosis.checks import CHECKS
     from outfitter_service.cli._lib.diagnosis.examination import examine
+    from outfitter_service.cli._lib.diagnosis.finding import Machine, Verdict
 
     found = examine(CHECKS, Machine(config=config, given=options.given(ctx)), WITHIN)
     ok = not any(item.verdict is Verdict.PROBLEM for items in found.values() for item in items)

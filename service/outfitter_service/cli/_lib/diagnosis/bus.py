@@ -1,0 +1,113 @@
+"""Checks of the bus: its topics, this user's rights there, and other managers of this host."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable, Iterator
+from typing import TypeVar
+
+import anyio
+
+from outfitter_proto.bus import Bus, BusError, MissingBusError
+from outfitter_service.cli._lib.diagnosis.finding import Finding, Machine, Verdict
+from outfitter_service.config import Connection, connection, inspect
+
+T = TypeVar("T")
+
+_UNREADABLE = Finding(
+    Verdict.NOT_CHECKED, "the bus cannot be read", "put right what `topics` says, then run this again"
+)
+
+
+def topics(machine: Machine) -> Iterator[Finding]:
+    """Whether the bus can be reached, and its topics are as they must be. On the embedded bus also its files' modes."""
+    from outfitter_proto import topics as requirements
+
+    where = connection(machine.config, machine.given)
+    try:
+        found = _asked(where, lambda bus: requirements.check(bus, where.cluster, history=where.history))
+    except MissingBusError as error:
+        yield Finding(Verdict.NOT_CHECKED, str(error), "start the manager or run `outfitter topics create`")
+        return
+    for item in found:
+        verdict = Verdict.PROBLEM if item.fatal else Verdict.WARNING
+        yield Finding(verdict, f"{item.topic}: {item.setting} is {item.found}, not {item.wanted}", item.remedy)
+
+
+def rights(machine: Machine) -> Iterator[Finding]:
+    """Whether the brokers let this principal do what a manager does, and sweep."""
+    from outfitter_proto import rights as needed
+
+    where = connection(machine.config, machine.given)
+    settings = inspect(machine.config, machine.given).settings
+    scope = "host" if settings is None else settings.scope
+    of_manager = needed.of_scope(scope, where.cluster, where.host, history=where.history)
+    of_sweeper = needed.of_sweeper(where.cluster) if scope == "host" else []
+
+    async def lacking(bus: Bus) -> list[tuple[Verdict, str]]:
+        return [
+            *((Verdict.PROBLEM, sentence) for sentence in await bus.missing_rights(of_manager)),
+            *((Verdict.WARNING, sentence) for sentence in await bus.missing_rights(of_sweeper)),
+        ]
+
+    try:
+        found = _asked(where, lacking)
+    except BusError:
+        yield _UNREADABLE
+        return
+    for verdict, sentence in found:
+        seen, _, command = sentence.partition(": ")
+        yield Finding(verdict, seen, f"an administrator grants it by {command}")
+
+
+def managers(machine: Machine) -> Iterator[Finding]:
+    """Who else serves this host, and which other hosts this machine serves."""
+    from outfitter_service.runtime import machine_lock
+
+    where = connection(machine.config, machine.given)
+    for name, holder in machine_lock.holders().items():
+        if name != machine_lock.socket_name(where.host):
+            remedy = "let one manager serve all workers of a machine, unless the two lend different devices"
+            other = name.removeprefix(machine_lock.PREFIX)
+            yield Finding(Verdict.WARNING, f"{holder} serves this machine as host {other!r}", remedy)
+        elif holder.uid not in (None, 0, os.geteuid()):
+            remedy = "end it, or give the manager's service a directory of its own (RuntimeDirectory=)"
+            yield Finding(Verdict.WARNING, f"{holder} holds the machine's lock for host {where.host!r}", remedy)
+    yield from _elsewhere(where)
+
+
+def _elsewhere(where: Connection) -> Iterator[Finding]:
+    """What the ledger says of this host's manager."""
+    from outfitter_service.query import ledger_view
+    from outfitter_service.runtime.identity import machine_id
+
+    try:
+        ledger = _asked(where, lambda bus: ledger_view.read(bus, where.cluster, where.host))
+    except BusError:
+        yield _UNREADABLE
+        return
+    record, here = ledger.hosts_record(where.host), machine_id()
+    if record is None or record.manager.stopped_at is not None:
+        return
+    there = record.manager.machine_id
+    if None not in (here, there) and here != there:
+        remedy = (
+            "stop that manager or choose another host; if its machine is gone for good: `outfitter serve --take-over`"
+        )
+        since = f"{record.manager.since:%Y-%m-%dT%H:%M:%SZ}"
+        yield Finding(Verdict.PROBLEM, f"machine {there} serves host {where.host!r} since {since}", remedy)
+
+
+def _asked(where: Connection, ask: Callable[[Bus], Awaitable[T]]) -> T:
+    """What the bus answers.
+
+    Raises:
+        BusError: it does not.
+    """
+    from outfitter_service.query import ledger_view
+
+    async def run() -> T:
+        async with ledger_view.opened(where) as bus:
+            return await ask(bus)
+
+    return anyio.run(run)
