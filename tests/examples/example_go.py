@@ -8,10 +8,14 @@ from examples.contract import RUNNERS, Program, WorkerContract, built, vectors
 from support.processes.tools import run_tool
 
 
-@pytest.fixture(scope="module")
-def program() -> Program:
+def build() -> Program:
     folder = built("go", [["go", "build", "-o", "worker", "."]], also=[RUNNERS / "worker_test.go"])
     return Program(folder, [str(folder / "worker")])
+
+
+@pytest.fixture(scope="module")
+def program() -> Program:
+    return build()
 
 
 class TestGo(WorkerContract):

@@ -10,11 +10,15 @@ from examples.contract import RUNNERS, Program, WorkerContract, built, vectors
 from support.processes.tools import needs, run_tool
 
 
-@pytest.fixture(scope="module")
-def program() -> Program:
+def build() -> Program:
     needs("java")
     folder = built("java", [["mvn", "--quiet", "--batch-mode", "compile"]], also=[RUNNERS / "Vectors.java"])
     return Program(folder, ["java", "-Xmx64m", "-cp", "target/classes:target/lib/*", "Worker"])
+
+
+@pytest.fixture(scope="module")
+def program() -> Program:
+    return build()
 
 
 class TestJava(WorkerContract):

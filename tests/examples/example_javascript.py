@@ -8,8 +8,7 @@ from examples.contract import RUNNERS, Program, WorkerContract, built, vectors
 from support.processes.tools import needs, run_tool
 
 
-@pytest.fixture(scope="module")
-def program() -> Program:
+def build() -> Program:
     needs("node")
     folder = built(
         "javascript",
@@ -17,6 +16,11 @@ def program() -> Program:
         also=[RUNNERS / "vectors.mjs"],
     )
     return Program(folder, ["node", "worker.mjs"])
+
+
+@pytest.fixture(scope="module")
+def program() -> Program:
+    return build()
 
 
 class TestJavaScript(WorkerContract):

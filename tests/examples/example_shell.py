@@ -14,13 +14,17 @@ from support.documents import ROOT
 from support.processes.tools import needs
 
 
-@pytest.fixture(scope="module")
-def program() -> Program:
+def build() -> Program:
     needs("bash", "jq", "java", "mvn")
     folder = built("shell", [])
     clients = ROOT / "deploy" / "kafka" / "bin"
     # each heartbeat starts a Java virtual machine, which may take seconds
     return Program(folder, ["env", f"PATH={clients}:{os.environ['PATH']}", "bash", "worker.sh"], lease_s=30)
+
+
+@pytest.fixture(scope="module")
+def program() -> Program:
+    return build()
 
 
 class TestShell(WorkerContract):

@@ -7,7 +7,7 @@ import os
 import re
 import signal
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -16,7 +16,7 @@ from examples.clusters import cluster_flink, cluster_pyflink
 from support.clusters import uses
 from support.clusters.flink import PYFLINK, VERSIONS, FlinkCluster, flink
 from support.clusters.maven import package
-from support.clusters.spark import EXAMPLE, SparkCluster
+from support.clusters.spark import EXAMPLE, LEASE, SparkCluster, descendants
 from support.documents import ROOT
 from support.managers.process import OUTFITTER
 from wild.scene import GPUS, Integration, Scene
@@ -25,14 +25,15 @@ from wild.scene import GPUS, Integration, Scene
 
 
 class Spark:
-    """Spark's workers under `outfitter run`, and a job with a task for each device."""
+    """Spark's workers, and a job with a task for each device. `script` tells a worker which device it has, `under`
+    starts it."""
 
-    def __init__(self, scene: Scene) -> None:
+    def __init__(self, scene: Scene, script: Path, under: Sequence[str] = ()) -> None:
         self.scene = scene
-        self.cluster = scene.clusters.enter_context(SparkCluster(scene.folder / "spark", scene.manager.environment))
-        run = [*OUTFITTER, "run", "--resource", "gpu=1", "--"]
+        variables = {**scene.manager.environment, "OUTFITTER_LEASE_PROPERTY": "id"}
+        self.cluster = scene.clusters.enter_context(SparkCluster(scene.folder / "spark", variables))
         for _ in range(GPUS):
-            scene.started.append(self.cluster.start_worker(under=run, script=EXAMPLE / "granted.sh"))
+            scene.started.append(self.cluster.start_worker(under=under, script=script))
         for program in scene.started:
             self.cluster.gpu(program)
         self.submit()
@@ -60,10 +61,18 @@ class Spark:
         """The struck worker's `outfitter run`."""
         return self.scene.program_of(self.scene.victim).pid
 
+    def kill_idle(self) -> None:
+        """Kill the struck worker, after the job has ended and nothing else uses its device."""
+        program = self.scene.program_of(self.scene.victim)
+        self.job.signal(signal.SIGINT)
+        self.job.wait()
+        self.scene.wait_for(lambda: not descendants(program), "the end of the worker's executors")
+        program.signal(signal.SIGKILL)
+
 
 SPARK = Integration(
     name="Spark, its worker under `outfitter run`",
-    start=Spark,
+    start=lambda scene: Spark(scene, EXAMPLE / "granted.sh", [*OUTFITTER, "run", "--resource", "gpu=1", "--"]),
     kept=frozenset({"exception", "cancel"}),
     crashes={
         "cancel": lambda scene: scene.workers.cancel(),
@@ -72,6 +81,19 @@ SPARK = Integration(
         "SIGKILL of its parent": lambda scene: os.kill(scene.workers.run(), signal.SIGKILL),
     },
     end=lambda scene: scene.workers.worker().kill(),
+)
+_OUTLIVES = "an executor outlives its worker for a moment, in which the next one may have the device"
+SPARK_LEASE = Integration(
+    name="Spark, `outfitter-lease-spark`",
+    start=lambda scene: Spark(scene, LEASE),
+    kept=frozenset({"exception", "cancel"}),
+    left_out={
+        "SIGTERM": _OUTLIVES,
+        "SIGKILL": _OUTLIVES,
+        "SIGKILL of its parent": "nothing of Spark's is above a worker",
+    },
+    crashes={"cancel": lambda scene: scene.workers.cancel()},
+    end=lambda scene: scene.workers.kill_idle(),
 )
 
 

@@ -105,14 +105,15 @@ class Scene:
 class Integration(Struct, frozen=True, kw_only=True):
     """One way of having devices.
 
-    `start` starts the workers of a scene, so that they use all devices. What it returns is `Scene.workers`. `kept`:
-    crashes after which the struck worker still has its device. `left_out`: crashes that there are not, and why.
-    `crashes`: what they are here, if not the usual. `speak` writes down the uses of workers that cannot do so. `end`
-    ends whoever has the device at the end of a cell.
+    `start` starts the workers of a scene, so that they use all devices. What it returns is `Scene.workers`. `on_kafka`:
+    they know no other bus. `kept`: crashes after which the struck worker still has its device. `left_out`: crashes that
+    there are not, and why. `crashes`: what they are here, if not the usual. `speak` writes down the uses of workers
+    that cannot do so. `end` ends whoever has the device at the end of a cell.
     """
 
     name: str
     start: Callable[[Scene], object]
+    on_kafka: bool = False
     kept: frozenset[str] = frozenset()
     left_out: Mapping[str, str] = {}
     crashes: Mapping[str, Callable[[Scene], object]] = {}
@@ -164,7 +165,7 @@ def play(integration: Integration, crash: str, folder: Path, note: Note, broker:
     if (reason := integration.left_out.get(crash)) is not None:
         note(Row(integration=integration.name, crash=crash, outcome="none", reason=reason))
         return
-    scene = Scene(folder, broker, on_broker=crash == "SIGKILL of the broker")
+    scene = Scene(folder, broker, on_broker=integration.on_kafka or crash == "SIGKILL of the broker")
     outcome = "?"
     try:
         with _serving(scene):
