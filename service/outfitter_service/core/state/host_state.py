@@ -363,9 +363,10 @@ class HostState:
     def index(self, key: AllocationKey, record: Allocation) -> None:
         """Add a record that is new or was unindexed before."""
         run = (record.source.offset, key)
-        runs = self.incarnations.get(record.worker, ())
-        position = bisect_left(runs, run)
-        if runs[position : position + 1] != (run,):
+        runs = self.incarnations.get(record.worker)
+        if runs is None:  # nearly always
+            self.incarnations[record.worker] = (run,)
+        elif runs[(position := bisect_left(runs, run)) : position + 1] != (run,):
             self.incarnations[record.worker] = (*runs[:position], run, *runs[position:])
         state = record.state
         if state in HOLDING_STATES:
