@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 CONTENTS = {
     "The guide": (
-        "service/README",
+        "Contents <service/README>",
         "service/install",
         "service/size",
         "service/operate",
@@ -30,15 +30,15 @@ CONTENTS = {
         "service/api",
     ),
     "Workers": (
-        "proto/README",
+        "In Python, and in any language <proto/README>",
         "service/run",
         "service/coming-from-flink",
         "service/coming-from-spark",
         "examples/README",
         "examples/*/README",
     ),
-    "Deployment": ("deploy/README", "deploy/*/README"),
-    "Drivers": ("drivers/README",),
+    "Deployment": ("Overview <deploy/README>", "deploy/*/README"),
+    "Drivers": ("The drivers, and your own <drivers/README>",),
     "The project": (
         "CHANGELOG",
         "ARCHITECTURE",
@@ -49,7 +49,8 @@ CONTENTS = {
         "*/README",
     ),
 }
-"""Captions of the navigation, and their pages in order. A pattern stands for the pages that no earlier entry named."""
+"""Captions of the navigation, and their pages in order: `page` or `title <page>`. A pattern stands for those of its
+pages that no earlier entry of its list named."""
 
 project = "Outfitter"
 copyright = "the authors of Outfitter, under the Apache License 2.0"  # noqa: A001 - Sphinx's name
@@ -64,6 +65,8 @@ highlight_language = "sh"  # an indented block is a command
 html_theme = "furo"
 html_title = f"Outfitter {version}"
 html_favicon = "../service/outfitter_service/api/console/static/icon.svg"
+html_static_path = ["static"]
+html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sourcelink = False
 
