@@ -27,7 +27,7 @@ PROMTOOL ?= $(shell command -v promtool || echo .cache/prometheus/usr/bin/promto
 PROMETHEUS ?= $(shell command -v prometheus || echo .cache/prometheus/usr/bin/prometheus)
 
 deploy-check: $(READY) .cache/dashboard.ready $(PROMTOOL) $(PROMETHEUS) systemd-check manifests-check
-	$(PROMTOOL) check rules deploy/prometheus/rules.yml
+	$(PROMTOOL) check config deploy/prometheus/prometheus.yml
 	$(PROMTOOL) test rules deploy/prometheus/rules.test.yml deploy/prometheus/normal.test.yml
 	PROMTOOL=$(PROMTOOL) PROMETHEUS=$(PROMETHEUS) \
 		$(BIN)/pytest tests/deploy --override-ini python_files='live_*.py' --quiet $(PYTEST_ARGS)
