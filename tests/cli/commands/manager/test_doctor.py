@@ -198,6 +198,29 @@ def test_a_manager_of_this_host_on_another_machine_is_a_problem(
 # --- the machine ---
 
 
+def test_a_wrong_bus_is_said_once_and_stops_no_other_check(tmp_path: Path) -> None:
+    code, found = doctor(tmp_path, 'bus = "nonsense://x"\n')
+    assert code == 1
+    assert [found[name][-1]["verdict"] for name in ("topics", "rights", "managers")] == [
+        "problem", "not checked", "not checked",
+    ]  # fmt: skip
+    assert found["pidfd"] == []
+
+
+def test_a_driver_that_prints_does_not_spoil_the_answer(tmp_path: Path) -> None:
+    (tmp_path / "chatty.py").write_text(
+        "from outfitter_drivers.files import FilesDriverFactory\n"
+        "class Chatty(FilesDriverFactory):\n"
+        "    def create_external_resource_driver(self, config):\n"
+        "        print('hello')\n"
+        "        return super().create_external_resource_driver(config)\n"
+    )
+    (tmp_path / "gpus").mkdir()
+    driver = f'driver = "chatty:Chatty"\nparam.path = "{tmp_path}/gpus"'
+    (found,) = found_devices(tmp_path, driver, PYTHONPATH=str(tmp_path))
+    assert found["seen"] == "gpu: its driver finds no device"
+
+
 def test_a_check_that_fails_or_never_ends_stops_no_other() -> None:
     def never(_machine: Machine) -> Iterator[Finding]:
         threading.Event().wait()

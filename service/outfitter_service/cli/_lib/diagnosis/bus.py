@@ -10,7 +10,7 @@ import anyio
 
 from outfitter_proto.bus import Bus, BusError, MissingBusError
 from outfitter_service.cli._lib.diagnosis.finding import Finding, Machine, Verdict
-from outfitter_service.config import Connection, connection, inspect
+from outfitter_service.config import ConfigurationError, Connection, connection, inspect
 
 T = TypeVar("T")
 
@@ -38,7 +38,9 @@ def rights(machine: Machine) -> Iterator[Finding]:
     """Whether the brokers let this principal do what a manager does, and sweep."""
     from outfitter_proto import rights as needed
 
-    where = connection(machine.config, machine.given)
+    if (where := _where(machine)) is None:
+        yield _UNREADABLE
+        return
     settings = inspect(machine.config, machine.given).settings
     scope = "host" if settings is None else settings.scope
     of_manager = needed.of_scope(scope, where.cluster, where.host, history=where.history)
@@ -64,7 +66,9 @@ def managers(machine: Machine) -> Iterator[Finding]:
     """Who else serves this host, and which other hosts this machine serves."""
     from outfitter_service.runtime import machine_lock
 
-    where = connection(machine.config, machine.given)
+    if (where := _where(machine)) is None:
+        yield _UNREADABLE
+        return
     for name, holder in machine_lock.holders().items():
         if name != machine_lock.socket_name(where.host):
             remedy = "let one manager serve all workers of a machine, unless the two lend different devices"
@@ -74,6 +78,14 @@ def managers(machine: Machine) -> Iterator[Finding]:
             remedy = "end it, or give the manager's service a directory of its own (RuntimeDirectory=)"
             yield Finding(Verdict.WARNING, f"{holder} holds the machine's lock for host {where.host!r}", remedy)
     yield from _elsewhere(where)
+
+
+def _where(machine: Machine) -> Connection | None:
+    """The bus; None if the configuration does not say it, as `topics` then says."""
+    try:
+        return connection(machine.config, machine.given)
+    except ConfigurationError:
+        return None
 
 
 def _elsewhere(where: Connection) -> Iterator[Finding]:

@@ -35,5 +35,9 @@ def examine(checks: Sequence[Check], machine: Machine, within: float) -> dict[st
     deadline = time.monotonic() + within
     for thread in running.values():
         thread.join(max(deadline - time.monotonic(), 0.0))
-    late = [Finding(Verdict.PROBLEM, f"no answer within {within:g} s", "see whether the bus and its host answer")]
+    late = [
+        Finding(
+            Verdict.PROBLEM, f"no answer within {within:g} s", "see whether the bus, its host and the drivers answer"
+        )
+    ]
     return {name: late if (found := thread.findings) is None else found for name, thread in running.items()}

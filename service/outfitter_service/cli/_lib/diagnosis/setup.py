@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -70,19 +69,18 @@ def devices(machine: Machine) -> Iterator[Finding]:
     for config in settings.resources:
         if config.driver is None:
             continue
-        with contextlib.redirect_stdout(sys.stderr):  # a driver's prints are no findings
-            try:
-                served = build_served(config, settings.scope, lambda _: None)
-            except Exception:  # noqa: BLE001, S112 - foreign code, of which the check of drivers speaks
-                continue
-            if (inventory := served.inventory) is None:
-                continue
-            try:
-                found = anyio.run(_listed, config.name, served, inventory.inventory(settings.host))
-            except DriverCallError as error:
-                remedy = f"correct that, then run `outfitter discover {config.name}`"
-                yield Finding(Verdict.PROBLEM, f"{config.name}: its driver fails: {error}", remedy)
-                continue
+        try:
+            served = build_served(config, settings.scope, lambda _: None)
+        except Exception:  # noqa: BLE001, S112 - foreign code, of which the check of drivers speaks
+            continue
+        if (inventory := served.inventory) is None:
+            continue
+        try:
+            found = anyio.run(_listed, config.name, served, inventory.inventory(settings.host))
+        except DriverCallError as error:
+            remedy = f"correct that, then run `outfitter discover {config.name}`"
+            yield Finding(Verdict.PROBLEM, f"{config.name}: its driver fails: {error}", remedy)
+            continue
         yield from _of_devices(config, found)
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
+
 import click
 from msgspec import structs
 
@@ -25,7 +28,8 @@ def doctor(ctx: click.Context, /, config: str | None, as_json: bool, **_options:
     from outfitter_service.cli._lib.diagnosis.examination import examine
     from outfitter_service.cli._lib.diagnosis.finding import Machine, Verdict
 
-    found = examine(CHECKS, Machine(config=config, given=options.given(ctx)), WITHIN)
+    with contextlib.redirect_stdout(sys.stderr):  # a driver's prints are no findings
+        found = examine(CHECKS, Machine(config=config, given=options.given(ctx)), WITHIN)
     ok = not any(item.verdict is Verdict.PROBLEM for items in found.values() for item in items)
     if as_json:
         checks = [
