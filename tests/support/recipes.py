@@ -12,7 +12,6 @@ from __future__ import annotations
 import shlex
 import subprocess
 import time
-from pathlib import Path
 
 import anyio
 

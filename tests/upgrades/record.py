@@ -20,7 +20,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ GOLDEN = Path(__file__).parent / "golden"
 MANY = "many"
 """The cluster of the manager in cluster scope; the other ones have the default."""
 PORT = 19_477
+MACHINE_IDS = ("/etc/machine-id", "/var/lib/dbus/machine-id")
 _PARTS = "FROM part JOIN topic ON topic.id = part.topic WHERE part = 0"
 
 
@@ -99,7 +100,7 @@ class Recording:
     def say(self, host: str, body: dict[str, object] | str, cluster: str = "outfitter") -> None:
         """Publish a message of a client in another language, which has only the wire contract."""
         value = body if isinstance(body, str) else json.dumps({**body, "host": host})
-        with sqlite3.connect(self.database) as connection:
+        with closing(sqlite3.connect(self.database)) as connection, connection:
             connection.execute("BEGIN IMMEDIATE")
             query = f"SELECT topic, next {_PARTS} AND name = ?"
             topic, end = connection.execute(query, (f"{cluster}.registrations",)).fetchone()
@@ -123,7 +124,7 @@ class Recording:
         return dict(self._rows(f"SELECT name, next {_PARTS} AND name LIKE ?", "outfitter.%"))
 
     def _rows(self, query: str, *values: str) -> list[Any]:
-        with sqlite3.connect(self.database) as connection:
+        with closing(sqlite3.connect(self.database)) as connection:
             return connection.execute(query, values).fetchall()
 
     @staticmethod
@@ -185,13 +186,15 @@ def story(at: Recording) -> dict[str, Any]:
 
 
 def main(checkout: str, name: str) -> None:
-    if Path("/etc/machine-id").exists() and Path("/etc/machine-id").read_text().strip():
-        hidden = 'mount --bind /dev/null /etc/machine-id && exec "$0" "$@"'
-        os.execvp("unshare", ["unshare", "--mount", "sh", "-c", hidden, sys.executable, __file__, checkout, name])
+    shown = [path for path in MACHINE_IDS if Path(path).exists() and Path(path).read_text().strip()]
+    if shown:
+        hidden = "; ".join(["set -e", *(f"mount --bind /dev/null {path}" for path in shown), 'exec "$0" "$@"'])
+        command = ["unshare", "--mount", "sh", "-c", hidden, sys.executable, __file__, checkout, name]
+        raise SystemExit(subprocess.run(command, check=False).returncode)
     with tempfile.TemporaryDirectory() as folder:
         at = Recording(Path(checkout).resolve(), name, Path(folder))
         told = story(at)
-        with sqlite3.connect(at.database) as connection:
+        with closing(sqlite3.connect(at.database)) as connection:
             connection.execute("PRAGMA journal_mode=DELETE")
         GOLDEN.mkdir(exist_ok=True)
         (GOLDEN / f"{name}.db.gz").write_bytes(gzip.compress(at.database.read_bytes(), mtime=0))

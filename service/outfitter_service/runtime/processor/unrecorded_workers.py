@@ -47,8 +47,8 @@ async def refuse_unrecorded(assignment: Assignment, restored: Restored, reason: 
     if host is None or assignment.identity.pid_ns is None:
         return
     ledger = restored.ledger
-    living = await anyio.to_thread.run_sync(lambda: dict(_processes(host)))
-    living |= await _owners(assignment, host)
+    living = await _owners(assignment, host)
+    living |= await anyio.to_thread.run_sync(lambda: dict(_processes(host)))
     unrecorded = {key: process for key, process in sorted(living.items()) if not _is_recorded(ledger, key)}
     if not unrecorded:
         return

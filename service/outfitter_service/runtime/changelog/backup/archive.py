@@ -21,7 +21,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import IO
 
 import msgspec
 from msgspec import Struct
@@ -73,7 +72,7 @@ _ENCODER = msgspec.json.Encoder()
 class ArchiveWriter:
     """Writes one file. `end` is its last line."""
 
-    def __init__(self, stream: IO[bytes], header: Header) -> None:
+    def __init__(self, stream: gzip.GzipFile, header: Header) -> None:
         self._stream = stream
         self._digest = hashlib.sha256()
         self._records = 0
@@ -139,7 +138,7 @@ def reading(path: Path) -> Iterator[tuple[Header, Iterator[SavedRecord]]]:
         yield _header(path, text), _records(path, stream, hashlib.sha256(text))
 
 
-def _records(path: Path, stream: IO[bytes], digest: hashlib._Hash) -> Iterator[SavedRecord]:
+def _records(path: Path, stream: gzip.GzipFile, digest: hashlib._Hash) -> Iterator[SavedRecord]:
     """`digest`: of the header."""
     count = 0
     while True:
@@ -170,7 +169,7 @@ def _header(path: Path, text: bytes) -> Header:
     return header
 
 
-def _line(path: Path, stream: IO[bytes], *, last: bool = False) -> bytes:
+def _line(path: Path, stream: gzip.GzipFile, *, last: bool = False) -> bytes:
     """The next line. `last`: there must be none, and the packed stream must be whole."""
     try:
         text = stream.readline(LONGEST_LINE)
