@@ -16,6 +16,7 @@ from typing import Any
 import anyio
 import pytest
 
+from outfitter_proto import topics as wanted
 from outfitter_proto.bus import BusUnavailableError, Entry, connect
 from outfitter_proto.codec import encode
 from outfitter_proto.names import topics
@@ -24,7 +25,7 @@ from outfitter_proto.support.processes import process_owner
 from outfitter_service.runtime.changelog.backup.archive import BackupError
 from outfitter_service.runtime.changelog.backup.restoration import SKIPPED, restore_backup
 from support.bus.faulty_bus import FaultyBus
-from support.managers.process import Manager, ManagerError, StartManager
+from support.managers.process import Manager, ManagerError, StartManager, files_config
 from support.recipes import commands, run
 
 LEDGER = topics().allocations
@@ -59,15 +60,32 @@ def renew(manager: Manager) -> None:
     assert manager.outfitter("topics", "create").returncode == 0
 
 
-@pytest.fixture
-def saved(start_manager: StartManager) -> Manager:
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Manager:
     """A stopped manager that had lent two of three devices. Its ledger is in `ledger.gz`."""
-    manager = start_manager(gpus=3)
-    register(manager, "w1")
-    register(manager, "w2")
-    run(manager, commands("Back up")[0])
-    manager.stop()
+    folder = tmp_path_factory.mktemp("original")
+    manager = Manager(folder, files_config(folder / "gpus", gpus=3))
+    manager.start()
+    try:
+        register(manager, "w1")
+        register(manager, "w2")
+        run(manager, commands("Back up")[0])
+        manager.stop()
+    finally:
+        manager.kill9()
     return manager
+
+
+@pytest.fixture
+def saved(original: Manager, tmp_path: Path) -> Iterator[Manager]:
+    """The same, of this test alone."""
+    folder = shutil.copytree(original.folder, tmp_path / "saved")
+    manager = Manager(folder, original.config.read_text(), host=original.host)
+    try:
+        yield manager
+    finally:
+        manager.kill9()
+        print(f"--- {manager.log}\n{manager.log_tail()}")
 
 
 # --- backup and restore -----------------------------------------------------------------------------------
@@ -103,26 +121,38 @@ def test_a_restored_ledger_is_taken_only_if_it_is_adopted_and_then_lends_nothing
     assert verdict.returncode == 0, verdict.stdout
 
 
-@pytest.mark.parametrize("damage", ["cut off", "a byte", "a later version", "another program's", "a line less"])
-def test_a_file_that_is_no_whole_backup_is_refused_and_nothing_is_written(saved: Manager, damage: str) -> None:
+def test_a_file_that_is_no_whole_backup_is_refused_and_nothing_is_written(saved: Manager) -> None:
     file = saved.folder / "ledger.gz"
     packed = file.read_bytes()
     lines = gzip.decompress(packed).splitlines(keepends=True)
-    file.write_bytes(
-        {
-            "cut off": packed[: len(packed) // 2],
-            "a byte": packed[:200] + bytes([packed[200] ^ 1]) + packed[201:],
-            "a later version": gzip.compress(lines[0].replace(b'"version":1', b'"version":2') + b"".join(lines[1:])),
-            "another program's": gzip.compress(b"{}\n"),
-            "a line less": gzip.compress(b"".join(lines[:2] + lines[3:])),
-        }[damage]
-    )
-    renew(saved)
+    later = lines[0].replace(b'"version":1', b'"version":2')
+    for damaged, words in (
+        (packed[: len(packed) // 2], "is no complete backup"),
+        (packed[:200] + bytes([packed[200] ^ 1]) + packed[201:], "is (no complete backup|damaged)"),
+        (gzip.compress(b"".join(lines[:-1])), "it ends too early"),
+        (gzip.compress(b"".join(lines[:2] + lines[3:])), "its records are not those that were saved"),
+        (gzip.compress(b"".join([*lines, b"{}\n"])), "its records are not those that were saved"),
+        (gzip.compress(b"".join([later, *lines[1:]])), "has version 2, and this version of Outfitter knows 1"),
+        (gzip.compress(b"{}\n"), "is no backup of Outfitter"),
+        (b"{}\n", "is no complete backup"),
+    ):
+        file.write_bytes(damaged)
+        with pytest.raises(BackupError, match=words):
+            anyio.run(restore_into, f"sqlite://{saved.folder}/new.db", file)
     done = saved.outfitter("restore", "ledger.gz")
-    assert done.returncode == 1
-    assert "ledger.gz" in done.stderr
-    assert "internal error" not in done.stderr
-    assert saved.records() == []
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "is no complete backup" in done.stderr
+
+
+async def restore_into(url: str, file: Path) -> None:
+    """Restore into new topics, which must stay empty if that fails."""
+    async with connect(url) as bus:
+        await wanted.create(bus, "outfitter", partitions=1)
+        try:
+            await restore_backup(bus, "outfitter", file, history=True)
+        except BackupError:
+            assert await bus.offsets(LEDGER, 0) == (0, 0)
+            raise
 
 
 def test_a_backup_goes_into_new_topics_of_its_cluster_and_its_number_of_partitions_only(saved: Manager) -> None:

@@ -115,8 +115,6 @@ class TopicCheck:
         self._partitions = assignment.partitions
         self._history = history
         self._adopt = adopt
-        self.adopted: str | None = None
-        """Why the ledger would be refused if it were not adopted; None: it need not be."""
         self._shape: Shape | None = None
         self._was_written = False
         self._history_end = 0
@@ -175,46 +173,48 @@ class TopicCheck:
             "cleanup.policy other than compact: grants may be missing"
         )
 
-    def _adopt_or_refuse(self, reason: str) -> None:
-        """Grants may be missing from the ledger, for this reason."""
-        if not self._adopt:
-            raise TopicsChangedError(f"{reason}. {_ADOPTING}")
-        self.adopted = reason
-
-    async def check_restored(self, restored: Restored, *, taken: bool) -> None:
+    async def check_restored(self, restored: Restored, *, taken: bool) -> str | None:
         """Check whether a restored ledger may be used. `taken`: this manager has fenced the writer. Before that, the
-        last holder's final transaction may still be open; then the check comes after fencing.
+        last holder's final transaction may still be open; then the check comes after fencing. Returns why grants may be
+        missing from a ledger that is adopted; None: there is no reason.
 
         Raises:
             TopicsChangedError: the ledger was written for other topics, records were deleted from it, or these hosts'
                 records are in another partition.
             BusError: the check failed.
         """
-        self.adopted = None
         # records may have been deleted during the restore
         self._shape = structs.replace(self.shape, ledger_start=await self._ledger_start())
-        self._compare(restored.checkpoint)
         if restored.checkpoint is not None:
-            return
+            doubt = self._compare(restored.checkpoint)
+        else:
+            doubt = await self._check_new(restored, taken=taken)
+        if doubt is not None and not self._adopt:
+            raise TopicsChangedError(f"{doubt}. {_ADOPTING}")
+        return doubt
+
+    async def _check_new(self, restored: Restored, *, taken: bool) -> str | None:
+        """Whether a ledger without a checkpoint of this writer should have one; see `check_restored`."""
         if not self._strays_checked:
             await self._refuse_strays()
             self._strays_checked = True
         if restored.ledger.hosts or restored.ledger.records:
-            return
+            return None
         # the restore has each commit that was complete before it, whoever writes to the partition meanwhile
         is_settled = taken or self._was_written
         if not is_settled and (await self._bus.offsets(self._topics.allocations, self._partition))[1] > restored.end:
-            return
+            return None
         if self._was_written or await self._is_in_history():
-            self._adopt_or_refuse(
+            return (
                 f"a manager has written as {self._identity!r} before, and {self._topic_partition} holds nothing of it: "
                 "the topic was recreated, or restored without it"
             )
-        elif written := await self._written_without_the_ledger():
-            self._adopt_or_refuse(
+        if written := await self._written_without_the_ledger():
+            return (
                 f"managers have written to {written}, and {self._topic_partition} is empty although they write to both "
                 "together: the topic was recreated, or restored without its records"
             )
+        return None
 
     async def _written_without_the_ledger(self) -> str | None:
         """A topic partition with records although this partition of the ledger never had a commit; else None. Each
@@ -232,26 +232,15 @@ class TopicCheck:
             return f"{name}/{self._partition}" if end == 0 else None
         return None
 
-    def _compare(self, checkpoint: Checkpoint | None) -> None:
-        """Compare the topics with those in the checkpoint. A checkpoint of an old version names none, and passes."""
-        if checkpoint is None:
-            return
-        partitions, ledger_id, start = checkpoint.partitions, checkpoint.ledger_id, checkpoint.ledger_start or 0
+    def _compare(self, checkpoint: Checkpoint) -> str | None:
+        """Compare the topics with those in the checkpoint; see `check_restored`. A checkpoint of an old version names
+        none, and passes."""
         if is_half_restored(checkpoint):
             raise TopicsChangedError(f"{self._topic_partition}: {HALF_RESTORED}")
-        if ledger_id is not UNSET and ledger_id.startswith(_BACKUP):
-            self._adopt_or_refuse(
-                f"the ledger in {self._topic_partition} was restored from a backup of "
-                f"{ledger_id.removeprefix(_BACKUP)}: later grants are missing"
-            )
-        elif ledger_id is not UNSET and ledger_id != self.shape.ledger:
-            self._adopt_or_refuse(
-                f"the ledger in {self._topic_partition} was written to another topic of that name (its id was "
-                f"{ledger_id}, and is {self.shape.ledger} now), which was deleted or restored from a copy: grants may "
-                "be missing"
-            )
-        if self.shape.ledger_start > start:
-            self._adopt_or_refuse(self._deleted(self.shape.ledger_start))
+        doubt = self._doubt(checkpoint)
+        if doubt is not None and not self._adopt:
+            return doubt
+        partitions = checkpoint.partitions
         if partitions is not UNSET and partitions != self.shape.partitions:
             is_moving = partitions == MOVING
             state = "is being moved between partitions" if is_moving else f"was written when there were {partitions}"
@@ -259,6 +248,23 @@ class TopicCheck:
                 f"the topics have {self.shape.partitions} partitions, and the ledger in {self._topic_partition} "
                 f"{state}. {growing(self.shape.partitions)}"
             )
+        return doubt
+
+    def _doubt(self, checkpoint: Checkpoint) -> str | None:
+        """Why a ledger with this checkpoint may lack grants, or None."""
+        ledger_id, start = checkpoint.ledger_id, checkpoint.ledger_start or 0
+        if ledger_id is not UNSET and ledger_id.startswith(_BACKUP):
+            return (
+                f"the ledger in {self._topic_partition} was restored from a backup of "
+                f"{ledger_id.removeprefix(_BACKUP)}: later grants are missing"
+            )
+        if ledger_id is not UNSET and ledger_id != self.shape.ledger:
+            return (
+                f"the ledger in {self._topic_partition} was written to another topic of that name (its id was "
+                f"{ledger_id}, and is {self.shape.ledger} now), which was deleted or restored from a copy: grants may "
+                "be missing"
+            )
+        return self._deleted(self.shape.ledger_start) if self.shape.ledger_start > start else None
 
     async def _refuse_strays(self) -> None:
         """The ledger looks new: make sure that no other partition has these hosts' records."""

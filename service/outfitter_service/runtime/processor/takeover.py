@@ -87,7 +87,7 @@ class Takeover:
         early = await self._read_ledger(taking=self._writer_identity)
         if early is not None:
             _refuse_foreign(self._assignment, early, take_over=self._limits.take_over)
-            await self._check_restored(early, taken=False)
+            await _check(self._assignment, self._topic_check, early, taken=False)
             self._early_restore = early, at, at_utc
         self.may_fence = True
 
@@ -134,19 +134,13 @@ class Takeover:
         """
         restored = await self._reuse_early_restore() or await self._restore()
         _refuse_foreign(self._assignment, restored, take_over=self._limits.take_over)
-        await self._check_restored(restored, taken=True)
-        self._refuse_older(restored)
+        await _check(self._assignment, self._topic_check, restored, taken=True)
+        _refuse_older(self._assignment, restored, self._newest_commit)
         if self._judges_successors:
             self._refuse_successor(restored)
         if restored.checkpoint is None:
             return await self._announce(writer) or restored
         return restored
-
-    async def _check_restored(self, restored: Restored, *, taken: bool) -> None:
-        """See `TopicCheck.check_restored`. Of an adopted ledger no worker may be missing that still runs here."""
-        await self._topic_check.check_restored(restored, taken=taken)
-        if self._topic_check.adopted is not None:
-            await refuse_unrecorded(self._assignment, restored, self._topic_check.adopted)
 
     async def _restore(self) -> Restored:
         assignment = self._assignment
@@ -197,19 +191,6 @@ class Takeover:
 
     # --- other managers ---
 
-    def _refuse_older(self, restored: Restored) -> None:
-        """Give up if the ledger has lost commits that this manager has seen: its devices would be lent again.
-
-        Of a writer only the last commit may be undecided, so one missing commit is no sign.
-        """
-        known, last = self._newest_commit, restored.checkpoint.commit if restored.checkpoint is not None else NO_COMMIT
-        if known is not None and last + 1 < known:
-            raise TopicsChangedError(
-                f"the ledger in {self._assignment.topics.allocations}/{self._assignment.partition} has gone back from "
-                f"commit {known} to {last}: a broker's disk was restored from an older copy. Start no manager on it, "
-                "and do what recover.md says of such a disk"
-            )
-
     async def check_for_rivals(self, opened: anyio.Event, end: int) -> None:
         """Check for managers of the other scope again after the first commit (`opened`), from the restore's `end` on.
         Two managers that start at the same moment see each other only then."""
@@ -257,6 +238,25 @@ class Takeover:
                 f"another manager (instance {last.instance}, machine {last.machine_id or 'unknown'}) has taken over "
                 f"host {identity.host!r} at {last.at:%Y-%m-%dT%H:%M:%SZ}; this one gives up"
             )
+
+
+async def _check(assignment: Assignment, topic_check: TopicCheck, restored: Restored, *, taken: bool) -> None:
+    """See `TopicCheck.check_restored`. A ledger that is adopted lacks no worker that still runs here."""
+    adopted = await topic_check.check_restored(restored, taken=taken)
+    if adopted is not None:
+        await refuse_unrecorded(assignment, restored, adopted)
+
+
+def _refuse_older(assignment: Assignment, restored: Restored, known: CommitNumber | None) -> None:
+    """Give up if the ledger has lost commits that this manager knows: its devices would be lent again. Of a writer only
+    the last commit may be undecided, so one missing commit is no sign."""
+    last = restored.checkpoint.commit if restored.checkpoint is not None else NO_COMMIT
+    if known is not None and last + 1 < known:
+        raise TopicsChangedError(
+            f"the ledger in {assignment.topics.allocations}/{assignment.partition} has gone back from commit {known} "
+            f"to {last}: a broker's disk was restored from an older copy. Start no manager on it, and do what the page "
+            "service/recover.md says of a disk from yesterday"
+        )
 
 
 def _refuse_foreign(assignment: Assignment, restored: Restored, *, take_over: bool) -> None:
