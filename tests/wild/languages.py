@@ -18,6 +18,8 @@ from support.processes.ending import has_ended
 from support.processes.worker_program import WorkerProgram
 from wild.scene import GPUS, SUPERVISOR, Integration, Scene
 
+LEASE_S = 60.0
+"""Longer than a broker's restart on a busy machine."""
 LAST_WORDS = ("over", "failed", "lost", "released")
 """What the examples print when they have a device no more."""
 
@@ -25,13 +27,13 @@ LAST_WORDS = ("over", "failed", "lost", "released")
 class Workers:
     """A copy of an example for each device."""
 
-    def __init__(self, scene: Scene, program: contract.Program, lease_s: float) -> None:
+    def __init__(self, scene: Scene, program: contract.Program) -> None:
         self._scene = scene
         self._uses: dict[WorkerProgram, uses.Use] = {}
         self._pids: dict[WorkerProgram, int] = {}
         bootstrap = scene.manager.bus_url.removeprefix("kafka://")
         for number in range(GPUS):
-            arguments = [bootstrap, scene.manager.host, f"worker-{number}", "gpu=1", f"{lease_s:g}"]
+            arguments = [bootstrap, scene.manager.host, f"worker-{number}", "gpu=1", f"{LEASE_S:g}"]
             command = ["env", f"--chdir={program.folder}", *program.command, *arguments]
             # one after the other: each of the shell's starts two Java machines
             scene.programs.wait_for_output(scene.start([*SUPERVISOR, *command]), "^yours")
@@ -54,15 +56,15 @@ class Workers:
     def stop(self, number: signal.Signals) -> None:
         """End the struck worker by a signal. It uses its device no more by then: it gives it back before it ends."""
         victim = self._scene.victim
-        self._uses[self._scene.program_of(victim)].end()
+        (program,) = [program for program, pid in self._pids.items() if pid == victim.pid]
+        self._uses[program].end()
         victim.send_signal(number)
 
 
-def language(name: str, build: Callable[[], contract.Program], lease_s: float = 10.0) -> Integration:
-    """`lease_s`: longer than a broker's restart, and short to wait for."""
+def language(name: str, build: Callable[[], contract.Program]) -> Integration:
     return Integration(
         name=f"worker in {name}",
-        start=lambda scene: Workers(scene, build(), lease_s),
+        start=lambda scene: Workers(scene, build()),
         on_kafka=True,
         speak=lambda scene: scene.workers.speak(),
         kept=frozenset({"SIGKILL of its parent"}),
@@ -71,11 +73,12 @@ def language(name: str, build: Callable[[], contract.Program], lease_s: float = 
             "cancel": lambda scene: scene.workers.stop(signal.SIGINT),
             "SIGTERM": lambda scene: scene.workers.stop(signal.SIGTERM),
         },
+        end=lambda scene: scene.workers.stop(signal.SIGTERM),
     )
 
 
 LANGUAGES = (
-    language("shell", example_shell.build, lease_s=60.0),
+    language("shell", example_shell.build),
     language("Java", example_java.build),
     language("Go", example_go.build),
     language("JavaScript", example_javascript.build),
