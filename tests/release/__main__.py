@@ -48,4 +48,8 @@ if __name__ == "__main__":
     parser.add_argument("--tools", type=Path, required=True, help="the folder with twine and cyclonedx-py")
     parser.add_argument("--commit", default="HEAD", help="what to build; the last commit by default")
     options = parser.parse_args()
-    main(options.tools, options.commit)
+    commit = subprocess.run(
+        ["git", "rev-parse", "--verify", f"{options.commit}^{{commit}}"],
+        cwd=ROOT, check=True, capture_output=True, text=True,
+    ).stdout.strip()  # fmt: skip
+    main(options.tools, commit)
