@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import os
 import random
+import re
+import sqlite3
 from collections.abc import Collection, Sequence
+from contextlib import closing
 
 import anyio
 import pytest
 
 from outfitter_proto.bus import BusUnavailableError, Entry, Writer
 from outfitter_service.core import model as m
+from outfitter_service.runtime.changelog.shape import TopicsChangedError
 from outfitter_service.runtime.processor import processor
 from outfitter_service.runtime.processor.takeover import ForeignManagerError
 from runtime.conftest import Serve
 from support.bus.faulty_bus import FaultyBus, WrappedWriter, no_faults
-from support.managers.in_process import another, register, static
+from support.managers.in_process import TOPICS, another, register, static
 from support.processes.owners import body, owner_of
 
 
@@ -193,3 +197,34 @@ async def test_a_manager_with_a_tainted_writer_looks_before_it_fences_a_newer_on
             await first.ended_by(ForeignManagerError)
             await second.say(register("b", gpu=1))
             await second.state("b", "allocated")
+
+
+async def test_a_manager_ends_whose_ledger_has_lost_commits_that_it_has_seen(bus: FaultyBus, serve: Serve) -> None:
+    """As after an outage in which somebody restored the disk from an older copy."""
+    async with serve(static(4)) as manager:
+        await manager.say(register("w1", gpu=1))
+        await manager.state("w1", "allocated")
+        _, end = await bus.offsets(TOPICS.allocations, 0)
+        for worker in ("w2", "w3"):
+            await manager.say(register(worker, gpu=1))
+            await manager.state(worker, "allocated")
+        await manager.reported()
+
+        async def restore_the_disk(point: str) -> None:
+            if point == "commit:before":
+                raise BusUnavailableError("away")
+            if point == "open_writer:before":
+                cut_off(bus.url, end)
+
+        bus.script = restore_the_disk
+        await manager.say(register("w4", gpu=1))
+        assert re.search(r"has gone back from commit \d+ to \d+", await manager.ended_by(TopicsChangedError))
+
+
+def cut_off(url: str, end: int) -> None:
+    """Delete what the ledger has from this offset on."""
+    path = url.removeprefix("sqlite://").partition("?")[0]
+    with closing(sqlite3.connect(path)) as connection, connection:
+        [(topic,)] = connection.execute("SELECT id FROM topic WHERE name = ?", (TOPICS.allocations,)).fetchall()
+        connection.execute("DELETE FROM record WHERE topic = ? AND off >= ?", (topic, end))
+        connection.execute("UPDATE part SET next = ? WHERE topic = ?", (end, topic))
