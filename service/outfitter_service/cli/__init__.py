@@ -62,7 +62,7 @@ COMMANDS = {
     "api": _entry("view.api", "Serve a read API for the whole cluster (runs in the foreground)."),
     "ledger": _entry("manager.ledger", "Repair the ledger by hand."),
     "backup": _entry("manager.backup", "Copy the ledger into a file."),
-    "restore": _entry("manager.restore", "Write a backup of the ledger into new topics."),
+    "restore": _entry("manager.restore", "Write a backup into a new, empty ledger."),
     "discover": _entry("manager.discover", "Run one resource's driver once and print its infos."),
     "topics": _entry("manager.topics", "Create or check the topics."),
     "verify": _entry("manager.verify", "Check all committed records against the promises.", failure=VERIFY_FAILED),

@@ -88,8 +88,7 @@ def is_half_restored(checkpoint: Checkpoint) -> bool:
 
 
 HALF_RESTORED = (
-    "`outfitter restore` has not completed this ledger: delete all four topics, create them again, and restore the "
-    "backup again"
+    "`outfitter restore` has not completed this ledger: delete its topic, create it again, and restore the backup again"
 )
 
 

@@ -24,7 +24,7 @@ def backup(where: Connection, /, out: Path, as_json: bool) -> None:
     """Copy all committed records of the ledger into a file, while managers serve.
 
     The file has who held which device at this moment, and who waited. Registrations, history and dead letters are not
-    in it: a ledger needs none of them. `outfitter restore` writes the file into new topics.
+    in it: a ledger needs none of them. `outfitter restore` writes the file into a new ledger.
     """
     import anyio
     from msgspec import structs

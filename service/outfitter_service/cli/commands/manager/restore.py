@@ -24,7 +24,7 @@ def restore(where: Connection, /, file: Path, as_json: bool) -> None:
 
     The ledger is then as old as the backup: grants since are missing. So managers start on it only with
     --adopt-ledger, and not while a worker runs that it lacks, as far as they see. If the command is interrupted, no
-    manager starts: delete the topics, create them, and restore again.
+    manager starts: delete the ledger's topic, create it, and restore again.
     """
     import anyio
     from msgspec import structs

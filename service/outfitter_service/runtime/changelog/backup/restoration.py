@@ -156,15 +156,15 @@ class _Restoring:
     async def check_empty(self, partition: int) -> None:
         if await self._count(partition):
             raise BackupError(
-                f"{self._topics.allocations}/{partition} holds records, and nothing was restored: a backup goes into "
-                "new topics only. Stop all managers, delete all four topics and create them again"
+                f"{self._topics.allocations}/{partition} holds records, and nothing was restored: a backup goes into a "
+                "new ledger only. Stop all managers, delete this topic and create it again"
             )
 
     async def check_alone(self, partition: int) -> None:
         if await self._count(partition) > self._counts.get(partition, 0):  # fewer: compaction has begun
             raise BackupError(
                 f"somebody else has written to {self._topics.allocations}/{partition} meanwhile: a manager runs. Stop "
-                "all managers, delete all four topics, create them again, and restore again"
+                "all managers, delete this topic, create it again, and restore again"
             )
 
     async def _count(self, partition: int) -> int:
