@@ -111,7 +111,7 @@ def release_delayed(builder: DecisionBuilder, event: m.ReleaseDelayed) -> None:
         return
     why = _release_reason(record)
     reason = f"{why}; {event.reason}" if why else event.reason
-    builder.step(Step.REFRESH, event.reason, record, reason=reason, delayed_by=event.reason)
+    builder.step(Step.REFRESH, event.reason, record, grows=False, reason=reason, delayed_by=event.reason)
 
 
 def _release_reason(record: Allocation) -> str | None:

@@ -206,6 +206,22 @@ def test_a_host_whose_record_has_no_room_for_its_names_lends_nothing_until_their
     assert again.state("w") == "allocated"
 
 
+@pytest.mark.parametrize("releases", [False, True], ids=["held", "being released"])
+def test_a_holder_takes_no_names_for_which_its_record_has_no_room(releases: bool) -> None:
+    core = CoreDriver(m.ResourceSpec(name="a", prepares=True), B, C, max_bytes=4000)
+    core.report("x", resource="a")
+    granted = core.register("w1", resources=asks(a=1))
+    core.say(m.Prepared(allocation=granted.key, token=granted.token))
+    if releases:
+        core.deregister("w1")
+    core.report(device("b-".ljust(3000, "b"), aliases=("x",)), resource="b")
+    known = core["w1"].aliases["x"]
+    core.report(device("c-".ljust(3000, "c"), aliases=("x",)), resource="c")
+    assert core.state("w1") == ("releasing" if releases else "allocated")
+    assert core["w1"].aliases["x"] == known
+    assert max(map(written, core.decisions)) <= 4000
+
+
 def test_a_name_that_replaces_another_leaves_a_driver_with_as_many_names_incomplete() -> None:
     core = many_connected(300, max_bytes=20_000)
     core.register("holder", resources=asks(b=180))

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from msgspec import UNSET, structs
 
 from outfitter_proto.codec import MAX_MESSAGE_BYTES, encode
-from outfitter_proto.records import FINAL_STATES, Allocation
+from outfitter_proto.records import FINAL_STATES, HOLDING_STATES, Allocation
 from outfitter_service.core.state.infos import GrantInfos
-from outfitter_service.core.states import GRANTED_STATES, PENDING, Step
+from outfitter_service.core.states import PENDING, Step
 
 ENTRY_BYTES = 16
 """Bytes of a batch's entry besides its key and its value."""
@@ -48,7 +48,7 @@ def most_bytes(max_bytes: int, step: Step, record: Allocation) -> int | None:
     if step in (Step.GRANT, Step.PREPARE):
         devices = sum(map(len, record.resources.values()))
         return most_granted(max_bytes) - devices * HEALTH_BYTES
-    if step is Step.REFRESH and record.state in GRANTED_STATES:
+    if step is Step.REFRESH and record.state in HOLDING_STATES:
         return max_bytes
     return None
 
