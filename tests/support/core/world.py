@@ -11,6 +11,8 @@ from datetime import timedelta
 from itertools import combinations
 from typing import Any
 
+from msgspec import UNSET
+
 from outfitter_proto.codec import encode
 from outfitter_proto.records import (
     FINAL_STATES,
@@ -401,7 +403,7 @@ class World:
             if not self.feasible(record, although_asking=True):
                 continue
             # one whose driver is being asked may keep its place, or may have none yet
-            if not self.is_being_asked(record):
+            if not self.is_being_asked(record) and not self._lacks_names():
                 could = self.can_be_had(
                     record, alone=alone | shared | claimed_alone | claimed_shared, shared=alone | claimed_alone
                 )
@@ -448,7 +450,22 @@ class World:
                 return
             if not inventory.reported or inventory.failure is not None:
                 return
+        if self._lacks_names():
+            return
         assert self.can_be_had(record, healthy=False), f"{record.key} waits for what there never is"
+
+    def _lacks_names(self) -> bool:
+        """Before a restart a driver named more devices than the host's record has room for, and it has not named them
+        again: until then nobody is granted anything."""
+        host_state = self.ledger.host_state(HOST)
+        return any(
+            recorded.names_left_out is not UNSET
+            and (
+                not host_state.inventory(resource).reported
+                or (host_state.live and host_state.inventory(resource).expected_names is not None)
+            )
+            for resource, recorded in (host_state.record.resources if host_state.record is not None else {}).items()
+        )
 
     def _check_time(self) -> None:
         """Whatever the clock did: nobody waits, or is remembered, for longer than from now on it could be."""
