@@ -19,6 +19,8 @@ REQUEST_TIMEOUT_S = 3.0
 RESET_S = 0.2
 """A connection that breaks says so sooner than the time-out does."""
 LATEST_S = 12.0
+SLOWEST = 5.2
+"""How many times the typical latency a message takes one way at most, unless it is late."""
 
 
 class LostError(Exception):

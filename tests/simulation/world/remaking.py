@@ -16,7 +16,7 @@ from outfitter_proto.names import Topics, transactional_id
 from outfitter_proto.partitioning import partition_of
 from simulation.hosts.managers import CLUSTER, TOPICS, Manager
 from simulation.model.broker import Broker
-from simulation.model.network import LATEST_S
+from simulation.model.network import LATEST_S, SLOWEST
 
 if TYPE_CHECKING:
     from simulation.world.world import World
@@ -108,7 +108,9 @@ async def remake(world: World, plan: Remaking) -> None:
     """Delete a topic and make it anew, while managers serve or while all are down."""
     await anyio.sleep(plan.after_s)
     identities = _identities(world)
-    late_s = LATEST_S + 1 if plan.of_ledger and world.setting.weather.late else 0.0
+    weather = world.setting.weather
+    # a killed manager's last requests arrive before the ledger is gone
+    late_s = (LATEST_S + 1 if weather.late else weather.latency_s * SLOWEST) if plan.of_ledger else 0.0
     # without history nobody can tell a ledger made anew within a transaction, which that aborts, from a new one
     between_transactions = plan.of_ledger and any(job.limits.history is None for job in world.jobs)
     if plan.down or between_transactions:
