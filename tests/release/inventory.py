@@ -20,19 +20,9 @@ def write(tools: Path, environment: Path, pyproject: Path, version: str, out: Pa
     python = environment / "bin" / "python"
     released = environment / "pyproject.toml"  # cyclonedx-py does not look for a dynamic version
     released.write_text(pyproject.read_text().replace('dynamic = ["version"]', f'version = "{version}"'))
-    options = [
-        "--pyproject",
-        pyproject,
-        "--output-reproducible",
-        "--short-PURLs",
-        "--validate",
-        "--spec-version",
-        "1.6",
-    ]
-    subprocess.run(
-        [tools / "cyclonedx-py", "environment", *options, "--output-format", "JSON", "--output-file", out, python],
-        check=True,
-    )
+    options = ["--pyproject", released, "--output-reproducible", "--short-PURLs", "--validate"]
+    written = ["--spec-version", "1.6", "--output-format", "JSON", "--output-file", out]
+    subprocess.run([tools / "cyclonedx-py", "environment", *options, *written, python], check=True)
     bill = json.loads(out.read_text())
     listed = {component["name"].lower() for component in bill["components"]}
     code = "import importlib.metadata as m, json; print(json.dumps([d.name for d in m.distributions()]))"
