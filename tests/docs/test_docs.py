@@ -29,6 +29,8 @@ documents = pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
 
 KAFKAS = {"--isolation-level", "--producer"}
 """Options of Kafka's own programs that are spoken of."""
+CONTAINERS = {"--build-arg", "--network", "--pid"}
+"""The same of programs that build and run containers."""
 
 
 # --- links and names ---
@@ -130,7 +132,7 @@ def _check(words: list[str], line: str) -> None:
 
 @documents
 def test_every_option_that_is_named_alone_is_one_of_our_programs(document: Path) -> None:
-    known = {"--help", *KAFKAS, *(name for command in _all(command_line) for name in _options(command))}
+    known = {"--help", *KAFKAS, *CONTAINERS, *(name for command in _all(command_line) for name in _options(command))}
     scripts = [*document.parent.glob("*.py"), ROOT / "deploy/kafka/local_kafka.py", ROOT / "tests/bench/__main__.py"]
     known |= {*_options(lease)}
     known |= set(re.findall(r"--[a-z-]+", HELP + "".join(path.read_text() for path in scripts)))
