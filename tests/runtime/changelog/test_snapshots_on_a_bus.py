@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import AsyncIterator, Collection, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, closing
 from pathlib import Path
 from typing import Any
 
@@ -155,3 +156,21 @@ async def test_a_record_that_history_takes_in_no_snapshot_costs_the_snapshot_onl
         await manager.say(register("next", gpu=1, lease_s=None))
         await manager.state("next", "allocated")
         assert bus.refused > 0
+
+
+async def test_history_that_was_recreated_while_nobody_served_begins_with_a_snapshot(tmp_path: Path) -> None:
+    url = f"sqlite://{tmp_path}/bus.db?synchronous=NORMAL"
+    async with FaultyBus(url) as bus:
+        async with serving(bus, static(), tmp_path) as manager:
+            await manager.say(register("w1", gpu=1, lease_s=None))
+            await manager.state("w1", "allocated")
+            await manager.stop()
+        with closing(sqlite3.connect(tmp_path / "bus.db")) as connection, connection:
+            [(topic,)] = connection.execute("SELECT id FROM topic WHERE name = ?", (TOPICS.history,)).fetchall()
+            connection.execute("DELETE FROM record WHERE topic = ?", (topic,))
+            connection.execute("UPDATE part SET start = 0, next = 0 WHERE topic = ?", (topic,))
+        async with serving(bus, static(), tmp_path) as manager:
+            await manager.say(register("w2", gpu=1))
+            await manager.state("w2", "allocated")
+            [first, *_] = [entry for entry in await manager.history() if entry["type"] == "snapshot"]
+            assert f"{HOST}/w1/1" in first["records"]

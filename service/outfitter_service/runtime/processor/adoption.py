@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec import UNSET, Struct
 
+from outfitter_proto.bus.reading import MARKERS_WAIT_S, fetch_what_is_left
 from outfitter_proto.records import NO_TOKEN, Checkpoint
 from outfitter_service.core import model as m
 from outfitter_service.core.decide import implied
@@ -17,6 +18,8 @@ from outfitter_service.runtime.processor.event_queue import EventQueue
 from outfitter_service.runtime.processor.reporting.reporter import CommitReporter
 from outfitter_service.runtime.processor.settlement import InputLoss
 
+HISTORY_FETCHES = 5
+"""How often a manager that starts looks for the first record of history, which markers may precede."""
 _ANSWERS = {m.Prepare: m.Prepared, m.Unprepare: m.Unprepared}
 """The event that ends each command."""
 
@@ -58,12 +61,19 @@ class Adoption(Struct, frozen=True):
                 self.drivers.perform(command, record)
 
     async def _check_history(self) -> None:
-        """Begin a snapshot if history is empty: the topic was recreated while nobody served."""
+        """Begin a snapshot if history has nothing: the topic was recreated while nobody served. If that cannot be seen
+        at once, because a transaction is open, the next snapshot comes when it is due."""
         if not self.snapshots.expected:
             return
-        start, end = await self.assignment.bus.offsets(self.assignment.topics.history, self.assignment.partition)
-        if start == end:
-            self.snapshots.restart()
+        bus, topic, partition = self.assignment.bus, self.assignment.topics.history, self.assignment.partition
+        _, end = await bus.offsets(topic, partition)
+        async with await bus.open_reader(topic, partition, start=None, committed=True) as reader:
+            for _ in range(HISTORY_FETCHES):
+                if await fetch_what_is_left(reader, max_records=1, timeout=MARKERS_WAIT_S):
+                    return
+                if reader.position >= end:
+                    self.snapshots.restart()
+                    return
 
     async def cursor(self, restored: Restored) -> Cursor:
         """The position at which the input continues.
