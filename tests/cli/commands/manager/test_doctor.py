@@ -51,7 +51,8 @@ def test_all_is_well_on_a_bus_with_topics(tmp_path: Path) -> None:
 
 def test_a_bus_that_is_not_there_is_not_checked_and_not_made(tmp_path: Path) -> None:
     code, found = doctor(tmp_path, f'bus = "sqlite:///{tmp_path}/bus/bus.db"\n')
-    assert (code, found["topics"][0]["verdict"]) == (0, "not checked")
+    assert (code, found["topics"][0]["verdict"], found["rights"]) == (0, "not checked", [])
+    assert "not checked" not in {item["verdict"] for item in found["managers"]}
     assert not (tmp_path / "bus").exists()
 
 

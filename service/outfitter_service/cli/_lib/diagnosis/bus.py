@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import anyio
 
-from outfitter_proto.bus import Bus, BusError, MissingBusError
+from outfitter_proto.bus import Bus, BusError, MissingBusError, UnknownTopicError
 from outfitter_service.cli._lib.diagnosis.finding import Finding, Machine, Verdict
 from outfitter_service.config import ConfigurationError, Connection, connection, inspect
 
@@ -54,6 +54,8 @@ def rights(machine: Machine) -> Iterator[Finding]:
 
     try:
         found = _asked(where, lacking)
+    except MissingBusError:  # on a file there are no rights but its modes
+        return
     except BusError:
         yield _UNREADABLE
         return
@@ -95,6 +97,8 @@ def _elsewhere(where: Connection) -> Iterator[Finding]:
 
     try:
         ledger = _asked(where, lambda bus: ledger_view.read(bus, where.cluster, where.host))
+    except (MissingBusError, UnknownTopicError):  # nobody has served anybody there
+        return
     except BusError:
         yield _UNREADABLE
         return
