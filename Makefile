@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 RUNNABLE := $(VENV)/.runnable
 READY := $(VENV)/.ready
 
-.PHONY: demo test check console-test deploy-check dashboard systemd-check image-check manifests-check kube-check asyncapi examples examples-all bench chaos disasters wild simulate fuzz kafka docs dist constraints clean
+.PHONY: demo test check console-test deploy-check from-nothing dashboard systemd-check image-check manifests-check kube-check asyncapi examples examples-all bench chaos disasters wild simulate fuzz kafka docs dist constraints clean
 
 demo: $(RUNNABLE)
 	@echo "A manager and three workers on this machine, for a few seconds."
@@ -36,6 +36,10 @@ deploy-check: $(READY) .cache/dashboard.ready $(PROMTOOL) $(PROMETHEUS) systemd-
 	mkdir -p .cache/prometheus
 	cd .cache/prometheus && apt-get download --quiet prometheus && dpkg-deb --extract prometheus_*.deb .
 	touch .cache/prometheus/usr/bin/*
+
+# From an empty folder to the first grant and the first alarm, as the page of the systemd units says it. As root.
+from-nothing: $(PROMETHEUS)
+	PROMETHEUS=$(abspath $(PROMETHEUS)) tests/deploy/from_nothing.sh
 
 # The dashboard for Grafana, made anew from its script.
 dashboard: $(READY) .cache/dashboard.ready
