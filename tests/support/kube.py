@@ -50,8 +50,12 @@ class RefusedError(Exception):
 class Cluster:
     """One API server, as kubectl sees it."""
 
-    def __init__(self, url: str, authority: Path, token: str) -> None:
-        self._login = [f"--server={url}", f"--certificate-authority={authority}", f"--token={token}"]
+    def __init__(self, url: str, folder: Path, token: str) -> None:
+        """`folder`: has the server's certificate in `pki`."""
+        self._login = [
+            f"--server={url}", f"--certificate-authority={folder}/pki/apiserver.crt", f"--token={token}",
+            f"--cache-dir={folder}/cache",
+        ]  # fmt: skip
 
     def kubectl(self, *arguments: str, stdin: str | None = None) -> str:
         """What kubectl prints.
@@ -70,6 +74,15 @@ class Cluster:
     def apply(self, objects: str, *more: str) -> str:
         """Have the API server take objects in YAML or JSON, with strict validation of each field."""
         return self.kubectl("apply", "--server-side", "--validate=strict", *more, "--filename=-", stdin=objects)
+
+    def add_account(self, namespace: str) -> None:
+        """Add the service account that a controller adds to each namespace."""
+        account = {
+            "apiVersion": "v1",
+            "kind": "ServiceAccount",
+            "metadata": {"name": "default", "namespace": namespace},
+        }
+        self.apply(json.dumps(account))
 
     def get(self, *arguments: str) -> Any:
         return json.loads(self.kubectl("get", *arguments, "--output=json"))
@@ -116,13 +129,12 @@ def running(folder: Path) -> Iterator[Cluster]:
              f"--service-account-signing-key-file={folder}/accounts.key",
              "--authorization-mode=RBAC", f"--token-auth-file={folder}/tokens.csv"],
         )  # fmt: skip
-        cluster = Cluster(f"https://127.0.0.1:{port}", folder / "pki/apiserver.crt", token)
+        cluster = Cluster(f"https://127.0.0.1:{port}", folder, token)
         until(lambda: cluster.kubectl("get", "--raw=/readyz") == "ok", server)
         for file in sorted(CRDS.glob("*.yaml")):
             cluster.kubectl("apply", "--server-side", f"--filename={file}")
         cluster.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
-        # Controllers would make these.
-        cluster.kubectl("create", "serviceaccount", "default")
+        cluster.add_account("default")
         cluster.apply('{"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "handler": "nvidia", '
                       '"metadata": {"name": "nvidia"}}')  # fmt: skip
         yield cluster

@@ -7,7 +7,7 @@ import json
 import socket
 import ssl
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,19 +27,26 @@ from support.webhook import CONFIG, Authority, Webhook, patched, review
 GPU = {"outfitter.dev/resources": "gpu=2"}
 
 
-@pytest.fixture
-def authority(tmp_path: Path) -> Authority:
-    return Authority(tmp_path)
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("authority"))
 
 
-@pytest.fixture
-def webhook(tmp_path: Path, authority: Authority) -> Iterator[Webhook]:
-    running = Webhook(tmp_path, authority)
+@contextmanager
+def running(folder: Path, authority: Authority) -> Iterator[Webhook]:
+    started = Webhook(folder, authority)
     try:
-        yield running
+        yield started
     finally:
-        running.stop()
-        print(running.log[-4000:])
+        started.stop()
+        print(started.log[-4000:])
+
+
+@pytest.fixture(scope="module")
+def webhook(tmp_path_factory: pytest.TempPathFactory, authority: Authority) -> Iterator[Webhook]:
+    """One webhook for the tests that leave it as it is."""
+    with running(tmp_path_factory.mktemp("webhook"), authority) as started:
+        yield started
 
 
 def metric(webhook: Webhook, line: str) -> float:
@@ -49,6 +56,8 @@ def metric(webhook: Webhook, line: str) -> float:
 
 
 def test_a_pod_that_asks_is_changed_and_a_wrong_one_denied_and_both_are_counted(webhook: Webhook) -> None:
+    before = [metric(webhook, f'outfitter_webhook_reviews_total{{outcome="{outcome}"}}') for outcome in Outcome]
+    answers = metric(webhook, "outfitter_webhook_review_seconds_count")
     body = review(GPU)
     status, made = webhook.post(body)
     assert status == 200
@@ -59,41 +68,36 @@ def test_a_pod_that_asks_is_changed_and_a_wrong_one_denied_and_both_are_counted(
     assert "did you mean gpu?" in made["response"]["status"]["message"]
     assert webhook.post(review(None))[1]["response"] == {"uid": json.loads(body)["request"]["uid"], "allowed": True}
     assert webhook.post(b"{}")[0] == 400
-    for outcome in Outcome:
-        assert metric(webhook, f'outfitter_webhook_reviews_total{{outcome="{outcome}"}}') == 1
-    assert metric(webhook, "outfitter_webhook_review_seconds_count") == 4
+    after = [metric(webhook, f'outfitter_webhook_reviews_total{{outcome="{outcome}"}}') for outcome in Outcome]
+    assert after == [count + 1 for count in before]
+    assert metric(webhook, "outfitter_webhook_review_seconds_count") == answers + 4
 
 
-def test_probes_and_metrics_are_served_and_it_ends_in_order(webhook: Webhook) -> None:
-    for path in ("/livez", "/readyz"):
-        assert webhook.request("GET", path) == (200, b"ok\n")
-    assert webhook.request("GET", "/mutate")[0] == 405
-    assert webhook.request("GET", "/")[0] == 404
-    assert webhook.stop() == 0
+def test_probes_and_metrics_are_served_and_it_ends_in_order(tmp_path: Path, authority: Authority) -> None:
+    with running(tmp_path, authority) as webhook:
+        for path in ("/livez", "/readyz"):
+            assert webhook.request("GET", path) == (200, b"ok\n")
+        assert webhook.request("GET", "/mutate")[0] == 405
+        assert webhook.request("GET", "/")[0] == 404
+        assert webhook.stop() == 0
     assert "webhook for gpu, fpga, dongle at https://127.0.0.1:" in webhook.log
 
 
-def test_a_renewed_certificate_is_shown_to_the_next_client_and_open_connections_go_on(
-    webhook: Webhook, authority: Authority
-) -> None:
-    with webhook.connected() as earlier:
-        before = shown(earlier.sock)
-        authority.renew()
-        with webhook.connected() as later:
-            assert shown(later.sock) != before
-        earlier.request("GET", "/livez")
-        assert earlier.getresponse().read() == b"ok\n"
-    assert metric(webhook, "outfitter_webhook_certificate_renewals_total") == 1
-    assert metric(webhook, "outfitter_webhook_certificate_failures_total") == 0
-
-
-def test_while_the_renewed_certificate_cannot_be_read_the_earlier_one_serves(
-    webhook: Webhook, authority: Authority
-) -> None:
-    webhook.address()
-    authority.key.write_text("garbage")
-    assert webhook.post(review(GPU))[0] == 200
-    assert metric(webhook, "outfitter_webhook_certificate_failures_total") == 1
+def test_a_renewed_certificate_is_shown_to_the_next_client_and_open_connections_go_on(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    with running(tmp_path, authority) as webhook:
+        with webhook.connected() as earlier:
+            before = shown(earlier.sock)
+            authority.renew()
+            with webhook.connected() as later:
+                assert shown(later.sock) != before
+            earlier.request("GET", "/livez")
+            assert earlier.getresponse().read() == b"ok\n"
+        assert metric(webhook, "outfitter_webhook_certificate_renewals_total") == 1
+        assert metric(webhook, "outfitter_webhook_certificate_failures_total") == 0
+        authority.key.write_text("garbage")
+        assert webhook.post(review(GPU))[0] == 200
+        assert metric(webhook, "outfitter_webhook_certificate_failures_total") == 1
     assert "the renewed certificate cannot be read" in webhook.log
 
 
@@ -138,11 +142,11 @@ def test_held_connections_keep_no_review_from_its_answer(webhook: Webhook, autho
 async def test_a_review_that_does_not_end_is_refused_in_time(authority: Authority) -> None:
     metrics = WebhookMetrics(Outcome)
     listening = Listening(address="127.0.0.1:0", tls=Certificate(str(authority.cert), str(authority.key)))
-    never = anyio.Event()
+    ended = anyio.Event()
 
     async def endless() -> Any:
         yield b"{"
-        await never.wait()
+        await ended.wait()
 
     async with (
         serving(lambda held: application(held, lambda _: {}, metrics, read_s=0.05), listening) as address,
@@ -151,7 +155,7 @@ async def test_a_review_that_does_not_end_is_refused_in_time(authority: Authorit
         as response,
     ):  # fmt: skip
         assert (response.status, await response.text()) == (408, "the review did not end within 0.05 s\n")
-        never.set()
+        ended.set()
 
 
 def test_it_serves_nobody_without_tls(webhook: Webhook) -> None:

@@ -56,7 +56,9 @@ def test_kubectl_renders_what_kustomize_renders(overlay: str) -> None:
      ("object.metadata.?annotations", "object.metadata.annotation?s")],
 )  # fmt: skip
 def test_a_manifest_with_a_mistake_is_refused(cluster: Cluster, right: str, wrong: str) -> None:
+    cluster.apply(rendered("host"))
     text = "---\n".join(rendered(overlay) for overlay in ("host", "monitoring"))
+    cluster.apply(text, "--dry-run=server")
     assert right in text
     with pytest.raises(RefusedError):
         cluster.apply(text.replace(right, wrong), "--dry-run=server")
@@ -66,15 +68,20 @@ def test_a_manifest_with_a_mistake_is_refused(cluster: Cluster, right: str, wron
 def test_each_pod_is_admitted_at_the_level_of_its_namespace(cluster: Cluster, overlay: str) -> None:
     cluster.apply(rendered(overlay))
     tried = [*pods(overlay)]
-    assert tried
     for pod in tried:
-        made = cluster.create(pod)
-        assert all(container["image"].rpartition(":")[2] for container in made["spec"]["containers"])
-    warned = [pod for pod in tried if pod["spec"].get("hostPID")]
-    for pod in warned:
-        with pytest.raises(RefusedError, match=r'violates PodSecurity "restricted.*host namespaces \(hostPID=true\)'):
-            cluster.create({**pod, "metadata": {"generateName": "tried-", "namespace": "outfitter"}})
-    assert len(warned) == (overlay in {"host", "trial"})
+        cluster.add_account(pod["metadata"]["namespace"])
+        assert cluster.create(pod)["spec"]["containers"]
+    assert len([pod for pod in tried if "hostPID" in pod["spec"]]) == (overlay != "cluster")
+
+
+def test_a_pod_of_the_daemon_set_is_refused_in_the_other_namespace(cluster: Cluster) -> None:
+    cluster.apply(rendered("host"))
+    cluster.add_account("outfitter")
+    (pod,) = [pod for pod in pods("host") if "hostPID" in pod["spec"]]
+    pod["metadata"]["namespace"] = "outfitter"
+    pod["spec"]["serviceAccountName"] = "default"
+    with pytest.raises(RefusedError, match=r'violates PodSecurity "restricted.*host namespaces \(hostPID=true\)'):
+        cluster.create(pod)
 
 
 def test_the_commands_of_the_page_that_name_a_node_work(cluster: Cluster) -> None:
