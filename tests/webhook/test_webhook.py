@@ -18,8 +18,8 @@ from aiohttp import ClientSession
 from outfitter_service.http.connections import MOST
 from outfitter_service.http.listener import Listening, serving
 from outfitter_service.http.tls import Certificate
-from outfitter_service.metrics import WebhookMetrics
 from outfitter_service.webhook.application import LARGEST_REVIEW, application
+from outfitter_service.webhook.metrics import WebhookMetrics
 from outfitter_service.webhook.review import Outcome
 from support.processes import command_line
 from support.webhook import CONFIG, Authority, Webhook, patched, review
@@ -140,8 +140,8 @@ def test_held_connections_keep_no_review_from_its_answer(webhook: Webhook, autho
 
 
 async def test_a_review_that_does_not_end_is_refused_in_time(authority: Authority) -> None:
-    metrics = WebhookMetrics(Outcome)
-    listening = Listening(address="127.0.0.1:0", tls=Certificate(str(authority.cert), str(authority.key)))
+    certificate = Certificate(str(authority.cert), str(authority.key))
+    metrics, listening = WebhookMetrics(certificate), Listening(address="127.0.0.1:0", tls=certificate)
     ended = anyio.Event()
 
     async def endless() -> Any:

@@ -10,7 +10,7 @@ import structlog
 from aiohttp import web
 
 from outfitter_service.http.connections import Connections
-from outfitter_service.metrics import CONTENT_TYPE, WebhookMetrics
+from outfitter_service.webhook.metrics import CONTENT_TYPE, WebhookMetrics
 from outfitter_service.webhook.review import AmountsOf, NoReviewError, Outcome, answer
 
 log = structlog.get_logger("outfitter.webhook")

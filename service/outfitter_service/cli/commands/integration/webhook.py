@@ -40,11 +40,10 @@ def webhook(
     from outfitter_service.cli._lib.configured_drivers import configured, driver_of
     from outfitter_service.http import tls
     from outfitter_service.http.listener import Listening
-    from outfitter_service.metrics import WebhookMetrics
     from outfitter_service.requests import annotated_amounts
     from outfitter_service.runtime.liveness import descriptors
     from outfitter_service.webhook.application import PATH, application
-    from outfitter_service.webhook.review import Outcome
+    from outfitter_service.webhook.metrics import WebhookMetrics
 
     descriptors.prepare()
     resources = configured(config)
@@ -53,7 +52,7 @@ def webhook(
     memory.tune()
     drivers = {item.name: driver_of(item) for item in resources if item.kubernetes_key is None}
     amounts_of = partial(annotated_amounts, resources=resources, driver_of=lambda item: drivers.get(item.name))
-    metrics = WebhookMetrics(Outcome, renewals=lambda: certificate.renewals, failures=lambda: certificate.failures)
+    metrics = WebhookMetrics(certificate)
     listening = Listening(address=listen, tls=certificate, flag="--listen")
     names = ", ".join(item.name for item in resources if item.in_effect) or "no resource"
     anyio.run(
