@@ -88,7 +88,7 @@ kube-check: $(READY) $(KUBE_PROGRAMS) $(KUBE)/etcd/usr/bin/etcd $(KUBE)/crds/.re
 	$(BIN)/pytest tests/deploy/kube --override-ini python_files='kube_*.py' $(PYTEST_ARGS)
 
 $(KUBE)/bin/%: tests/deploy/kube/go.mod tests/deploy/kube/go.sum
-	cd tests/deploy/kube && go build -o $(CURDIR)/$@ $$(sed -n 's#^tool \(.*/$*\(/v[0-9]*\)\?\)$$#\1#p' go.mod)
+	cd tests/deploy/kube && go build -trimpath -ldflags '-s -w' -o $(CURDIR)/$@ $$(sed -n 's#^tool \(.*/$*\(/v[0-9]*\)\?\)$$#\1#p' go.mod)
 	touch $@
 
 $(KUBE)/etcd/usr/bin/etcd:
