@@ -87,15 +87,15 @@ class Cluster:
     def get(self, *arguments: str) -> Any:
         return json.loads(self.kubectl("get", *arguments, "--output=json"))
 
-    def create(self, pod: Any, *more: str) -> Any:
-        """The pod as the API server would make it. It is only tried, unless `--dry-run=none` is given.
+    def create(self, wanted: Any, *more: str) -> Any:
+        """A pod, or another object, as the API server makes it. It is only tried, unless `--dry-run=none` is given.
 
         Raises:
             RefusedError: it is refused.
         """
         arguments = more or ("--dry-run=server",)
         made = self.kubectl(
-            "create", "--validate=strict", "--output=json", *arguments, "--filename=-", stdin=json.dumps(pod)
+            "create", "--validate=strict", "--output=json", *arguments, "--filename=-", stdin=json.dumps(wanted)
         )
         return json.loads(made)
 

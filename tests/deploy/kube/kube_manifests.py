@@ -85,14 +85,15 @@ def test_a_pod_of_the_daemon_set_is_refused_in_the_other_namespace(cluster: Clus
 
 
 def test_the_commands_of_the_page_that_name_a_node_work(cluster: Cluster) -> None:
-    cluster.apply('{"apiVersion": "v1", "kind": "Node", "metadata": {"name": "gpu-3"}}')
+    node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "gpu-3"}, "status": {"capacity": {"cpu": "8"}}}
+    cluster.create(node, "--dry-run=none")
     commands = [line.strip() for line in shell_lines(MANIFESTS / "README.md") if " node gpu-3 " in line]
     assert len(commands) == 2
     for command in commands:
         _run(cluster, command)
-    node = cluster.get("node", "gpu-3")
-    assert node["metadata"]["labels"]["outfitter.dev/host"] == "true"
-    assert node["status"]["capacity"]["outfitter.dev/gpu"] == "4"
+    changed = cluster.get("node", "gpu-3")
+    assert changed["metadata"]["labels"]["outfitter.dev/host"] == "true"
+    assert changed["status"]["capacity"] == {"cpu": "8", "outfitter.dev/gpu": "4"}
 
 
 def _run(cluster: Cluster, command: str) -> None:

@@ -39,23 +39,23 @@ def webhook(cluster: Cluster, authority: Authority, tmp_path_factory: pytest.Tem
     """The webhook with the overlay's own configuration."""
     running = Webhook(tmp_path_factory.mktemp("webhook"), authority, config=CONFIG)
     try:
-        ask(cluster, authority, running.address()[1])
+        ask(cluster, authority, running.address()[1], TWO)
         yield running
     finally:
         running.stop()
         print(running.log[-4000:])
 
 
-def ask(cluster: Cluster, authority: Authority, port: int) -> None:
+def ask(cluster: Cluster, authority: Authority, port: int, answer: dict[str, str]) -> None:
     """Have the API server ask a webhook as the overlay says. Only the address is another one, because this cluster has
-    no network for Services."""
+    no network for Services. `answer`: how this webhook answers, and no other one."""
     (configuration,) = [each for each in objects(rendered("host")) if each["kind"] == "MutatingWebhookConfiguration"]
     trusted = base64.b64encode(authority.trusted.cert_pem.bytes()).decode()
     (asked,) = configuration["webhooks"]
     asked["clientConfig"] = {"url": f"https://127.0.0.1:{port}/mutate", "caBundle": trusted}
     cluster.kubectl("delete", "mutatingwebhookconfiguration", "outfitter", "--ignore-not-found")
     cluster.apply(json.dumps(configuration))
-    until(lambda: limits(cluster.create(pod(GPU))) == TWO)
+    until(lambda: limits(cluster.create(pod(GPU))) == answer)
 
 
 def limits(made: Any, position: int = 0) -> Any:
@@ -118,9 +118,9 @@ def test_a_renewed_certificate_is_trusted(cluster: Cluster, webhook: Webhook, au
 def test_while_the_webhook_is_down_only_pods_that_ask_are_stopped(
     cluster: Cluster, authority: Authority, tmp_path: Path
 ) -> None:
-    away = Webhook(tmp_path, authority, config=CONFIG)
+    away = Webhook(tmp_path, authority, config=CONFIG.replace("outfitter.dev/gpu", "outfitter.dev/away"))
     try:
-        ask(cluster, authority, away.address()[1])
+        ask(cluster, authority, away.address()[1], {"outfitter.dev/away": "2"})
     finally:
         away.stop()
     with pytest.raises(RefusedError, match=r"failed calling webhook \"resources\.outfitter\.dev\""):
