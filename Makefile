@@ -111,14 +111,14 @@ IMAGE_TOOLS := $(IMAGE)/tools
 image-check: $(IMAGE_TOOLS)/.ready .cache/prometheus/usr/bin/promtool
 	$(BIN)/hadolint deploy/image/Dockerfile
 	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec deploy/compose/compose.yaml
-	tests/deploy/build-image $(IMAGE)
+	tests/deploy/image/build $(IMAGE)
 	$(PYTHON) deploy/kafka/local_kafka.py jars >/dev/null
 	IMAGE=$(IMAGE) CONTAINER_TOOLS=$(IMAGE_TOOLS)/usr/bin:.cache/prometheus/usr/bin \
-		$(BIN)/pytest tests/deploy --override-ini python_files='image_*.py compose_*.py' $(PYTEST_ARGS)
+		$(BIN)/pytest tests/deploy/image --override-ini python_files='image_*.py compose_*.py' $(PYTEST_ARGS)
 
 # None of these need be installed: they run from here, and buildah finds its libraries here, too.
-$(IMAGE_TOOLS)/.ready: $(READY) tests/deploy/constraints.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r tests/deploy/constraints.txt
+$(IMAGE_TOOLS)/.ready: $(READY) tests/deploy/image/constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r tests/deploy/image/constraints.txt
 	mkdir -p $(IMAGE_TOOLS)
 	cd $(IMAGE_TOOLS) && \
 		apt-get download --quiet mmdebstrap buildah libassuan0 libdevmapper1.02.1 libgpgme11 libseccomp2 bubblewrap && \

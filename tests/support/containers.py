@@ -41,7 +41,7 @@ class Mount(NamedTuple):
 
 
 class Image:
-    """What `tests/deploy/build-image` leaves in a folder: the unpacked root, and the image's configuration."""
+    """What `tests/deploy/image/build` leaves in a folder: the unpacked root, and the image's configuration."""
 
     def __init__(self, folder: Path) -> None:
         self.root = folder / "root"

@@ -12,7 +12,7 @@ from support.containers import Image
 
 @pytest.fixture(scope="session")
 def image() -> Image:
-    """The folder that IMAGE names, as `tests/deploy/build-image` leaves it."""
+    """The folder that IMAGE names, as `tests/deploy/image/build` leaves it."""
     folder = os.environ.get("IMAGE")
     if folder is None:
         pytest.fail("IMAGE names no image: run `make image-check`", pytrace=False)
