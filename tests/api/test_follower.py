@@ -199,6 +199,51 @@ async def test_while_the_bus_is_away_the_model_stays_and_says_how_old_it_is(
             tasks.cancel_scope.cancel()
 
 
+@pytest.mark.parametrize("fails", [True, False], ids=["reading fails", "nothing comes"])
+async def test_a_ledger_that_is_not_read_any_further_is_said_although_its_end_is_known(
+    fails: bool, bus: Bus, bus_url: str, cluster: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(followers, "LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(followers, "LATE_S", 0.05)
+    await publish(bus, topics(cluster).allocations, "a", host_record("a"))
+    away = False
+    partitions: set[int] = set()
+
+    async with connect(bus_url) as own:
+        open_reader = own.open_reader
+
+        async def open_reader_that_ends(topic: str, *args: Any, **options: Any) -> Any:
+            reader = await open_reader(topic, *args, **options)
+            fetch = reader.fetch
+
+            async def fetch_or_none(**limits: Any) -> Any:
+                if away and topic == topics(cluster).allocations:
+                    partitions.add(args[0])
+                    if fails:
+                        raise BusUnavailableError("no right to read")
+                    await anyio.sleep(0.01)
+                    return []
+                return await fetch(**limits)
+
+            reader.fetch = fetch_or_none  # type: ignore[method-assign]
+            return reader
+
+        own.open_reader = open_reader_that_ends  # type: ignore[method-assign]
+        follower = Follower(own, cluster)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(follower.run)
+            fleet = await caught_up(follower)
+            await until(lambda: follower.behind == 0)
+            away = True
+            await until(lambda: len(partitions) == PARTITIONS)
+            await publish(bus, topics(cluster).allocations, "b", host_record("b"))
+            await until(lambda: follower.outage)
+            assert ("no right to read" if fails else "have not been read") in str(follower.outage)
+            away = False
+            await until(lambda: follower.outage is None and fleet.hosts == ["a", "b"])
+            tasks.cancel_scope.cancel()
+
+
 async def test_a_bus_that_cannot_be_used_is_said_at_the_start(tmp_path: Path) -> None:
     (tmp_path / "bus.db").write_text("this is no database, and long enough to be looked at: " * 100)
     async with followers.opened(f"sqlite://{tmp_path}/bus.db", {}, "c") as follower:

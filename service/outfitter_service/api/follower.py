@@ -8,7 +8,7 @@ begins again with a new model. While the bus is away the model stays, and `as_of
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any, Generic, TypeVar
@@ -48,6 +48,8 @@ BACKOFF_S = (0.2, 5.0)
 """The first and the longest delay between attempts to reach the bus."""
 LOOK_EVERY_S = 2.0
 """Seconds between two looks at the topics' shapes and ends."""
+LATE_S = 30.0
+"""A model that has been incomplete for this many seconds is an old picture, whatever the reason."""
 CLOSE_WITHIN_S = 2.0
 """Time limit for closing the bus."""
 AT_ONCE = 8
@@ -109,7 +111,7 @@ class Follower:
 
     `condition`: why it is not, for people. `behind`: the records of the ledger that the bus has and the model has not,
     as of the last look. `as_of`: the moment up to which the model is known to have everything. `outage`: why the bus
-    cannot be read now, None if it can.
+    cannot be read now, or why the model stays behind; None: there is no such reason.
     """
 
     def __init__(self, bus: Bus, cluster: str, *, host: str | None = None) -> None:
@@ -124,6 +126,8 @@ class Follower:
         self._host = host
         self._readers: dict[int, Reader] = {}
         """The readers of the ledger by partition."""
+        self._failures: dict[int, str] = {}
+        """Why a partition of the ledger cannot be read now."""
 
     async def reach(self) -> None:
         """Connect once.
@@ -164,6 +168,7 @@ class Follower:
         shapes = await self._bus.shapes([self._topics.allocations, self._topics.registrations])
         count = (await self._bus.topic(self._topics.allocations)).partitions
         partitions = range(count) if self._host is None else [partition_of(self._host, count)]
+        self._failures = {}
         fleet = Fleet(count, self._host)
         failure: BusError | None = None
         async with AsyncExitStack() as stack, anyio.create_task_group() as tasks:
@@ -179,8 +184,8 @@ class Follower:
             if failure is None:
                 self.fleet, self.condition, self.as_of = fleet, "serving", datetime.now(UTC)
                 log.info("the API has caught up", hosts=len(fleet.hosts), partitions=len(partitions))
-                for reader in self._readers.values():
-                    tasks.start_soon(self._follow_ledger, reader, fleet, tasks.cancel_scope)
+                for partition in partitions:
+                    tasks.start_soon(self._follow_ledger, partition, fleet, tasks.cancel_scope)
                 tasks.start_soon(self._look, shapes, fleet, tasks.cancel_scope)
         if failure is not None:
             raise failure
@@ -232,8 +237,14 @@ class Follower:
             await anyio.lowlevel.checkpoint()
         return readers
 
-    async def _follow_ledger(self, reader: Reader, fleet: Fleet, scope: anyio.CancelScope) -> None:
-        async for messages in _messages(reader):
+    async def _follow_ledger(self, partition: int, fleet: Fleet, scope: anyio.CancelScope) -> None:
+        def note(failure: str | None) -> None:
+            if failure is None:
+                self._failures.pop(partition, None)
+            else:
+                self._failures[partition] = failure
+
+        async for messages in _messages(self._readers[partition], note=note):
             if messages is None:  # a deletion may have been compacted away
                 scope.cancel()
                 return
@@ -282,12 +293,19 @@ class Follower:
                     end = await self._bus.stable_end(self._topics.allocations, partition)
                     behind += max(0, end - reader.position)
                     _, fleet.input_ends[partition] = await self._bus.offsets(self._topics.registrations, partition)
-                self.behind, self.outage = behind, None
+                self.behind = behind
                 if not behind:
                     self.as_of = moment
+                self.outage = next(iter(self._failures.values()), None) or self._lateness(moment)
             except BusError as error:
                 self.outage = str(error)
             await anyio.sleep(LOOK_EVERY_S)
+
+    def _lateness(self, moment: datetime) -> str | None:
+        """Why the model is an old picture although nothing fails; None: it is not."""
+        if self.as_of is None or (late_s := (moment - self.as_of).total_seconds()) < LATE_S:
+            return None
+        return f"{self.behind} records of the ledger have not been read for {late_s:.0f} s"
 
 
 @asynccontextmanager
@@ -333,9 +351,12 @@ async def _read_tail(reader: Reader, tail: _Tail[T]) -> None:
             tail.caught_up.set()
 
 
-async def _messages(reader: Reader, end: int = 0) -> AsyncIterator[list[Message] | None]:
+async def _messages(
+    reader: Reader, end: int = 0, *, note: Callable[[str | None], object] = lambda _: None
+) -> AsyncIterator[list[Message] | None]:
     """The messages as they come; a list may be empty. None, and the end: the reader's position is gone. Before the
-    offset `end` it does not wait long, because only markers may be left."""
+    offset `end` it does not wait long, because only markers may be left. `note` is told why reading fails, and None
+    when it works."""
     backoff = Backoff(*BACKOFF_S)
     while True:
         timeout = MARKERS_WAIT_S if reader.position < end else FOLLOW_WAIT_S
@@ -344,9 +365,11 @@ async def _messages(reader: Reader, end: int = 0) -> AsyncIterator[list[Message]
         except OffsetOutOfRangeError:
             yield None
             return
-        except BusError:  # `_look` says why
+        except BusError as error:
+            note(str(error))
             await anyio.sleep(backoff.next_delay())
             continue
+        note(None)
         backoff.reset()
         yield messages
         await anyio.lowlevel.checkpoint()

@@ -191,6 +191,7 @@ def test_it_fits_any_terminal_with_any_names_and_leaves_nothing_out_in_silence(
 ) -> None:
     names = [f"{number}-{HOSTILE}" for number in range(hosts)]
     found = picture(
+        cluster=HOSTILE,
         hosts=[host(name, managed=number % 7 != 0) for number, name in enumerate(names)],
         devices=[
             device(f"{number}/{HOSTILE}", name, health=HOSTILE, reason=HOSTILE) for name in names for number in range(8)

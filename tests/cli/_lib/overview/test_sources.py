@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from outfitter_service.api.items import QueueItem
 from outfitter_service.api.paging import MOST
-from outfitter_service.cli._lib.overview.sources import BusSource
+from outfitter_service.cli._lib.overview import sources
+from outfitter_service.cli._lib.overview.sources import BusSource, of_api
+from outfitter_service.query.errors import OutfitterCliError
 from support.api import fleet_of, follower_of, host_record
 
 HOSTS = [f"host-{number:04}" for number in range(MOST + 1)]
@@ -21,3 +28,16 @@ async def test_a_picture_of_one_host_has_nothing_of_others() -> None:
     picture = await BusSource(follower, HOSTS[1]).picture()
     assert [host.host for host in picture.hosts] == HOSTS[1:2]
     assert {device.host for device in picture.devices} == set(HOSTS[1:2])
+
+
+async def test_an_answer_of_an_api_is_read_whole_and_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def large(_: web.Request) -> web.Response:
+        return web.json_response({"items": [], "padding": "x" * 500_000})
+
+    app = web.Application()
+    app.router.add_get("/api/v1/queue", large)
+    async with TestServer(app) as server, of_api(str(server.make_url("")), None, token=None, tls=None) as source:
+        assert (await source.page(QueueItem, "queue", {})).items == []
+        monkeypatch.setattr(sources, "LARGEST", 400_000)
+        with pytest.raises(OutfitterCliError, match="more than 400,000 bytes"):
+            await source.page(QueueItem, "queue", {})

@@ -72,7 +72,7 @@ def _header(picture: Picture, views: Sequence[HostView], stale: str | None) -> T
     counts = Counter(state for view in views for state in view.states)
     devices = ", ".join(f"{counts[state]} {state}" for state in reversed(STATES) if counts[state]) or "none"
     at = "never" if picture.as_of is None else picture.as_of.astimezone().strftime("%H:%M:%S")
-    header = Text(f"{picture.cluster}  ", "bold")
+    header = Text(f"{printable(picture.cluster)}  ", "bold")
     header.append(f"as of {at}  ", "bold red" if stale else "")
     header.append(f"hosts: {len(views)}  devices: {devices}  waiting: {len(picture.queue)}", "not bold")
     return header

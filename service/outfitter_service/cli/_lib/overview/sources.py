@@ -136,7 +136,7 @@ class ApiSource(Source):
         url = f"{self._url}{routes.BASE}/{name}"
         try:
             async with self._session.get(url, params=query, allow_redirects=False) as response:
-                body = await response.content.read(LARGEST)
+                body = await _body(response)
         except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError, UnicodeError, ValueError) as error:
             raise OutfitterCliError(f"{url} is no address of an API, such as http://127.0.0.1:9478") from error
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
@@ -149,6 +149,18 @@ class ApiSource(Source):
             raise OutfitterCliError(
                 f"{url} answers with something that is no page of Outfitter's API: {error}"
             ) from error
+
+
+async def _body(response: aiohttp.ClientResponse) -> bytes:
+    """The whole body, or as much of it as an answer may have."""
+    body = bytearray()
+    async for chunk in response.content.iter_any():
+        body += chunk
+        if len(body) > LARGEST:
+            raise OutfitterCliError(
+                f"{response.url} answers with more than {LARGEST:,} bytes: it is no API of Outfitter"
+            )
+    return bytes(body)
 
 
 def _words(error: Exception) -> str:
