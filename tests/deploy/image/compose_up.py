@@ -92,7 +92,7 @@ class Stage:
             entrypoint=None if command is None else [],
             environment=settings["environment"],
             mounts=self.mounts(service),
-            own_pids=False,
+            own_pids="pid" not in settings,
         )
         container = Container(inside, self.folder / f"{service}-{number}{'-command' if command else ''}.log")
         self._ends.callback(container.kill9)
