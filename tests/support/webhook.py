@@ -1,4 +1,4 @@
-"""A real `outfitter webhook` in a process of its own, and reviews as API servers send them."""
+"""A real `outfitter webhook` in a process of its own, and reviews in the form that API servers send."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _CREATE = json.loads((ROOT / "tests/webhook/reviews/create-pod.json").read_text(
 
 
 def review(annotations: Mapping[str, str] | None, *containers: Mapping[str, Any], **request: Any) -> bytes:
-    """A review as an API server sent it, with other annotations, containers and fields of the request."""
+    """A review of the creation of a pod, with these annotations, containers and fields of the request."""
     body: dict[str, Any] = json.loads(json.dumps(_CREATE))
     pod = body["request"]["object"]
     pod["metadata"]["annotations"] = annotations

@@ -213,6 +213,6 @@ def test_any_pod_is_answered_or_refused(amounts_of: AmountsOf, annotations: Any,
     assert json.loads(made)["response"]["allowed"] is (outcome is not Outcome.DENIED)
 
 
-def test_the_body_of_an_api_server_is_read_with_its_many_other_fields(amounts_of: AmountsOf) -> None:
+def test_a_whole_review_is_read_with_its_many_other_fields(amounts_of: AmountsOf) -> None:
     for file in sorted(Path(__file__).parent.glob("reviews/*.json")):
         assert answer(file.read_bytes(), amounts_of)[1] is Outcome.CHANGED, file.name
