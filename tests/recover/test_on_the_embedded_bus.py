@@ -15,15 +15,18 @@ from typing import Any
 
 import anyio
 import pytest
+from msgspec import structs
 
 from outfitter_proto import topics as wanted
 from outfitter_proto.bus import BusUnavailableError, Entry, connect
 from outfitter_proto.codec import encode
 from outfitter_proto.names import topics
+from outfitter_proto.partitioning import partition_of
 from outfitter_proto.records import Register
 from outfitter_proto.support.processes import process_owner
 from outfitter_service.runtime.changelog.backup.archive import BackupError
 from outfitter_service.runtime.changelog.backup.restoration import restore_backup
+from support.api import checkpoint
 from support.bus.faulty_bus import FaultyBus
 from support.managers.process import Manager, ManagerError, StartManager, files_config
 from support.recipes import commands, run
@@ -190,11 +193,26 @@ def test_a_restore_that_was_interrupted_lets_no_manager_start_adopted_or_not(sav
     anyio.run(interrupted)
     assert "`outfitter restore` has not completed" in refused(saved)
     assert "`outfitter restore` has not completed" in refused(saved, "--adopt-ledger")
+    other = Manager(saved.folder / "other", saved.config.read_text(), bus=saved.bus_url)
+    assert "`outfitter restore` has not completed" in refused(other), "the host may be one that comes later"
     grown = saved.outfitter("topics", "grow", "--partitions", "1", "--force")
     assert "has not completed" in grown.stderr
     renew(saved)
     run(saved, ["outfitter", "restore", "ledger.gz"])
     saved.start("--adopt-ledger")
+
+
+def test_a_restore_that_was_interrupted_lets_no_manager_start_in_another_partition(tmp_path: Path) -> None:
+    manager = Manager(tmp_path, files_config(tmp_path / "gpus", gpus=1))
+    assert manager.outfitter("topics", "create", "--partitions", "2").returncode == 0
+    half = structs.replace(checkpoint("host/h"), partitions=0, ledger_id="backup/2026-11-26T12:00:00Z")
+
+    async def begin() -> None:
+        async with connect(manager.bus_url) as bus:
+            await bus.publish(LEDGER, 1 - partition_of(manager.host, 2), Entry(half.key.encode(), encode(half)))
+
+    anyio.run(begin)
+    assert "`outfitter restore` has not completed" in refused(manager)
 
 
 def test_a_manager_that_writes_while_a_backup_is_restored_is_found_out(saved: Manager) -> None:
@@ -263,6 +281,22 @@ def test_no_ledger_is_adopted_while_a_worker_runs_that_it_lacks(
     sleeper.wait(30)
     saved.start("--adopt-ledger")
     assert [info["id"] for info in register(saved, "w3")["resources"]["gpu"]] == ["GPU-2"]
+
+
+def test_no_ledger_is_begun_while_a_worker_of_its_host_runs(saved: Manager, sleeper: subprocess.Popen[str]) -> None:
+    """As if somebody had removed the file of the embedded bus, or the backup were older than the host."""
+    saved.wait_for(lambda: sleepers(saved))
+    saved.stop()
+    [pid] = sleepers(saved)
+    renew(saved)
+    for arguments in ((), ("--adopt-ledger",)):
+        told = refused(saved, *arguments)
+        assert f"the ledger has nothing of host '{saved.host}', because it is new, or lost" in told
+        assert f"{saved.host}/late/" in told
+        assert f"(process {pid}" in told
+    subprocess.run(["kill", "-9", str(pid)], check=True)
+    sleeper.wait(30)
+    saved.start()
 
 
 def forget_all(manager: Manager) -> None:

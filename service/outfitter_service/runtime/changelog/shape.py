@@ -7,13 +7,16 @@ takes a partition and while it serves, and ends rather than guess.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import datetime
 
 from msgspec import UNSET, Struct, structs
 
 from outfitter_proto.bus import Bus, Message, UnknownTopicError
 from outfitter_proto.bus.reading import read_to
+from outfitter_proto.codec import WireError, decode_ledger
+from outfitter_proto.keys import CHECKPOINT
 from outfitter_proto.names import Topics, transactional_id
 from outfitter_proto.records import Checkpoint
 from outfitter_service.runtime.changelog.restore import Restored
@@ -194,6 +197,7 @@ class TopicCheck:
 
     async def _check_new(self, restored: Restored, *, taken: bool) -> str | None:
         """Whether a ledger without a checkpoint of this writer should have one; see `check_restored`."""
+        self._refuse_half_restored(restored.neighbours)
         if not self._strays_checked:
             await self._refuse_strays()
             self._strays_checked = True
@@ -279,14 +283,28 @@ class TopicCheck:
                     f"another number. {growing(self.shape.partitions)}"
                 )
 
+    def _refuse_half_restored(self, checkpoints: Mapping[bytes, bytes]) -> None:
+        """Refuse a ledger to which a backup is not restored to the end. This writer's records may be missing yet.
+        `checkpoints`: encoded records of others, by key."""
+        for key, value in checkpoints.items():
+            if not key.startswith(CHECKPOINT):
+                continue
+            with suppress(WireError):  # its own writer says what is damaged
+                record = decode_ledger(value, key=key)
+                if isinstance(record, Checkpoint) and is_half_restored(record):
+                    raise TopicsChangedError(f"{self._topics.allocations}: {HALF_RESTORED}")
+
     async def _strays(self, partition: int) -> list[str]:
         """The hosts of this scope with records in another partition."""
         topic = self._topics.allocations
         hosts: dict[bytes, str] = {}
+        checkpoints: dict[bytes, bytes] = {}
         end = await self._bus.stable_end(topic, partition)
         async with await self._bus.open_reader(topic, partition, start=None, committed=True) as reader:
             async for messages in read_to(reader, end):
                 for message in messages:
+                    if message.key is not None and message.key.startswith(CHECKPOINT):
+                        checkpoints[message.key] = message.value or b""
                     host = self._assignment.scope.stray(message.key or b"", self.shape.partitions)
                     if host is None:
                         continue
@@ -294,6 +312,7 @@ class TopicCheck:
                         hosts.pop(message.key or b"", None)
                     else:
                         hosts[message.key or b""] = host
+        self._refuse_half_restored(checkpoints)
         return sorted(set(hosts.values()))
 
     async def _is_in_history(self) -> bool:

@@ -182,7 +182,7 @@ class Processor:
             ForeignManagerError: another manager works for this writer or for its hosts.
             LedgerRefusedError: the ledger cannot be worked on by this version.
             TopicsChangedError: the ledger was written for other topics, or has gone back.
-            UnrecordedWorkersError: an adopted ledger lacks workers that still run.
+            UnrecordedWorkersError: an adopted or new ledger lacks workers that still run.
             BusConfigurationError: the file of a bus on this machine was replaced.
         """
         backoff = Backoff(FIRST_DELAY_S, LONGEST_DELAY_S, jitter=JITTER)

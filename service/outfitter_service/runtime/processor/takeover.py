@@ -78,7 +78,7 @@ class Takeover:
         Raises:
             ForeignManagerError: another manager works for this writer or for its hosts.
             TopicsChangedError: the ledger was written for other topics.
-            UnrecordedWorkersError: an adopted ledger lacks workers that still run.
+            UnrecordedWorkersError: an adopted or new ledger lacks workers that still run.
             BusError: the bus did not answer.
         """
         clock = self._clock
@@ -129,7 +129,7 @@ class Takeover:
         Raises:
             ForeignManagerError: another manager works for this writer or for its hosts.
             TopicsChangedError: the ledger was written for other topics, or has gone back.
-            UnrecordedWorkersError: an adopted ledger lacks workers that still run.
+            UnrecordedWorkersError: an adopted or new ledger lacks workers that still run.
             BusError: the ledger could not be read.
         """
         restored = await self._reuse_early_restore() or await self._restore()
@@ -241,9 +241,9 @@ class Takeover:
 
 
 async def _check(assignment: Assignment, topic_check: TopicCheck, restored: Restored, *, taken: bool) -> None:
-    """See `TopicCheck.check_restored`. A ledger that is adopted lacks no worker that still runs here."""
+    """See `TopicCheck.check_restored`. A ledger that is adopted, or new, lacks no worker that still runs here."""
     adopted = await topic_check.check_restored(restored, taken=taken)
-    if adopted is not None:
+    if adopted is not None or restored.checkpoint is None:
         await refuse_unrecorded(assignment, restored, adopted)
 
 

@@ -1,10 +1,12 @@
-"""Looks for workers that still run and are not in a ledger that is about to be adopted.
+"""Looks for workers that still run and are not in a ledger that is about to be used.
 
-Such a ledger may be old or empty. A worker that got its devices later still uses them, and they would be lent again. So
-no manager adopts the ledger before these workers have ended. It sees those of its own machine only, in two ways:
+A ledger that is adopted, or that has nothing of this host yet, may be old or new. A worker that got its devices from
+another one still uses them, and they would be lent again. So no manager uses the ledger before these workers have
+ended. It sees those of its own machine only, in two ways:
 
 - by the variables that `outfitter run` sets, which all processes of the worker inherit;
-- by the owner process that a registration names, as far as the registrations topic still has it.
+- by the owner process that a registration names, as far as the registrations topic still has it. A worker may also wait
+  for the first manager of its host. So this counts only in a ledger that is adopted.
 
 A worker that names no owner, and has no variables, is not found. Nor is any in cluster scope.
 """
@@ -33,11 +35,12 @@ MOST_NAMED = 5
 
 
 class UnrecordedWorkersError(RuntimeError):
-    """Workers run that the adopted ledger does not have. The message names them."""
+    """Workers run that the ledger does not have. The message names them."""
 
 
-async def refuse_unrecorded(assignment: Assignment, restored: Restored, reason: str) -> None:
-    """Refuse a ledger that lacks workers which still run on this machine. `reason`: why it must be adopted.
+async def refuse_unrecorded(assignment: Assignment, restored: Restored, reason: str | None) -> None:
+    """Refuse a ledger that lacks workers which still run on this machine. `reason`: why it must be adopted; None: it
+    need not be, because it has nothing of this host yet.
 
     Raises:
         UnrecordedWorkersError: there are such workers.
@@ -47,17 +50,20 @@ async def refuse_unrecorded(assignment: Assignment, restored: Restored, reason: 
     if host is None or assignment.identity.pid_ns is None:
         return
     ledger = restored.ledger
-    living = await _owners(assignment, host)
+    living = {} if reason is None else await _owners(assignment, host)
     living |= await anyio.to_thread.run_sync(lambda: dict(_processes(host)))
     unrecorded = {key: process for key, process in sorted(living.items()) if not _is_recorded(ledger, key)}
     if not unrecorded:
         return
     shown = ", ".join(f"{key} (process {process})" for key, process in list(unrecorded.items())[:MOST_NAMED])
     more = f" and {len(unrecorded) - MOST_NAMED} more" if len(unrecorded) > MOST_NAMED else ""
-    raise UnrecordedWorkersError(
-        f"{reason}. Workers run on this machine that it does not have: {shown}{more}. Their devices would be lent "
-        "again: end these processes, and start again with --adopt-ledger"
-    )
+    missing = f"Workers run on this machine that it does not have: {shown}{more}. Their devices would be lent again"
+    if reason is None:
+        raise UnrecordedWorkersError(
+            f"the ledger has nothing of host {host!r}, because it is new, or lost. {missing}: end these processes. If "
+            "they are of another cluster, give this manager another --host"
+        )
+    raise UnrecordedWorkersError(f"{reason}. {missing}: end these processes, and start again with --adopt-ledger")
 
 
 def _is_recorded(ledger: Ledger, key: AllocationKey) -> bool:
