@@ -76,12 +76,15 @@ def test_a_manager_understands_its_configuration(monkeypatch: pytest.MonkeyPatch
     assert settings.host == "gpu-1"
 
 
-def test_prometheus_scrapes_each_manager_and_grafana_asks_it() -> None:
+def test_prometheus_scrapes_each_manager_and_the_api_and_grafana_asks_it() -> None:
     read = YAML(typ="safe").load
-    (job,) = read(FOLDER / "prometheus.yml")["scrape_configs"]
+    jobs = {job["job_name"]: job["static_configs"] for job in read(FOLDER / "prometheus.yml")["scrape_configs"]}
     managers = [name for name in SERVICES if name.startswith("manager-")]
-    assert job["job_name"] == "outfitter"
-    assert job["static_configs"] == [{"targets": [f"{name}:9477" for name in managers]}]
+    assert jobs == {
+        "outfitter": [{"targets": [f"{name}:9477" for name in managers]}],
+        "outfitter-api": [{"targets": ["api:9478"]}],
+    }
+    assert SERVICES["api"]["command"][:3] == ["api", "--listen", "0.0.0.0:9478"]
     (source,) = read(FOLDER / "grafana" / "datasources.yml")["datasources"]
     assert source["url"] == "http://prometheus:9090"
 

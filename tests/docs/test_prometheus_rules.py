@@ -1,4 +1,4 @@
-"""The rules for Prometheus, against the manager's metrics and their page: a rule on a renamed metric never fires."""
+"""The rules for Prometheus, against the metrics in the code and their page: a rule on a renamed metric never fires."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from support.documents import ROOT
-from support.exposition import of_manager
+from support.exposition import of_api, of_manager, of_webhook
 
 FOLDER = ROOT / "deploy" / "prometheus"
 PAGE = "deploy/prometheus/README.md"
@@ -30,7 +30,7 @@ PROMETHEUS_OWN = {"job", "instance"}
 alerts = pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: str(alert["alert"]))
 
 
-EXPOSED = of_manager()
+EXPOSED = of_manager() | of_api() | of_webhook()
 
 
 def values(matcher: tuple[str, str, str]) -> Iterator[tuple[str, str]]:
@@ -39,7 +39,7 @@ def values(matcher: tuple[str, str, str]) -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: str(rule.get("alert") or rule["record"]))
-def test_a_manager_has_each_metric_and_each_label_of_a_rule(rule: dict[str, Any]) -> None:
+def test_there_is_each_metric_and_each_label_of_a_rule(rule: dict[str, Any]) -> None:
     names = SCRAPED.findall(re.sub(r"\{[^}]*\}", "", rule["expr"]))
     assert names
     assert set(names) <= EXPOSED.keys()
@@ -71,4 +71,27 @@ def test_an_alert_says_how_bad_it_is_what_to_do_and_where_to_read_on(alert: dict
 @alerts
 def test_an_alert_has_a_unit_test_that_sees_it_fire_end_and_stay_silent(alert: dict[str, Any]) -> None:
     cases = [case for test in UNIT_TESTS for case in test["alert_rule_test"] if case["alertname"] == alert["alert"]]
-    assert [bool(case["exp_alerts"]) for case in cases] == [True, False, False]
+    *fires_and_ends, silent = [bool(case["exp_alerts"]) for case in cases]
+    assert fires_and_ends
+    assert fires_and_ends == [True, False] * (len(fires_and_ends) // 2)
+    assert not silent
+
+
+@pytest.mark.parametrize(
+    ("manifest", "scope"), [("host/daemonset.yaml", "host"), ("cluster/deployment.yaml", "cluster")]
+)
+def test_the_threshold_of_memory_is_below_the_limit_in_the_manifest(manifest: str, scope: str) -> None:
+    (expression,) = [alert["expr"] for alert in ALERTS if alert["alert"] == "OutfitterMemoryHigh"]
+    host, cluster = re.findall(r"> 0\.8 \* (\d+) \* 2\^20", expression)
+    pod = YAML(typ="safe").load(ROOT / "deploy" / "kubernetes" / "base" / manifest)["spec"]["template"]["spec"]
+    limit = pod["containers"][0]["resources"]["limits"]["memory"].replace("1Gi", "1024Mi")
+    assert limit == f"{host if scope == 'host' else cluster}Mi"
+
+
+def test_each_job_of_a_rule_is_one_that_the_service_monitors_make() -> None:
+    """The job is a Service's name label, which the ServiceMonitor selects."""
+    monitors = YAML(typ="safe").load_all(
+        ROOT / "deploy" / "kubernetes" / "overlays" / "monitoring" / "servicemonitor.yaml"
+    )
+    made = {monitor["spec"]["selector"]["matchLabels"][monitor["spec"]["jobLabel"]] for monitor in monitors}
+    assert set(re.findall(r'job="([^"]*)"', "".join(rule["expr"] for rule in RULES))) == made

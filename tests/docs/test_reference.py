@@ -23,8 +23,8 @@ from outfitter_service.http.server import application
 from outfitter_service.metrics import Metrics
 from outfitter_service.requests import annotation
 from outfitter_service.webhook import application as webhook
-from outfitter_service.webhook.metrics import WebhookMetrics
 from support.documents import ROOT, blocks
+from support.exposition import webhook_metrics
 
 SERVICE = ROOT / "service"
 TEXT = (SERVICE / "reference.md").read_text()
@@ -56,13 +56,7 @@ def test_the_page_has_each_metric_with_its_labels_and_no_other() -> None:
     metrics.partition_ready.labels("0")  # the others are there from the start
     metrics.count_refusals(int)
     assert named_in("Metrics") == labels_of(metrics.registry)
-    assert named_in("The webhook") == labels_of(WebhookMetrics(NeverRenewed()).registry)  # type: ignore[arg-type]
-
-
-class NeverRenewed:
-    """As much of a certificate as metrics show."""
-
-    renewals = failures = 0
+    assert named_in("The webhook") == labels_of(webhook_metrics().registry)
 
 
 def labels_of(registry: Any) -> dict[str, set[str]]:

@@ -1,4 +1,4 @@
-"""What a manager and an API show to Prometheus, without running either."""
+"""What a manager, an API and a webhook show to Prometheus, without running them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from outfitter_service.api.metrics import ApiMetrics
 from outfitter_service.metrics import Metrics, StateCounts
+from outfitter_service.webhook.metrics import WebhookMetrics
 from support.api import fleet_of, follower_of, host_record
 
 Series = dict[str, list[dict[str, str]]]
@@ -14,7 +15,7 @@ Series = dict[str, list[dict[str, str]]]
 
 def of_manager() -> Series:
     """A manager with the resource gpu, and what Prometheus itself says of its scrapes."""
-    metrics = Metrics(["gpu"], host="gpu-1")
+    metrics = Metrics(["gpu"], host="gpu-1", scope="host")
     metrics.show(lambda: StateCounts.together(()))
     metrics.count_refusals(lambda: 0)
     metrics.allocation_seconds.observe("gpu", 1.0)
@@ -24,6 +25,22 @@ def of_manager() -> Series:
 def of_api() -> Series:
     """An API that has read the records of a host."""
     return _series(ApiMetrics(follower_of(fleet_of(host_record("gpu-1"))), lambda: 0).exposition())
+
+
+def of_webhook() -> Series:
+    """A webhook that has reviewed nothing yet."""
+    return _series(webhook_metrics().exposition())
+
+
+def webhook_metrics() -> WebhookMetrics:
+    """The metrics of a webhook whose certificate was never renewed."""
+    return WebhookMetrics(_NeverRenewed())  # type: ignore[arg-type]
+
+
+class _NeverRenewed:
+    """As much of a certificate as metrics show."""
+
+    renewals = failures = 0
 
 
 def _series(exposition: bytes) -> Series:
