@@ -13,12 +13,15 @@ from pathlib import Path
 import click
 import pytest
 
-from outfitter_service.cli import outfitter
+from outfitter_service.cli import outfitter as command_line
 from support.documents import ROOT
+from support.processes.command_line import outfitter
 
 FOLDER = ROOT / "deploy" / "systemd"
 PROGRAM = "/opt/outfitter/bin/outfitter"
 UNITS = sorted(FOLDER.glob("*.service"))
+
+DROP_INS = sorted(FOLDER.glob("kafka*.conf"))
 
 units = pytest.mark.parametrize("unit", UNITS, ids=lambda unit: str(unit.name))
 
@@ -41,7 +44,7 @@ def command(unit: Path, **specifiers: str) -> list[str]:
 @units
 def test_the_command_line_understands_the_command_of_each_unit(unit: Path) -> None:
     name, *arguments = command(unit, i="worker-1", d="/run/credentials/x")
-    found = outfitter.get_command(click.Context(outfitter), name)
+    found = command_line.get_command(click.Context(command_line), name)
     assert found is not None
     found.make_parser(click.Context(found)).parse_args(list(arguments))
 
@@ -63,10 +66,26 @@ def test_the_units_let_the_embedded_bus_make_its_set_group_id_directory(unit: Pa
     assert values(unit, "RestrictSUIDSGID") in ([], ["no"])
 
 
-def test_each_credential_that_a_command_reads_is_loaded() -> None:
-    for unit in UNITS:
+def test_each_credential_that_a_command_reads_is_loaded_and_no_other() -> None:
+    for unit in [*UNITS, *DROP_INS]:
         loaded = {value.partition(":")[0] for value in values(unit, "LoadCredential")}
         assert {*re.findall(r"%d/([\w-]+)", unit.read_text())} == loaded
+
+
+@pytest.mark.parametrize("drop_in", DROP_INS, ids=lambda drop_in: str(drop_in.name))
+def test_with_a_drop_in_the_service_logs_in_by_its_own_credential(drop_in: Path, tmp_path: Path) -> None:
+    password = tmp_path / "kafka-password"
+    password.write_text("secret")
+    (tmp_path / "outfitter.toml").write_text(
+        'bus = "kafka://broker-1.example:9093"\n[kafka]\nsecurity-protocol = "SASL_SSL"\nsasl-username = "manager"\n'
+    )
+    given = dict(value.replace("%d", str(tmp_path)).split("=") for value in values(drop_in, "Environment"))
+    arguments = ("--config", "outfitter.toml")
+    assert outfitter("config", "check", *arguments, cwd=tmp_path).returncode  # the password is not in the file
+    assert outfitter("config", "check", *arguments, cwd=tmp_path, environment=given).returncode == 0
+    shown = outfitter("config", "show", *arguments, cwd=tmp_path, environment=given).stdout
+    assert str(password) in shown
+    assert ("worker" in shown) == ("worker" in drop_in.name)
 
 
 def test_the_page_names_each_file() -> None:

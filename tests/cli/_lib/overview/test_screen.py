@@ -181,7 +181,10 @@ def test_devices_of_a_host_without_a_manager_are_not_free() -> None:
 
 
 def test_an_old_picture_says_so_and_why() -> None:
-    assert shown(picture(), stale="the API is gone")[1] == "This picture is old: the API is gone"
+    old = picture(as_of=NOW - 5 * MINUTE)
+    assert shown(old, stale="the API is gone")[1] == "This picture is 5m old: the API is gone"
+    why = " ".join(line.strip() for line in shown(old, stale=f"{'http://api.example/' * 5} answers 502")[1:4])
+    assert why.endswith("answers 502 ")
 
 
 @pytest.mark.parametrize("size", [(80, 24), (40, 10), (1, 1), (60, 12), (250, 70)])

@@ -36,7 +36,9 @@ NOWHERE = Machine(config=None, given={})
 
 
 def doctor(folder: Path, text: str, **environment: str) -> tuple[int, dict[str, list[dict[str, Any]]]]:
-    """The exit code, and the findings by check."""
+    """The exit code, and the findings by check. Without `http` in `text`, any free port."""
+    if "http =" not in text:
+        environment = {"OUTFITTER_HTTP": "127.0.0.1:0", **environment}
     (folder / "outfitter.toml").write_text(text)
     done = outfitter("doctor", "--config", "outfitter.toml", "--json", cwd=folder, environment=environment)
     return done.returncode, {item["check"]: item["findings"] for item in json.loads(done.stdout)["checks"]}
@@ -73,6 +75,23 @@ def test_a_broker_that_refuses_is_a_problem(tmp_path: Path) -> None:
 def test_a_wrong_setting_is_a_problem_with_its_key(tmp_path: Path) -> None:
     code, found = doctor(tmp_path, f'bus = "sqlite:///{tmp_path}/bus/bus.db"\nhtpp = "x"\n')
     assert found["configuration"][0]["seen"].startswith("htpp"), (code, found)
+
+
+def test_an_address_that_is_in_use_is_a_problem(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        text = f'bus = "sqlite:///{tmp_path}/bus/bus.db"\nhttp = "127.0.0.1:{taken.getsockname()[1]}"\n'
+        code, found = doctor(tmp_path, text)
+    assert (code, [item["verdict"] for item in found["address"]]) == (1, ["problem"])
+    assert "Address already in use" in found["address"][0]["seen"]
+    assert doctor(tmp_path, text)[1]["address"] == []
+
+
+def test_the_address_of_the_running_manager_is_its_own(start_manager: StartManager, tmp_path: Path) -> None:
+    manager = start_manager()
+    address = manager.url.removeprefix("http://")
+    text = f'bus = "{manager.bus_url}"\nhost = "{manager.host}"\nhttp = "{address}"\n'
+    assert doctor(tmp_path, text)[1]["address"] == []
+    assert doctor(tmp_path, text.replace(manager.host, "another"))[1]["address"][0]["verdict"] == "problem"
 
 
 # --- files of secrets ---

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from outfitter_service.cli._lib.diagnosis.bus import managers, rights, topics
 from outfitter_service.cli._lib.diagnosis.finding import Check
-from outfitter_service.cli._lib.diagnosis.machine import clock, descriptors, pidfd, processes
+from outfitter_service.cli._lib.diagnosis.machine import address, clock, descriptors, pidfd, processes
 from outfitter_service.cli._lib.diagnosis.setup import configuration, devices, drivers, secrets
 
 CHECKS: tuple[Check, ...] = (
@@ -15,6 +15,7 @@ CHECKS: tuple[Check, ...] = (
     topics,
     rights,
     managers,
+    address,
     descriptors,
     pidfd,
     processes,

@@ -1,4 +1,4 @@
-"""Checks of the machine itself: descriptors, processes and the clock."""
+"""Checks of the machine itself: the address to listen on, descriptors, processes and the clock."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ import os
 import resource
 from collections.abc import Iterator
 
+import anyio
+
+from outfitter_proto.bus import addresses
 from outfitter_service.cli._lib.diagnosis.finding import Finding, Machine, Verdict
+from outfitter_service.config import inspect
 
 _STRUCT_TIMEX = 256
 """Bytes, more than the kernel's struct timex has."""
@@ -15,6 +19,23 @@ _TIME_ERROR = 5
 """What adjtimex(2) returns for a clock that nobody synchronizes."""
 _ENOUGH_DESCRIPTORS = 4_096
 """From here on a manager watches thousands of owners by descriptors."""
+
+
+def address(machine: Machine) -> Iterator[Finding]:
+    """Whether a manager can listen for metrics and probes. While this host's manager runs, the address is its own."""
+    from outfitter_service.http.connections import bind
+    from outfitter_service.runtime import machine_lock
+
+    settings = inspect(machine.config, machine.given).settings
+    if settings is None or machine_lock.socket_name(settings.host) in machine_lock.holders():
+        return
+    node = addresses.listener(settings.http)
+    try:
+        for listener in anyio.run(bind, node.host, node.port):
+            listener.close()
+    except OSError as error:
+        remedy = "end what listens there (`ss -ltnp` names it), or set another http"
+        yield Finding(Verdict.PROBLEM, f"http: cannot listen on {settings.http}: {error.strerror or error}", remedy)
 
 
 def descriptors(_machine: Machine) -> Iterator[Finding]:

@@ -22,6 +22,7 @@ from outfitter_proto.support.printable import printable
 from outfitter_service.cli._lib.overview import screen
 from outfitter_service.cli._lib.overview.picture import Picture
 from outfitter_service.cli._lib.overview.sources import NoPictureError, NotReadyError, Source
+from outfitter_service.query.errors import OutfitterCliError
 
 INTERVAL_S = 1.0
 """Seconds between two pictures."""
@@ -53,7 +54,7 @@ async def run(source: Source, console: Console) -> None:
     """Show pictures until `q`.
 
     Raises:
-        OutfitterCliError: there will be no picture.
+        OutfitterCliError: there was no picture, and there will be none. Once there was one, nothing ends the screen.
     """
     picture: Picture | None = None
     with _single_keys(), Live(console=console, screen=True, auto_refresh=False) as live:
@@ -63,7 +64,9 @@ async def run(source: Source, console: Console) -> None:
                 stale = None
                 try:
                     picture = await source.picture()
-                except NoPictureError as error:
+                except OutfitterCliError as error:
+                    if picture is None and not isinstance(error, NoPictureError):
+                        raise
                     stale = str(error)
                 live.update(_drawn(picture, stale, console), refresh=True)
                 await anyio.sleep(INTERVAL_S)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from datetime import datetime
+from textwrap import wrap
 
 from rich.text import Text
 
@@ -23,6 +24,8 @@ NARROWEST, SHORTEST = 40, 10
 """The smallest terminal for which there is a screen. In a smaller one its lines are cut off."""
 TALLEST = 10_000
 """Lines of a picture that is printed and not shown on a screen."""
+_WHY = 3
+"""The most lines of why a picture is old."""
 _NAME = 24
 """The most columns of a host's name, if its devices need the rest."""
 
@@ -32,7 +35,7 @@ def lines_of(picture: Picture, now: datetime, width: int, height: int, stale: st
     width, height = max(width, NARROWEST), max(height, SHORTEST)
     views = views_of(picture)
     troubles = troubles_of(picture, views, now)
-    head = [_header(picture, views, stale), _sentence(troubles, stale)]
+    head = [_header(picture, views, stale), *(_old(picture, now, width, stale) if stale else [_sentence(troubles)])]
     parts = [
         [line for trouble in troubles for line in _trouble(trouble, now)],
         [Text(f"WAITING {len(picture.queue)}", "bold"), *_waiting(picture, now)] if picture.queue else [],
@@ -78,9 +81,13 @@ def _header(picture: Picture, views: Sequence[HostView], stale: str | None) -> T
     return header
 
 
-def _sentence(troubles: Sequence[Trouble], stale: str | None) -> Text:
-    if stale:
-        return Text(f"This picture is old: {printable(stale)}", "bold red")
+def _old(picture: Picture, now: datetime, width: int, stale: str) -> list[Text]:
+    """How old the picture is, and why."""
+    how_old = "" if picture.as_of is None else f"{_age(now, picture.as_of)} "
+    return [Text(line, "bold red") for line in wrap(f"This picture is {how_old}old: {printable(stale)}", width)[:_WHY]]
+
+
+def _sentence(troubles: Sequence[Trouble]) -> Text:
     urgent = sum(trouble.urgent for trouble in troubles)
     if urgent:
         return Text(f"{urgent} {'thing needs' if urgent == 1 else 'things need'} you now.", "bold red")

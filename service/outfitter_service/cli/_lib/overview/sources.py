@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import ssl
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from difflib import get_close_matches
 from typing import Any, TypeVar
 
 import aiohttp
@@ -17,8 +18,10 @@ from msgspec import UNSET, UnsetType
 from outfitter_proto.support.printable import printable
 from outfitter_service.api import follower as followers
 from outfitter_service.api import items, routes
+from outfitter_service.api.access import AccessError
 from outfitter_service.api.follower import Follower
 from outfitter_service.api.paging import MOST, Page
+from outfitter_service.api.typed import RefusedError
 from outfitter_service.cli._lib.overview.picture import Picture
 from outfitter_service.config import Connection
 from outfitter_service.query.device_lines import DeviceLine
@@ -53,12 +56,17 @@ class Source(ABC):
         """The picture of now.
 
         Raises:
-            NoPictureError: there is none now.
-            OutfitterCliError: there will be none either.
+            NoPictureError: there is none now. `host` may be one that is not there, or not yet.
+            OutfitterCliError: there will be none either, unless somebody corrects what the message says.
         """
         status = await self.status()
         only = {} if self.host is None else {"host": self.host}
         hosts = await self._all(items.HostItem, "hosts", {})
+        if self.host is not None and self.host not in (known := [host.host for host in hosts]):
+            raise NoPictureError(_no_host(self.host, known))
+        letters: Sequence[ShownLetter] = ()
+        if status.dead_letters is None:  # else they cannot be read, which costs nothing else
+            letters = (await self.page(ShownLetter, "dead-letters", {**only, "limit": LETTERS})).items
         return Picture(
             cluster=status.cluster,
             as_of=status.as_of,
@@ -67,7 +75,7 @@ class Source(ABC):
             devices=await self._all(DeviceLine, "devices", only),
             queue=await self._all(items.QueueItem, "queue", only),
             failed=await self._all(items.WorkerItem, "workers", {**only, "state": "failed"}),
-            letters=(await self.page(ShownLetter, "dead-letters", {**only, "limit": LETTERS})).items,
+            letters=letters,
         )
 
     async def _all(self, item: type[T], name: str, narrowed: Mapping[str, Any]) -> list[T]:
@@ -113,16 +121,22 @@ class BusSource(Source):
         route, parameters = self._PAGES[name]
         if self._follower.fleet is None:
             raise NotReadyError(f"no picture yet: {self._follower.condition}")
-        found: Page[T] = route(self._follower, self._follower.fleet, parameters(**query), {})
+        try:
+            found: Page[T] = route(self._follower, self._follower.fleet, parameters(**query), {})
+        except RefusedError as error:
+            raise NotReadyError(f"no picture yet: {error}") from error
         return found
 
 
 class ApiSource(Source):
-    """Asks an API. `token`: what each request has as its bearer token."""
+    """Asks an API. `token`: gives each request its bearer token; None: the API needs none."""
 
-    def __init__(self, session: aiohttp.ClientSession, url: str, host: str | None) -> None:
+    def __init__(
+        self, session: aiohttp.ClientSession, url: str, host: str | None, token: Callable[[], bytes] | None
+    ) -> None:
         self._session = session
         self._url = url.rstrip("/")
+        self._token = token
         self.host = host
 
     async def status(self) -> items.Status:
@@ -135,8 +149,11 @@ class ApiSource(Source):
     async def _get(self, kind: type[T], name: str, query: Mapping[str, Any]) -> T:
         url = f"{self._url}{routes.BASE}/{name}"
         try:
-            async with self._session.get(url, params=query, allow_redirects=False) as response:
+            headers = {} if self._token is None else {"Authorization": f"Bearer {self._token().decode()}"}
+            async with self._session.get(url, params=query, headers=headers, allow_redirects=False) as response:
                 body = await _body(response)
+        except AccessError as error:
+            raise NoPictureError(str(error)) from error
         except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError, UnicodeError, ValueError) as error:
             raise OutfitterCliError(f"{url} is no address of an API, such as http://127.0.0.1:9478") from error
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
@@ -179,8 +196,16 @@ def _refusal(url: str, status: int, body: bytes) -> OutfitterCliError:
     words = printable(str(words))[:_LONGEST_ANSWER]
     if status == 503:
         return NotReadyError(f"no picture yet: {words}")
+    if status >= 500:
+        return NoPictureError(f"{url} answers {status}: {words}")
     advice = "; give its token by --token-file" if status == 401 else ""
     return OutfitterCliError(f"{url} answers {status}: {words}{advice}")
+
+
+def _no_host(host: str, known: Sequence[str]) -> str:
+    near = get_close_matches(host, known, n=1)
+    hint = f"did you mean {near[0]}?" if near else "without --host there are all"
+    return f"there is no host {host!r}: no manager of it ever wrote to the ledger; {hint}"
 
 
 @asynccontextmanager
@@ -199,10 +224,12 @@ async def of_bus(where: Connection, host: str | None) -> AsyncIterator[Source]:
 
 
 @asynccontextmanager
-async def of_api(url: str, host: str | None, *, token: str | None, tls: ssl.SSLContext | None) -> AsyncIterator[Source]:
-    """The source that asks the API at `url`."""
-    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+async def of_api(
+    url: str, host: str | None, *, token: Callable[[], bytes] | None, tls: ssl.SSLContext | None
+) -> AsyncIterator[Source]:
+    """The source that asks the API at `url`. `token`: reads the token, for each request again, because it may be
+    renewed; it raises `AccessError` if there is none now."""
     connector = aiohttp.TCPConnector(ssl=tls if tls is not None else True)
     timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
-    async with aiohttp.ClientSession(headers=headers, connector=connector, timeout=timeout) as session:
-        yield ApiSource(session, url, host)
+    async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
+        yield ApiSource(session, url, host, token)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ssl
 import sys
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -72,7 +73,8 @@ def _source(
     token, tls = None, None
     if token_file is not None:
         try:
-            token = read_token(Path(token_file)).decode()
+            token = partial(read_token, Path(token_file))
+            token()
         except AccessError as error:
             raise click.BadParameter(str(error), param_hint="--token-file") from error
     if ca_file is not None:
