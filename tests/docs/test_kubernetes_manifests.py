@@ -107,6 +107,15 @@ def test_only_managers_of_host_scope_see_their_node() -> None:
     assert not any("hostPath" in volume for spec in pod_specs() for volume in spec.get("volumes", ()))
 
 
+def test_workers_have_another_user_than_who_has_secrets() -> None:
+    users = {"run": set[int](), "others": set[int]()}
+    for spec in pod_specs():
+        command = spec["containers"][0].get("args", [""])[0]
+        users["run" if command == "run" else "others"].add(spec["securityContext"]["runAsUser"])
+    assert users["run"] == {65533}
+    assert users["run"].isdisjoint(users["others"])
+
+
 def test_the_page_names_each_overlay_and_each_base() -> None:
     page = (FOLDER / "README.md").read_text()
     bases = [path.parent for path in FOLDER.rglob("kustomization.yaml") if path.parent.name != "namespace"]
