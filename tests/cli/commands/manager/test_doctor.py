@@ -94,6 +94,28 @@ def test_the_address_of_the_running_manager_is_its_own(start_manager: StartManag
     assert doctor(tmp_path, text.replace(manager.host, "another"))[1]["address"][0]["verdict"] == "problem"
 
 
+@pytest.mark.parametrize("wrong", ['host = "a b"', 'htpp = "x"', "not TOML"])
+def test_what_needs_a_configuration_without_errors_is_said_to_be_not_checked(tmp_path: Path, wrong: str) -> None:
+    text = f"""\
+{wrong}
+bus = "sqlite:///{tmp_path}/bus/bus.db"
+external-resources = ["gpu"]
+[kafka]
+security-protocol = "SASL_PLAINTEXT"
+sasl-username = "m"
+sasl-password-file = "{tmp_path}/nowhere"
+[external-resource.gpu]
+amount = 1
+driver = "files"
+param.path = "{tmp_path}/nowhere"
+"""
+    code, found = doctor(tmp_path, text)
+    assert code == 1
+    for name in ("secrets", "drivers", "devices", "rights", "address"):
+        assert found[name][-1]["verdict"] == "not checked", name
+        assert found[name][-1]["remedy"].startswith("put right what `"), name
+
+
 # --- files of secrets ---
 
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 import anyio
 
 from outfitter_proto.bus import Bus, BusError, MissingBusError, UnknownTopicError
-from outfitter_service.cli._lib.diagnosis.finding import Finding, Machine, Verdict
+from outfitter_service.cli._lib.diagnosis.finding import UNCONFIGURED, Finding, Machine, Verdict
 from outfitter_service.config import ConfigurationError, Connection, connection, inspect
 
 T = TypeVar("T")
@@ -41,8 +41,10 @@ def rights(machine: Machine) -> Iterator[Finding]:
     if (where := _where(machine)) is None:
         yield _UNREADABLE
         return
-    settings = inspect(machine.config, machine.given).settings
-    scope = "host" if settings is None else settings.scope
+    if (settings := inspect(machine.config, machine.given).settings) is None:  # the scope is not known
+        yield UNCONFIGURED
+        return
+    scope = settings.scope
     of_manager = needed.of_scope(scope, where.cluster, where.host, history=where.history)
     of_sweeper = needed.of_sweeper(where.cluster) if scope == "host" else []
 

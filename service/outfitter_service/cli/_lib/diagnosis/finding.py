@@ -25,6 +25,14 @@ class Finding(Struct, frozen=True):
     remedy: str
 
 
+UNCONFIGURED = Finding(
+    Verdict.NOT_CHECKED,
+    "the configuration has errors",
+    "put right what `configuration` says, then run this again",
+)
+"""What a check says that needs the settings of a manager."""
+
+
 class Machine(Struct, frozen=True):
     """What is checked. `config`: the configuration file; None: the one that a manager would read. `given`: settings
     of the command line."""

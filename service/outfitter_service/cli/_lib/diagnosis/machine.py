@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import anyio
 
 from outfitter_proto.bus import addresses
-from outfitter_service.cli._lib.diagnosis.finding import Finding, Machine, Verdict
+from outfitter_service.cli._lib.diagnosis.finding import UNCONFIGURED, Finding, Machine, Verdict
 from outfitter_service.config import inspect
 
 _STRUCT_TIMEX = 256
@@ -27,7 +27,10 @@ def address(machine: Machine) -> Iterator[Finding]:
     from outfitter_service.runtime import machine_lock
 
     settings = inspect(machine.config, machine.given).settings
-    if settings is None or machine_lock.socket_name(settings.host) in machine_lock.holders():
+    if settings is None:
+        yield UNCONFIGURED
+        return
+    if machine_lock.socket_name(settings.host) in machine_lock.holders():
         return
     node = addresses.listener(settings.http)
     try:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from outfitter_service.cli._lib.diagnosis.finding import Finding, Machine, Verdict
+from outfitter_service.cli._lib.diagnosis.finding import UNCONFIGURED, Finding, Machine, Verdict
 from outfitter_service.config import Problem, Severity, inspect, options
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ def secrets(machine: Machine) -> Iterator[Finding]:
 
     settings = inspect(machine.config, machine.given).settings
     if settings is None:
+        yield UNCONFIGURED
         return
     names = {f"{options.KAFKA}{name}": value for name, value in settings.login.items() if name.endswith("-file")}
     for name, file in (names | {"api-token-file": settings.api_token_file}).items():
@@ -54,7 +55,10 @@ def drivers(machine: Machine) -> Iterator[Finding]:
     """What the drivers say of their settings and this machine."""
     from outfitter_service.cli._lib.driver_check import driver_problems
 
-    yield from _of_problems(driver_problems(inspect(machine.config, machine.given)))
+    inspection = inspect(machine.config, machine.given)
+    yield from _of_problems(driver_problems(inspection))
+    if inspection.settings is None:  # the drivers have seen what could be read, for a scope that may be another
+        yield UNCONFIGURED
 
 
 def devices(machine: Machine) -> Iterator[Finding]:
@@ -65,6 +69,7 @@ def devices(machine: Machine) -> Iterator[Finding]:
 
     settings = inspect(machine.config, machine.given).settings
     if settings is None:
+        yield UNCONFIGURED
         return
     for config in settings.resources:
         if config.driver is None:
