@@ -101,3 +101,12 @@ def test_the_token_is_new_each_time_and_stays_out_of_the_repository(tmp_path: Pa
     assert (tmp_path / "secrets" / "api-token").stat().st_mode & 0o444 == 0o444
     file = FILE["secrets"]["api-token"]["file"]
     assert f"/deploy/compose/{Path(file).parent}/" in (ROOT / ".gitignore").read_text().splitlines()
+
+
+def test_a_directory_in_place_of_the_token_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    script = tmp_path / "new-token"
+    script.write_bytes((FOLDER / "new-token").read_bytes())
+    (tmp_path / "secrets" / "api-token").mkdir(parents=True)
+    done = subprocess.run(["sh", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert f"rmdir '{tmp_path}/secrets/api-token'" in done.stderr
