@@ -68,6 +68,23 @@ async def test_a_full_disk_is_unavailable_leaves_nothing_of_the_commit_and_heals
         assert await bus.offsets("t", 0) == (0, 4)
 
 
+@pytest.mark.parametrize("kilobytes", [8, 40])  # no room for the file; room for it, and none for its shared memory
+def test_a_disk_that_is_full_at_the_first_start_is_called_full(tmp_path: Path, kilobytes: int) -> None:
+    user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
+    mounted = f'mount -t tmpfs -o size={kilobytes}k,mode=0755 none "$0" && exec "$@"'
+    opening = (
+        "import sys, anyio\n"
+        "from outfitter_proto.bus import connect\n"
+        "async def main():\n"
+        "    async with connect(sys.argv[1]): pass\n"
+        "anyio.run(main)\n"
+    )
+    command = ["unshare", *user, "--mount", "sh", "-c", mounted, tmp_path]
+    command += [sys.executable, "-c", opening, f"sqlite://{tmp_path}/bus.db"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert "the disk is full: make room, and nothing else is needed" in done.stderr.splitlines()[-1]
+
+
 async def test_a_program_that_locks_the_file_past_the_bus_makes_it_unavailable_until_it_unlocks_it(
     embedded_url: str, tmp_path: Path
 ) -> None:

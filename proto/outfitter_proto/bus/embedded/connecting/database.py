@@ -35,6 +35,7 @@ _REMEDIES: Final = {
     "SQLITE_BUSY": "another program holds it locked without going through the bus (a `sqlite3` shell?)",
     "SQLITE_LOCKED": "another program holds it locked without going through the bus (a `sqlite3` shell?)",
     "SQLITE_CANTOPEN": "it cannot be opened: it and its directory must exist and be writable for this user",
+    "SQLITE_IOERR_SHMSIZE": "the disk is full: make room, and nothing else is needed",  # no room for the -shm file
     "SQLITE_IOERR": "the disk answers with errors: see the machine's own log",
     "SQLITE_CORRUPT": "it is damaged: stop every process on it, put it aside, start anew or from a copy",
     "SQLITE_NOTADB": "it is no SQLite database: name the bus's own file",
@@ -270,7 +271,7 @@ def _name(error: sqlite3.Error) -> str:
 
 def _bus_error(error: sqlite3.Error, location: Location) -> BusError:
     name = _name(error)
-    remedy = _REMEDIES.get(name, "SQLite failed")
+    remedy = _REMEDIES.get(getattr(error, "sqlite_errorname", "")) or _REMEDIES.get(name, "SQLite failed")
     if name in _OPENS_FILES and (code := descriptors.lacking(_FILES)) is not None:
         remedy = descriptors.explain(code)
     message = f"{location.path}: {remedy} ({name or type(error).__name__}: {error})"
