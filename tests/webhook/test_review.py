@@ -108,7 +108,7 @@ def test_a_denial_is_no_longer_than_its_bound_and_moves_no_cursor(amounts_of: Am
 
 
 @pytest.mark.parametrize("field", ["requests", "limits"])
-@pytest.mark.parametrize("own", ["3", "1k", "500m", "x", 1])
+@pytest.mark.parametrize("own", ["3", "1k", "500m", "x", 1, "-2", "2.1", "2e9999", "2e-9999", "2e99999", "2..0"])
 def test_a_quantity_of_its_own_that_differs_is_denied_with_both(amounts_of: AmountsOf, field: str, own: Any) -> None:
     message = denial(review(GPU, {"name": "a", "resources": {field: {"nvidia.com/gpu": own}}}), amounts_of)
     assert message == (
@@ -117,13 +117,35 @@ def test_a_quantity_of_its_own_that_differs_is_denied_with_both(amounts_of: Amou
     )
 
 
-@pytest.mark.parametrize(("amount", "own"), [(2, "2"), (1000, "1k"), (1000, "1e3"), (2048, "2Ki"), (2, 2)])
+@pytest.mark.parametrize(
+    ("amount", "own"),
+    [(2, "2"), (1000, "1k"), (1000, "1e3"), (2048, "2Ki"), (2, 2), (1, "1000m"), (1, "1.0"), (1, "1."), (1, "+1"),
+     (1, "1e0"), (1, "1E0"), (1000, "1e+3"), (1, "1000e-3"), (1, "1000000u"), (1, "1000000000n"), (512, ".5Ki")],
+)  # fmt: skip
 def test_an_equal_quantity_of_its_own_stays_as_it_is(amounts_of: AmountsOf, amount: int, own: Any) -> None:
     same = {"requests": {"nvidia.com/gpu": own}, "limits": {"nvidia.com/gpu": own}}
     annotations = {"outfitter.dev/resources": f"gpu={amount}"}
     body = review(annotations, {"name": "a", "resources": same})
     assert answer(body, amounts_of)[1] is Outcome.UNCHANGED
     assert resources_of(body, amounts_of) == [same]
+
+
+@pytest.mark.parametrize(
+    ("own", "outcome"), [("3", Outcome.DENIED), ("0", Outcome.UNCHANGED), ("0.0", Outcome.UNCHANGED)]
+)
+def test_a_container_that_is_to_have_none_may_have_none_of_its_own(
+    amounts_of: AmountsOf, own: str, outcome: Outcome
+) -> None:
+    none = {"outfitter.dev/resources": "gpu=0"}
+    container = {"name": "a", "resources": {"limits": {"nvidia.com/gpu": own}}}
+    assert answer(review(none, container), amounts_of)[1] is outcome
+    assert answer(review(none, {"name": "a"}, {"name": "b"}), amounts_of)[1] is Outcome.UNCHANGED
+
+
+@pytest.mark.parametrize("own", ["9" * 64, "2" + "0" * 100_000, "2." + "0" * 99, 2e300, True, ["2"]])
+def test_a_quantity_that_no_quantity_has_is_denied_and_never_computed(amounts_of: AmountsOf, own: Any) -> None:
+    message = denial(review(GPU, {"name": "a", "resources": {"limits": {"nvidia.com/gpu": own}}}), amounts_of)
+    assert "differs from what the annotation" in message
 
 
 def test_a_pod_that_was_changed_is_not_changed_again(amounts_of: AmountsOf) -> None:

@@ -46,6 +46,7 @@ def annotated_amounts(
     text: str, resources: Iterable[ResourceConfig], driver_of: DriverOf = no_driver
 ) -> dict[str, str]:
     """Extended resource name → quantity, for `resources.requests` and `resources.limits`. `none` gives nothing.
+    An amount of 0 gives "0": the container must have none.
 
     Raises:
         ConfigurationError: the annotation is wrong. It has all problems, of which the first `MOST_PROBLEMS` are listed.
@@ -93,7 +94,7 @@ def _problems_of_list(items: Sequence[_Item]) -> Iterator[Problem]:
 
 
 def _amounts_of(item: _Item, configured: Mapping[str, ResourceConfig], driver_of: DriverOf) -> dict[str, str]:
-    """What one item asks for; nothing if its amount is 0.
+    """What one item asks for. An amount of 0 may be of a resource without a name in Kubernetes, and then gives nothing.
 
     Raises:
         _WrongItemError: the resource is not configured, or has no name in Kubernetes, or the amount is wrong.
@@ -109,11 +110,13 @@ def _amounts_of(item: _Item, configured: Mapping[str, ResourceConfig], driver_of
         raise _WrongItemError(f"cannot be requested: {config.reason}")
     try:
         amount = config.amount if item.amount is None else options.amount(item.amount)
-        requested = structs.replace(config, amount=amount)
-        amounts = kubernetes_amounts([requested], driver_of) if amount else {}
+        requested = structs.replace(config, amount=amount or 1)
+        amounts = kubernetes_amounts([requested], driver_of)
     except (ValueError, RequestError) as error:
         raise _WrongItemError(str(error)) from error
-    if amount and not amounts:
+    if not amount:
+        return dict.fromkeys(amounts, "0")
+    if not amounts:
         default = options.DEFAULT_KEYS.get(item.name, ("",))[0]
         raise _WrongItemError(
             f"has no name in Kubernetes: {config.key('kubernetes.config-key')} is not given",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from decimal import Context, Decimal
 from enum import StrEnum
 from typing import Any
 
@@ -23,6 +24,7 @@ from outfitter_service.requests.pod_template import main_container
 CONTAINER_ANNOTATION = "outfitter.dev/container"
 """Names the worker's container, where the pod has several and none is called as Flink's is."""
 API_VERSION, KIND = "admission.k8s.io/v1", "AdmissionReview"
+FIELDS = ("requests", "limits")
 LONGEST_UID = 256
 """Longest id of a request that we send back. Kubernetes uses UUIDs."""
 LONGEST_DENIAL = 4096
@@ -124,10 +126,16 @@ _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _review = msgspec.json.Decoder(Review)
 _pod = msgspec.json.Decoder(Pod)
 _encode = msgspec.json.Encoder().encode
-_QUANTITY = re.compile(r"(?P<number>[0-9]{1,19})(?:(?P<unit>[kMGTPE]|[KMGTPE]i)|[eE](?P<exponent>[0-9]{1,2}))?")
-_UNITS = {unit: 1000**power for power, unit in enumerate("kMGTPE", 1)} | {
-    f"{unit}i": 1024**power for power, unit in enumerate("KMGTPE", 1)
-}
+_QUANTITY = re.compile(
+    r"(?P<number>[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+))(?:(?P<unit>[numkMGTPE]|[KMGTPE]i)|[eE](?P<exponent>[+-]?[0-9]{1,4}))?"
+)
+LONGEST_QUANTITY = 64
+"""Longest quantity that we compare. Kubernetes itself has no more than 2^63 - 1, with nine decimals."""
+_EXACT = Context(prec=2 * LONGEST_QUANTITY)
+_UNITS = (
+    {unit: Decimal(f"1e{power}") for unit, power in zip("numkMGTPE", (-9, -6, -3, 3, 6, 9, 12, 15, 18), strict=True)}
+    | {f"{unit}i": Decimal(1024**power) for power, unit in enumerate("KMGTPE", 1)}
+)  # fmt: skip
 
 
 def answer(body: bytes, amounts_of: AmountsOf) -> tuple[bytes, Outcome]:
@@ -190,7 +198,10 @@ def _patch(encoded: Raw, amounts_of: AmountsOf) -> Iterator[_Operation]:
     amounts = amounts_of(annotations[ANNOTATION])
     if not amounts:
         return
+    asked = {key: amount for key, amount in amounts.items() if amount != "0"}
     containers = pod.spec.containers
+    if not asked and not any(amounts.keys() & _quantities(each, field) for each in containers for field in FIELDS):
+        return
     position = main_container(
         [container.name for container in containers],
         annotations.get(CONTAINER_ANNOTATION),
@@ -200,8 +211,8 @@ def _patch(encoded: Raw, amounts_of: AmountsOf) -> Iterator[_Operation]:
     container = containers[position]
     _check_own(container, amounts)
     resources = dict(container.resources or {})
-    for field in ("requests", "limits"):
-        resources[field] = {**amounts, **_quantities(container, field)}
+    for field in FIELDS if asked else ():
+        resources[field] = {**asked, **_quantities(container, field)}
     if resources != container.resources:
         yield _Operation(f"/spec/containers/{position}/resources", resources)
 
@@ -220,7 +231,7 @@ def _check_own(container: Container, amounts: Mapping[str, str]) -> None:
             problem=f"differs from what the annotation {ANNOTATION} asks for, which is {amount}",
             suggestion="keep one of them",
         )
-        for field in ("requests", "limits")
+        for field in FIELDS
         for quantities in [_quantities(container, field)]
         for key, amount in amounts.items()
         if key in quantities and _number(quantities[key]) != int(amount)
@@ -236,10 +247,11 @@ def _quantities(container: Container, field: str) -> dict[str, Any]:
     return found
 
 
-def _number(quantity: Any) -> int | None:
-    """A Kubernetes quantity as a whole number: 1000 may be written 1k there; None: it is no whole number."""
-    match = _QUANTITY.fullmatch(str(quantity))
-    if match is None:
+def _number(quantity: Any) -> Decimal | None:
+    """The value of a Kubernetes quantity, as resource.Quantity reads it: 1, 1.0, +1, 1e0 and 1000m are the same. None:
+    it is no quantity."""
+    text = str(quantity) if isinstance(quantity, str | int | float) else ""
+    if len(text) > LONGEST_QUANTITY or (match := _QUANTITY.fullmatch(text)) is None:
         return None
-    unit: int = _UNITS[match["unit"]] if match["unit"] else 10 ** int(match["exponent"] or 0)
-    return int(match["number"]) * unit
+    unit = _UNITS[match["unit"]] if match["unit"] else Decimal(f"1e{match['exponent'] or 0}")
+    return _EXACT.multiply(Decimal(match["number"]), unit)
