@@ -103,6 +103,23 @@ def test_a_backup_is_made_while_a_manager_serves_and_only_its_owner_may_read_it(
     assert [path.name for path in saved.folder.iterdir() if "ledger" in path.name] == ["ledger.gz"]
 
 
+@pytest.mark.parametrize(
+    ("out", "words"),
+    [
+        ("", "names no file"),
+        (".", "names no file"),
+        ("gpus", "gpus is a directory: name a file in it"),
+        ("nowhere/ledger.gz", "nowhere/ledger.gz: No such file or directory"),
+    ],
+)
+def test_a_backup_that_cannot_be_written_is_refused_by_the_name_that_was_given(
+    original: Manager, out: str, words: str
+) -> None:
+    done = original.outfitter("backup", "--out", out)
+    assert done.returncode != 0
+    assert words in done.stderr
+
+
 def test_a_restored_ledger_is_taken_only_if_it_is_adopted_and_then_lends_nothing_twice(saved: Manager) -> None:
     before, token = held(saved), max(record["token"] for record in saved.records())
     renew(saved)

@@ -32,6 +32,9 @@ def backup(where: Connection, /, out: Path, as_json: bool) -> None:
     from outfitter_service.query import ledger_view
     from outfitter_service.runtime.changelog.backup.save import save
 
+    if not out.name:
+        raise click.BadParameter("names no file", param_hint="'--out'")
+
     async def connected() -> Saved:
         async with ledger_view.opened(where) as bus:
             return await save(bus, where.cluster, out)

@@ -99,12 +99,17 @@ def writing(path: Path, header: Header) -> Iterator[ArchiveWriter]:
     """Write a file that only its owner may read. It appears under its name once it is complete and on the disk.
 
     Raises:
-        BackupError: there is a file of that name.
+        BackupError: there is a file or directory of that name.
         OSError: it cannot be written.
     """
+    if path.is_dir():
+        raise BackupError(f"{path} is a directory: name a file in it")
     if os.path.lexists(path):
         raise BackupError(f"{path} exists already: name another file")
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # with mode 0600
+    try:
+        descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # with mode 0600
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error  # name the file that was asked for
     try:
         with os.fdopen(descriptor, "wb") as file:
             with gzip.GzipFile(filename="", mode="wb", fileobj=file) as stream:
