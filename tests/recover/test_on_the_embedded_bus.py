@@ -300,22 +300,6 @@ def test_no_ledger_is_adopted_while_a_worker_runs_that_it_lacks(
     assert [info["id"] for info in register(saved, "w3")["resources"]["gpu"]] == ["GPU-2"]
 
 
-def test_no_ledger_is_begun_while_a_worker_of_its_host_runs(saved: Manager, sleeper: subprocess.Popen[str]) -> None:
-    """As if somebody had removed the file of the embedded bus, or the backup were older than the host."""
-    saved.wait_for(lambda: sleepers(saved))
-    saved.stop()
-    [pid] = sleepers(saved)
-    renew(saved)
-    for arguments in ((), ("--adopt-ledger",)):
-        told = refused(saved, *arguments)
-        assert f"the ledger has nothing of host '{saved.host}', because it is new, or lost" in told
-        assert f"{saved.host}/late/" in told
-        assert f"(process {pid}" in told
-    subprocess.run(["kill", "-9", str(pid)], check=True)
-    sleeper.wait(30)
-    saved.start()
-
-
 def forget_all(manager: Manager) -> None:
     """Recreate the ledger's topic alone, as it can be done in a file."""
     with closing(sqlite3.connect(manager.folder / "bus.db")) as connection, connection:

@@ -243,7 +243,7 @@ class Takeover:
 async def _check(assignment: Assignment, topic_check: TopicCheck, restored: Restored, *, taken: bool) -> None:
     """See `TopicCheck.check_restored`. A ledger that is adopted, or new, lacks no worker that still runs here."""
     adopted = await topic_check.check_restored(restored, taken=taken)
-    if adopted is not None or restored.checkpoint is None:
+    if adopted is not None:
         await refuse_unrecorded(assignment, restored, adopted)
 
 
