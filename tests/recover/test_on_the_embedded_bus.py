@@ -148,7 +148,10 @@ def test_a_file_that_is_no_whole_backup_is_refused_and_nothing_is_written(saved:
     later = lines[0].replace(b'"version":1', b'"version":2')
     for damaged, words in (
         (packed[: len(packed) // 2], "is no complete backup"),
-        (packed[:200] + bytes([packed[200] ^ 1]) + packed[201:], "is (no complete backup|damaged)"),
+        (
+            packed[:200] + bytes([packed[200] ^ 1]) + packed[201:],
+            "is (no complete backup|no backup of Outfitter|damaged)",
+        ),
         (gzip.compress(b"".join(lines[:-1])), "it ends too early"),
         (gzip.compress(b"".join(lines[:2] + lines[3:])), "its records are not those that were saved"),
         (gzip.compress(b"".join([*lines, b"{}\n"])), "its records are not those that were saved"),
@@ -298,6 +301,22 @@ def test_no_ledger_is_adopted_while_a_worker_runs_that_it_lacks(
     sleeper.wait(30)
     saved.start("--adopt-ledger")
     assert [info["id"] for info in register(saved, "w3")["resources"]["gpu"]] == ["GPU-2"]
+
+
+def test_no_ledger_is_begun_while_a_worker_of_its_host_runs(saved: Manager, sleeper: subprocess.Popen[str]) -> None:
+    """As if somebody had removed the file of the embedded bus, or the backup were older than the host."""
+    saved.wait_for(lambda: sleepers(saved))
+    saved.stop()
+    [pid] = sleepers(saved)
+    renew(saved)
+    for arguments in ((), ("--adopt-ledger",)):
+        told = refused(saved, *arguments)
+        assert f"the ledger has nothing of host '{saved.host}', because it is new, or lost" in told
+        assert f"{saved.host}/late/" in told
+        assert f"(process {pid}" in told
+    subprocess.run(["kill", "-9", str(pid)], check=True)
+    sleeper.wait(30)
+    saved.start()
 
 
 def forget_all(manager: Manager) -> None:

@@ -33,7 +33,7 @@ from simulation.hosts.owners import BOOT, Owners
 from simulation.loop import Loop, Process
 from simulation.model.client import ModelBus
 from simulation.model.network import Link
-from support.managers.assignments import assignment_of
+from support.managers.assignments import assignment_of, nobody_runs
 
 CLUSTER = "outfitter"
 TOPICS: Topics = topics(CLUSTER)
@@ -181,6 +181,7 @@ class HostManager(Manager):
             instruments=instruments,
             drivers=self._pool,
             make_process_watch=lambda **options: host.owners.watch(self.process, options["died"]),
+            search_processes=nobody_runs,
         )
 
         self._sweeper = (

@@ -8,6 +8,7 @@ from outfitter_service.runtime.clock import SYSTEM, Clock
 from outfitter_service.runtime.identity import Identity, host_identity
 from outfitter_service.runtime.input.assignment import Assignment
 from outfitter_service.runtime.input.scope import HostScope, Scope
+from outfitter_service.runtime.survivors.processes import Search
 
 
 def assignment_of(
@@ -25,3 +26,8 @@ def assignment_of(
         scope=scope or HostScope(identity.host or "", identity.writer),
         since=clock.utc(),
     )
+
+
+async def nobody_runs(_: str) -> Search:
+    """A search for the processes of a host's workers, in which there are none."""
+    return Search({}, frozenset())

@@ -33,7 +33,7 @@ from outfitter_service.runtime.input.scope import Scope
 from outfitter_service.runtime.instruments import Instruments
 from outfitter_service.runtime.processor.processor import Limits, Processor
 from outfitter_service.runtime.survivors.survivor_watch import SurvivorWatch
-from support.managers.assignments import assignment_of
+from support.managers.assignments import assignment_of, nobody_runs
 
 HOST = "h"
 CLUSTER = "outfitter"
@@ -239,6 +239,7 @@ async def serving(
         instruments=Instruments.of(metrics, clock),
         drivers=pool,
         owns_partition=owns_partition,
+        search_processes=nobody_runs,  # tests at the same time have the same host
     )
     manager = InProcessManager(bus, processor, pool, metrics, cluster=cluster, partition=partition)
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from msgspec import UNSET, Struct
 
+from outfitter_proto.bus import BusAccessError
 from outfitter_proto.bus.reading import MARKERS_WAIT_S, fetch_what_is_left
 from outfitter_proto.records import NO_TOKEN, Checkpoint
 from outfitter_service.core import model as m
@@ -61,19 +64,28 @@ class Adoption(Struct, frozen=True):
                 self.drivers.perform(command, record)
 
     async def _check_history(self) -> None:
-        """Begin a snapshot if history has nothing: the topic was recreated while nobody served. If that cannot be seen
-        at once, because a transaction is open, the next snapshot comes when it is due."""
-        if not self.snapshots.expected:
-            return
+        """Begin a snapshot if history has nothing: the topic was recreated while nobody served.
+
+        If that cannot be seen at once, because a transaction is open or a right on history is missing (managers need
+        none to read it), the next snapshot comes when it is due.
+        """
+        with suppress(BusAccessError):
+            if self.snapshots.expected and await self._history_is_empty():
+                self.snapshots.restart()
+
+    async def _history_is_empty(self) -> bool:
+        """Whether history certainly has no record. A topic that has only markers looks empty to readers alone."""
         bus, topic, partition = self.assignment.bus, self.assignment.topics.history, self.assignment.partition
-        _, end = await bus.offsets(topic, partition)
+        start, end = await bus.offsets(topic, partition)
+        if start == end:
+            return True
         async with await bus.open_reader(topic, partition, start=None, committed=True) as reader:
             for _ in range(HISTORY_FETCHES):
                 if await fetch_what_is_left(reader, max_records=1, timeout=MARKERS_WAIT_S):
-                    return
+                    return False
                 if reader.position >= end:
-                    self.snapshots.restart()
-                    return
+                    return True
+        return False
 
     async def cursor(self, restored: Restored) -> Cursor:
         """The position at which the input continues.

@@ -42,6 +42,7 @@ from outfitter_service.runtime.processor.same_machine import SameMachine
 from outfitter_service.runtime.processor.settlement import InputLoss, Settlement
 from outfitter_service.runtime.processor.takeover import Takeover
 from outfitter_service.runtime.processor.tenure import RecycledError, Tenure
+from outfitter_service.runtime.processor.unrecorded_workers import SearchOfHost, search_host
 
 FIRST_DELAY_S = 0.1
 LONGEST_DELAY_S = 5.0
@@ -66,9 +67,11 @@ class Processor:
         drivers: DriverCalls,
         owns_partition: Callable[[], Awaitable[bool]] | None = None,
         make_process_watch: Callable[..., ProcessWatch] = ProcessWatch,
+        search_processes: SearchOfHost = search_host,
     ) -> None:
         """`owns_partition`: the processor asks it before it takes the partition again; by default it reads in the
-        ledger who wrote last. `make_process_watch`: makes the watch of owner processes."""
+        ledger who wrote last. `make_process_watch`: makes the watch of owner processes. `search_processes` finds the
+        processes of a host's workers."""
         identity, partition, clock = assignment.identity, assignment.partition, instruments.clock
         log_fields: dict[str, str | int] = {"host": identity.host} if identity.host else {"partition": partition}
         self._assignment = assignment
@@ -116,8 +119,10 @@ class Processor:
             identity.writer, clock, self._reporter, self._batch_limits, self.inputs, self.liveness, self.event_queue
         )
         self._takeover = Takeover(
-            assignment, self._topic_check, limits, clock, self._reporter, judges_successors=owns_partition is None
-        )
+            assignment, self._topic_check, limits, clock, self._reporter,
+            judges_successors=owns_partition is None,
+            search=search_processes,
+        )  # fmt: skip
         self._adoption = Adoption(
             assignment, self.event_queue, self.liveness, drivers, self._reporter, self._snapshots, self._input_loss,
             take_over=limits.take_over,

@@ -18,7 +18,7 @@ from outfitter_service.runtime.input.assignment import Assignment
 from outfitter_service.runtime.processor.limits import Limits
 from outfitter_service.runtime.processor.reporting.reporter import CommitReporter
 from outfitter_service.runtime.processor.tenure import RecycledError
-from outfitter_service.runtime.processor.unrecorded_workers import refuse_unrecorded
+from outfitter_service.runtime.processor.unrecorded_workers import SearchOfHost, refuse_unrecorded
 
 END_WAIT_S = 20.0
 """Longer than a host writer's transaction can stay open: its 5 s time-out plus at most 10 s until the broker's next
@@ -46,15 +46,17 @@ class Takeover:
         reporter: CommitReporter,
         *,
         judges_successors: bool,
+        search: SearchOfHost,
     ) -> None:
         """`judges_successors`: whether the ledger is the only source for who works here now. In cluster scope the
-        group's coordinator knows."""
+        group's coordinator knows. `search` finds the processes of a host's workers."""
         self._assignment = assignment
         self._topic_check = topic_check
         self._limits = limits
         self._clock = clock
         self._log = reporter.log
         self._judges_successors = judges_successors
+        self._search = search
         self._writer_identity = transactional_id(assignment.identity.cluster, assignment.identity.writer)
         self._writer_tenure: str | None = None
         self._early_restore: tuple[Restored, float, datetime] | None = None
@@ -87,7 +89,7 @@ class Takeover:
         early = await self._read_ledger(taking=self._writer_identity)
         if early is not None:
             _refuse_foreign(self._assignment, early, take_over=self._limits.take_over)
-            await _check(self._assignment, self._topic_check, early, taken=False)
+            await self._check(early, taken=False)
             self._early_restore = early, at, at_utc
         self.may_fence = True
 
@@ -134,13 +136,19 @@ class Takeover:
         """
         restored = await self._reuse_early_restore() or await self._restore()
         _refuse_foreign(self._assignment, restored, take_over=self._limits.take_over)
-        await _check(self._assignment, self._topic_check, restored, taken=True)
+        await self._check(restored, taken=True)
         _refuse_older(self._assignment, restored, self._newest_commit)
         if self._judges_successors:
             self._refuse_successor(restored)
         if restored.checkpoint is None:
             return await self._announce(writer) or restored
         return restored
+
+    async def _check(self, restored: Restored, *, taken: bool) -> None:
+        """See `TopicCheck.check_restored`. A ledger that is adopted, or new, lacks no worker that still runs here."""
+        adopted = await self._topic_check.check_restored(restored, taken=taken)
+        if adopted is not None or restored.checkpoint is None:
+            await refuse_unrecorded(self._assignment, restored, adopted, self._search)
 
     async def _restore(self) -> Restored:
         assignment = self._assignment
@@ -238,13 +246,6 @@ class Takeover:
                 f"another manager (instance {last.instance}, machine {last.machine_id or 'unknown'}) has taken over "
                 f"host {identity.host!r} at {last.at:%Y-%m-%dT%H:%M:%SZ}; this one gives up"
             )
-
-
-async def _check(assignment: Assignment, topic_check: TopicCheck, restored: Restored, *, taken: bool) -> None:
-    """See `TopicCheck.check_restored`. A ledger that is adopted, or new, lacks no worker that still runs here."""
-    adopted = await topic_check.check_restored(restored, taken=taken)
-    if adopted is not None:
-        await refuse_unrecorded(assignment, restored, adopted)
 
 
 def _refuse_older(assignment: Assignment, restored: Restored, known: CommitNumber | None) -> None:

@@ -13,7 +13,7 @@ A worker that names no owner, and has no variables, is not found. Nor is any in 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable
 
 import anyio.to_thread
 import structlog
@@ -34,11 +34,26 @@ MOST_NAMED = 5
 """Most workers that the message names."""
 
 
+SearchOfHost = Callable[[str], Awaitable[processes.Search]]
+"""Finds the processes of all workers of a host."""
+
+
+async def search_host(host: str) -> processes.Search:
+    """The processes of all workers of a host, as far as this process may see them.
+
+    Raises:
+        OSError: /proc cannot be listed, or no file descriptor is left.
+    """
+    return await anyio.to_thread.run_sync(processes.search, processes.MarksOfHost(host))
+
+
 class UnrecordedWorkersError(RuntimeError):
     """Workers run that the ledger does not have. The message names them."""
 
 
-async def refuse_unrecorded(assignment: Assignment, restored: Restored, reason: str | None) -> None:
+async def refuse_unrecorded(
+    assignment: Assignment, restored: Restored, reason: str | None, search: SearchOfHost
+) -> None:
     """Refuse a ledger that lacks workers which still run on this machine. `reason`: why it must be adopted; None: it
     need not be, because it has nothing of this host yet.
 
@@ -51,7 +66,10 @@ async def refuse_unrecorded(assignment: Assignment, restored: Restored, reason: 
         return
     ledger = restored.ledger
     living = {} if reason is None else await _owners(assignment, host)
-    living |= await anyio.to_thread.run_sync(lambda: dict(_processes(host)))
+    found = await search(host)
+    living |= _processes(found)
+    if reason is not None:
+        _warn_of_gaps(found)
     unrecorded = {key: process for key, process in sorted(living.items()) if not _is_recorded(ledger, key)}
     if not unrecorded:
         return
@@ -72,20 +90,23 @@ def _is_recorded(ledger: Ledger, key: AllocationKey) -> bool:
     return record is not None and record.state in HOLDING_STATES | FINAL_STATES
 
 
-def _processes(host: str) -> Iterator[tuple[AllocationKey, str]]:
-    """The workers of a host whose processes have their names in the environment, and one such process of each."""
-    search = processes.search(processes.MarksOfHost(host))
-    if search.refused:
+def _processes(found: processes.Search) -> dict[AllocationKey, str]:
+    """The workers whose processes have their names in the environment, and one such process of each."""
+    return {
+        allocation_key(mark.host, mark.worker, mark.incarnation): f"{survivors[0].pid}, {survivors[0].command}"
+        for mark, survivors in found.survivors.items()
+    }
+
+
+def _warn_of_gaps(found: processes.Search) -> None:
+    if found.refused:
         log.warning(
             "the processes of other users cannot be searched for workers that the ledger does not have: make sure that "
             "none runs, or start the manager as root once",
-            users=sorted(search.refused),
+            users=sorted(found.refused),
         )
-    if search.missed:
-        log.warning("processes change too fast for a complete search for workers", reason=search.missed)
-    for mark, survivors in search.survivors.items():
-        first = survivors[0]
-        yield allocation_key(mark.host, mark.worker, mark.incarnation), f"{first.pid}, {first.command}"
+    if found.missed:
+        log.warning("processes change too fast for a complete search for workers", reason=found.missed)
 
 
 async def _owners(assignment: Assignment, host: str) -> dict[AllocationKey, str]:
