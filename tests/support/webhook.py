@@ -36,6 +36,7 @@ kubernetes.config-key = "example.org/off"
 """
 _ADDRESS = re.compile(r"at (https://[^/]+)/mutate")
 _CREATE = json.loads((ROOT / "tests/webhook/reviews/create-pod.json").read_text())
+"""What kube-apiserver 1.34.4 sent for `kubectl create --dry-run=server`."""
 
 
 def review(annotations: Mapping[str, str] | None, *containers: Mapping[str, Any], **request: Any) -> bytes:
