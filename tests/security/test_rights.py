@@ -1,101 +1,43 @@
-"""The rights that deploy/security.md grants: with them everything works, without any one of them it is said which, and
-what holders of a worker's rights cannot do with them."""
+"""The rights that deploy/security.md grants: with them everything works, and without any of them it is said which."""
 
 from __future__ import annotations
 
-import json
 import re
-import secrets
 import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import anyio
 import pytest
-from aiokafka.protocol.produce import ProduceRequest
-from aiokafka.record.default_records import DefaultRecordBatchBuilder
-from confluent_kafka.admin import AclBinding
 
-from outfitter.session.worker_session import WorkerSession
-from outfitter_proto import rights, topics
-from outfitter_proto.bus import Bus, BusAuthorizationError, BusConfigurationError, Entry, Right
-from outfitter_proto.bus.kafka import KafkaBus
-from outfitter_proto.bus.kafka.writing import open_transactions
-from outfitter_proto.keys import host_writer, partition_writer
+from outfitter_proto import topics
+from outfitter_proto.bus import BusAuthorizationError, Right
 from outfitter_proto.names import managers_group
 from outfitter_proto.names import topics as names_of
-from outfitter_proto.records import Register, ResourceRequest
 from outfitter_service.cli._lib.diagnosis.bus import rights as doctors_rights
 from outfitter_service.cli._lib.diagnosis.finding import Machine, Verdict
 from outfitter_service.query import ledger_view
-from support.bus.committed import committed
 from support.documents import ROOT
 from support.kafka.secure_broker import SecureBroker, right
+from support.managers.granted import (
+    MANAGER,
+    NEEDED,
+    PAGE,
+    PAGES_HOST,
+    ROLES,
+    SCOPES,
+    acls,
+    asked,
+    everything,
+    granted,
+    is_needed,
+    looked_for,
+    user,
+)
 from support.managers.secured import HOST, WITHIN, client, managing
 
 pytestmark = pytest.mark.kafka
-
-PAGE = ROOT / "deploy" / "security.md"
-PAGES_HOST = "gpu-3"
-
-
-def granted(cluster: str = "outfitter", host: str = PAGES_HOST) -> dict[str, list[tuple[str, str, str, bool]]]:
-    """The page's commands, by principal: operation, kind, name of `cluster` and `host`, whether prefixed."""
-    found: dict[str, list[tuple[str, str, str, bool]]] = {}
-    for line in re.findall(r"^grant (User:.*)$", PAGE.read_text(), re.MULTILINE):
-        principal, *words = shlex.split(line)
-        options = dict(zip(words[::2], words[1::2], strict=True))
-        operation = options.pop("--operation")
-        prefixed = options.pop("--resource-pattern-type", "literal") == "prefixed"
-        [(kind, name)] = options.items()
-        name = name.replace("outfitter", cluster, 1).replace(PAGES_HOST, host)
-        found.setdefault(principal.removeprefix("User:"), []).append((operation, kind.lstrip("-"), name, prefixed))
-    return found
-
-
-ROLES = granted()
-MANAGER = f"manager-{PAGES_HOST}"
-SCOPES = {MANAGER: "host", "manager": "cluster"}
-
-
-def is_needed(each: tuple[str, str, str, bool]) -> bool:
-    """Whether a manager does not start without it."""
-    return each[0] != "DescribeConfigs" and "sweeper" not in each[2]
-
-
-NEEDED = [each for each in ROLES[MANAGER] if is_needed(each)]
-
-
-def looked_for(role: str, cluster: str, host: str = HOST) -> list[Right]:
-    """What a manager of that role looks for at its start."""
-    if SCOPES[role] == "host":
-        return [*rights.of_manager(cluster, [host_writer(host)]), *rights.of_sweeper(cluster)]
-    return rights.of_manager(cluster, [partition_writer(0)], [managers_group(cluster)])
-
-
-def acls(broker: SecureBroker, role: str, user: str, cluster: str, leave_out: int | None = None) -> list[AclBinding]:
-    """Grant `user` what the page grants to `role`, but for one; give what was granted."""
-    wanted = granted(cluster, HOST)[role]
-    given = [
-        right(f"User:{user}", operation, kind, name, prefixed=prefixed)
-        for number, (operation, kind, name, prefixed) in enumerate(wanted)
-        if number != leave_out
-    ]
-    if given:
-        broker.allow(*given)
-    return given
-
-
-async def asked(bus: Bus, cluster: str, worker: str = "w") -> WorkerSession:
-    """A session of a worker that asks for one device; not entered."""
-    body = Register(host=HOST, worker=worker, incarnation="1", resources={"gpu": ResourceRequest(amount=1)})
-    return WorkerSession(bus, body, cluster=cluster, manager_patience=None)
-
-
-def user() -> str:
-    return f"u-{secrets.token_hex(4)}"
 
 
 # --- the page ---------------------------------------------------------------------------------------------
@@ -346,160 +288,3 @@ async def test_a_right_taken_away_while_a_manager_works_stops_commits_whole_unti
 def _failed_commits(exposition: str, labels: str) -> float:
     match = re.search(rf"^outfitter_commits_total\{{{labels}\}} (\S+)$", exposition, re.MULTILINE)
     return float(match[1]) if match else 0.0
-
-
-async def everything(bus: Bus, topic: str) -> list[dict[str, Any]]:
-    """All committed values of partition 0, as JSON."""
-    return [json.loads(message.value or b"{}") for message in await committed(bus, topic)]
-
-
-# --- what a worker's rights are not worth ---------------------------------------------------------------------
-
-
-async def test_a_workers_rights_cannot_forge_fence_or_read(secure_broker: SecureBroker, cluster: str) -> None:
-    name = user()
-    acls(secure_broker, "worker", name, cluster)
-    of = names_of(cluster)
-    async with client(secure_broker, secure_broker.oauth(name)) as eve:
-        assert await eve.publish(of.registrations, 0, Entry(b"h", b"{}")) == 0
-        for topic in (of.allocations, of.history, of.dead_letters):
-            with pytest.raises(BusAuthorizationError, match=f"'{topic}' is not granted"):
-                await eve.publish(topic, 0, Entry(b"h/w/1", b"FORGED"))
-        with pytest.raises(BusAuthorizationError, match=f"'{cluster}-host-{HOST}' is not granted"):
-            await eve.open_writer(f"{cluster}-host-{HOST}", 0)
-        async with await eve.open_reader(of.registrations, 0, start=0, committed=False) as reader:
-            with pytest.raises(BusAuthorizationError, match=f"Read on topic '{of.registrations}' is not granted"):
-                await reader.fetch(timeout=WITHIN)
-        with pytest.raises(BusAuthorizationError):
-            await eve.open_reader(of.allocations, 0, start=None, committed=True)
-
-
-async def test_whose_transaction_is_open_is_not_told_to_who_may_not_read_and_that_is_said(
-    secure_broker: SecureBroker, cluster: str
-) -> None:
-    name, topic = user(), names_of(cluster).allocations
-    secure_broker.allow(right(f"User:{name}", "Describe", "topic", topic))
-    async with client(secure_broker, secure_broker.oauth(name)) as bus:
-        assert isinstance(bus, KafkaBus)
-        said = await open_transactions.sentence(bus._cluster, topic, 0)
-    assert "the broker does not say whose transaction is open there: " in said
-    assert f"Read on topic '{topic}' is not granted to User:{name}" in said
-
-
-async def test_nobodys_wrong_messages_keep_a_manager_from_serving_the_others(
-    secure_broker: SecureBroker, cluster: str, tmp_path: Path
-) -> None:
-    """Another host's name under this host's key, no key, rubbish, packed zeros, and a flood of others' heartbeats."""
-    of = names_of(cluster)
-    name, worker, eve = user(), user(), user()
-    acls(secure_broker, MANAGER, name, cluster)
-    for role, who in (("worker", worker), ("operator", worker), ("worker", eve)):
-        acls(secure_broker, role, who, cluster)
-    login = secure_broker.oauth(name)
-    forged = json.dumps({"type": "register", "host": "other", "worker": "w", "incarnation": "1"}).encode()
-    other = json.dumps({"type": "heartbeat", "host": "other", "worker": "w", "incarnation": "1"}).encode()
-    async with (
-        managing(secure_broker.at("sasl"), login, cluster, tmp_path, host=HOST) as manager,
-        client(secure_broker, secure_broker.oauth(eve)) as attacker,
-        client(secure_broker, secure_broker.oauth(worker)) as bus,
-        await asked(bus, cluster) as ours,
-    ):
-        assert isinstance(attacker, KafkaBus)
-        bad: set[int] = set()
-        for entry in (
-            Entry(HOST.encode(), forged),
-            Entry(None, forged),
-            Entry(HOST.encode(), b"\xff{"),
-            Entry(None, None),
-        ):
-            bad.add(await attacker.publish(of.registrations, 0, entry))
-        packed = await _publish_packed(attacker, of.registrations, bytes(20_000_000))
-        bad.add(packed)
-        async with anyio.create_task_group() as flood:
-            for _ in range(20):
-                flood.start_soon(_flood, attacker, of.registrations, Entry(b"other", other))
-        with anyio.fail_after(WITHIN):
-            assert (await ours.wait()).state == "allocated"
-        async with await asked(bus, cluster, "second") as second:
-            with anyio.fail_after(WITHIN):
-                assert (await second.wait()).state == "allocated"
-        assert manager.failure is None
-        async with client(secure_broker, secure_broker.administrator(), "open") as looking:
-            letters: dict[int, Any] = {}
-            with anyio.fail_after(WITHIN):
-                while not bad <= set(letters):
-                    found = await everything(looking, of.dead_letters)
-                    letters = {letter["source"]["offset"]: letter for letter in found}
-            assert len(letters) == len(found)
-            assert letters[packed]["code"] == "unreadable"
-            assert "unpacks to more than" in letters[packed]["reason"]
-    async with client(secure_broker, secure_broker.administrator(), "open") as looking:
-        workers = {stored.record.worker for stored in (await ledger_view.read(looking, cluster)).allocations}
-        assert workers == {"w", "second"}
-
-
-async def _flood(bus: Bus, topic: str, entry: Entry) -> None:
-    for _ in range(50):
-        async with anyio.create_task_group() as many:
-            for _ in range(10):
-                many.start_soon(bus.publish, topic, 0, entry)
-
-
-async def _publish_packed(bus: KafkaBus, topic: str, value: bytes) -> int:
-    """One record in a batch packed with zstd: our own publisher packs nothing."""
-    builder = DefaultRecordBatchBuilder(
-        magic=2, compression_type=4, is_transactional=0, producer_id=-1, producer_epoch=-1, base_sequence=-1,
-        batch_size=2**31 - 1,
-    )  # fmt: skip
-    builder.append(0, None, b"k", value, [])
-    request = ProduceRequest(
-        transactional_id=None, required_acks=-1, timeout=10_000, topics=[(topic, [(0, bytes(builder.build()))])]
-    )
-    answer = await bus._cluster.ask_leader(topic, 0, request, lambda found: found.topics[0][1][0][1])
-    _, code, offset, *_ = answer.topics[0][1][0]
-    assert code == 0
-    return int(offset)
-
-
-async def test_a_transactional_id_alone_fences_and_writes_nothing_and_a_topic_alone_forges(
-    secure_broker: SecureBroker, cluster: str, tmp_path: Path
-) -> None:
-    """What the page says that these rights are worth; and that a manager which is fenced so goes on."""
-    of = names_of(cluster)
-    name, worker, fencer, forger = user(), user(), user(), user()
-    acls(secure_broker, MANAGER, name, cluster)
-    for role in ("worker", "operator"):
-        acls(secure_broker, role, worker, cluster)
-    secure_broker.allow(
-        right(f"User:{fencer}", "Write", "transactional-id", f"{cluster}-host-{HOST}"),
-        right(f"User:{forger}", "Write", "topic", of.allocations),
-    )
-    login = secure_broker.oauth(name)
-    async with (
-        managing(secure_broker.at("sasl"), login, cluster, tmp_path, host=HOST) as manager,
-        client(secure_broker, secure_broker.oauth(worker)) as bus,
-        client(secure_broker, secure_broker.oauth(fencer)) as fencing,
-        client(secure_broker, secure_broker.oauth(forger)) as forging,
-    ):
-        async with await fencing.open_writer(f"{cluster}-host-{HOST}", 0) as taken:
-            with pytest.raises(BusAuthorizationError, match=f"Write on topic '{of.allocations}'"):
-                await taken.commit([(of.allocations, [Entry(b"h/w/1", b"FORGED")])])
-        async with await asked(bus, cluster) as ours:
-            with anyio.fail_after(WITHIN):
-                assert (await ours.wait()).state == "allocated"
-        assert manager.failure is None
-        await forging.publish(of.allocations, 0, Entry(b"other/w/1", b"FORGED"))
-        assert b"FORGED" in [message.value for message in await committed(bus, of.allocations)]
-
-
-async def test_any_writer_of_registrations_can_speak_for_any_host_and_only_a_prefix_of_its_own_keeps_it_apart(
-    secure_broker: SecureBroker, cluster: str
-) -> None:
-    """What Kafka cannot prevent, as the page says; and that the remedy is one."""
-    eve, of = user(), names_of(cluster)
-    acls(secure_broker, "worker", eve, cluster)
-    body = json.dumps({"type": "deregister", "host": HOST, "worker": "somebody-else"}).encode()
-    async with client(secure_broker, secure_broker.oauth(eve)) as bus:
-        assert await bus.publish(of.registrations, 0, Entry(HOST.encode(), body)) >= 0
-        with pytest.raises(BusConfigurationError, match=r"'other-tenant\.registrations' is not granted"):
-            await bus.publish("other-tenant.registrations", 0, Entry(HOST.encode(), body))

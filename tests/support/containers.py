@@ -11,20 +11,17 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import pytest
 
-WITHIN_S = 90.0
-"""Until something has happened that must happen, on a busy machine."""
+ENDS_WITHIN_S = 90.0
+"""A command that ends by itself, on a busy machine."""
 STOPPED_WITHIN_S = 30.0
-
-T = TypeVar("T")
 
 
 class Mount(NamedTuple):
@@ -121,7 +118,7 @@ class Container:
 
     def wait(self) -> int:
         """Its exit code, when it ends by itself."""
-        return self._process.wait(WITHIN_S)
+        return self._process.wait(ENDS_WITHIN_S)
 
     def stop(self) -> int:
         """Send SIGTERM to its first process, and return its exit code."""
@@ -155,13 +152,3 @@ def answer(url: str, *, token: str | None = None) -> Answer:
         return Answer(error.code, error.read().decode())
     except OSError as error:
         return Answer(0, str(error))
-
-
-def until(look: Callable[[], T | None], otherwise: Callable[[], str]) -> T:
-    """What `look` returns as soon as that is not None. `otherwise`: what to say if that does not happen."""
-    deadline = time.monotonic() + WITHIN_S
-    while (seen := look()) is None:
-        if time.monotonic() > deadline:
-            pytest.fail(f"it has not happened within {WITHIN_S:g} s: {otherwise()}", pytrace=False)
-        time.sleep(0.1)
-    return seen

@@ -9,7 +9,6 @@ import json
 import secrets
 import socket
 import subprocess
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -19,13 +18,13 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from ruamel.yaml import YAML
 
+from support import polling
 from support.documents import ROOT
 
 CACHE = ROOT / ".cache/kube"
 CRDS = CACHE / "crds"
 MANIFESTS = ROOT / "deploy/kubernetes"
 OVERLAYS = sorted(path.parent.name for path in MANIFESTS.glob("overlays/*/kustomization.yaml"))
-WITHIN_S = 60.0
 
 
 def rendered(overlay: str) -> str:
@@ -142,17 +141,18 @@ def running(folder: Path) -> Iterator[Cluster]:
 
 def until(holds: Any, process: subprocess.Popen[bytes] | None = None) -> None:
     """Wait until something holds; a refusal of kubectl counts as not yet."""
-    deadline = time.monotonic() + WITHIN_S
-    while True:
+    refusal = "it does not hold"
+
+    def look() -> Any:
+        nonlocal refusal
+        assert process is None or process.poll() is None, f"ended with {process.poll()}: {refusal}"
         try:
-            if holds():
-                return
-            last = "it does not hold"
+            return holds()
         except RefusedError as error:
-            last = str(error)
-        assert process is None or process.poll() is None, f"ended with {process.poll()}: {last}"
-        assert time.monotonic() < deadline, last
-        time.sleep(0.1)
+            refusal = str(error)
+            return None
+
+    polling.until(look, lambda: refusal)
 
 
 def _start(stack: ExitStack, log: Path, command: Sequence[object]) -> subprocess.Popen[bytes]:

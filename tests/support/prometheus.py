@@ -9,7 +9,6 @@ import json
 import os
 import socket
 import subprocess
-import time
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
@@ -17,8 +16,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-READY_WITHIN = 60.0
-CAME_WITHIN = 60.0
+from support.polling import until
+
+STOPPED_WITHIN = 60.0
 
 
 def program(name: str) -> str:
@@ -58,11 +58,12 @@ class Prometheus:
 
     def wait_for(self, condition: Callable[[], object], what: str) -> None:
         """Look again and again until `condition` holds."""
-        deadline = time.monotonic() + CAME_WITHIN
-        while not condition():
+
+        def look() -> object:
             assert self._process.poll() is None, f"Prometheus has ended:\n{self._log.read_text()}"
-            assert time.monotonic() < deadline, f"{what} did not come:\n{self._log.read_text()[-4000:]}"
-            time.sleep(0.1)
+            return condition()
+
+        until(look, lambda: f"{what}\n{self._log.read_text()[-4000:]}")
 
 
 @contextmanager
@@ -101,7 +102,7 @@ def running(folder: Path, rules: Path, jobs: Mapping[str, str]) -> Iterator[Prom
         yield server
     finally:
         process.terminate()
-        process.wait(READY_WITHIN)
+        process.wait(STOPPED_WITHIN)
 
 
 def _is_ready(url: str) -> bool:

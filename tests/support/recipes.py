@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import shlex
 import subprocess
-import time
 
 import anyio
 
@@ -19,6 +18,7 @@ from outfitter_proto.bus import connect
 from outfitter_proto.names import topics
 from support.documents import ROOT
 from support.managers.process import Manager
+from support.polling import until
 
 PAGE = ROOT / "service" / "recover.md"
 TOPICS_TOOL = ROOT / "deploy" / "kafka" / "bin" / "topics"
@@ -76,7 +76,4 @@ def _await_deletion(manager: Manager) -> None:
         async with connect(manager.bus_url) as bus:
             return topics(manager.cluster).allocations in await bus.shapes([topics(manager.cluster).allocations])
 
-    deadline = time.monotonic() + 20
-    while anyio.run(is_there):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    until(lambda: not anyio.run(is_there), lambda: "the topic is still there")

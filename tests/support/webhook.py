@@ -9,7 +9,6 @@ import re
 import signal
 import ssl
 import subprocess
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +17,8 @@ from typing import Any
 import trustme
 
 from support.documents import ROOT
-from support.managers.process import OUTFITTER, READY_WITHIN, environment
+from support.managers.process import OUTFITTER, environment
+from support.polling import until
 
 CONFIG = """\
 external-resources = ["gpu", "fpga", "dongle", "off"]
@@ -112,11 +112,12 @@ class Webhook:
 
     def address(self) -> tuple[str, int]:
         """Wait until it listens."""
-        deadline = time.monotonic() + READY_WITHIN
-        while (found := _ADDRESS.search(self.log)) is None:
+
+        def look() -> re.Match[str] | None:
             assert self._process.poll() is None, self.log
-            assert time.monotonic() < deadline, self.log
-            time.sleep(0.02)
+            return _ADDRESS.search(self.log)
+
+        found = until(look, lambda: self.log)
         host, port = found[1].removeprefix("https://").split(":")
         return host, int(port)
 

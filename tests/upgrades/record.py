@@ -61,7 +61,6 @@ class Recording:
         try:
             self._await(self._is_ready, "the manager was not ready")
             yield
-            time.sleep(1)  # it reports and acts behind its commits
             manager.send_signal(end)
             manager.wait(30)
         finally:

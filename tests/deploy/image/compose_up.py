@@ -22,9 +22,10 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from support.containers import Container, Image, Mount, answer, program, until
+from support.containers import Container, Image, Mount, answer, program
 from support.documents import ROOT, shell_lines
 from support.kafka.broker import Broker
+from support.polling import until
 
 FOLDER = ROOT / "deploy" / "compose"
 SERVICES: dict[str, dict[str, Any]] = YAML(typ="safe").load(FOLDER / "compose.yaml")["services"]
@@ -171,7 +172,7 @@ def stage(image: Image, tmp_path_factory: pytest.TempPathFactory) -> Iterator[St
         assert topics.wait() == 0, topics.output()
         stage.managers = [stage.start(name) for name in ("manager-1", "manager-2")]
         for name, manager in zip(("manager-1", "manager-2"), stage.managers, strict=True):
-            until(lambda name=name: stage.is_healthy(name) or None, manager.output)
+            until(lambda name=name: stage.is_healthy(name), manager.output)
         stage.restart_workers()
         stage.api = stage.start("api")
         stage.prometheus = stage.start_prometheus()
@@ -196,11 +197,11 @@ def records(stage: Stage, state: str) -> list[dict[str, Any]]:
 
 
 def test_each_gpu_is_held_and_the_others_wait(stage: Stage) -> None:
-    def busy() -> bool | None:
+    def busy() -> bool:
         stage.restart_workers()
         held = Counter(record["host"] for record in records(stage, "allocated"))
         waiting = Counter(record["host"] for record in records(stage, "pending"))
-        return (held == {"gpu-1": 2, "gpu-2": 2} and waiting == {"gpu-1": 1, "gpu-2": 1}) or None
+        return held == {"gpu-1": 2, "gpu-2": 2} and waiting == {"gpu-1": 1, "gpu-2": 1}
 
     until(busy, stage.api.output)
 
@@ -226,7 +227,7 @@ def test_a_worker_that_is_killed_gives_its_gpu_back_at_once(stage: Stage) -> Non
 
     until(holder, stage.api.output).kill9()
     released = 'outfitter_releases_total{reason="owner-died"} 1.0'
-    until(lambda: released in answer(stage.url("manager-1", "/metrics")).body or None, stage.managers[0].output)
+    until(lambda: released in answer(stage.url("manager-1", "/metrics")).body, stage.managers[0].output)
 
 
 def test_a_manager_that_stops_ends_with_0_and_its_workers_keep_what_they_have(stage: Stage) -> None:
@@ -234,26 +235,20 @@ def test_a_manager_that_stops_ends_with_0_and_its_workers_keep_what_they_have(st
     assert stage.managers[1].stop() == 0, stage.managers[1].output()
     assert [record for record in records(stage, "allocated") if record["host"] == "gpu-2"] != []
     stage.managers[1] = stage.start("manager-2")
-    until(lambda: stage.is_healthy("manager-2") or None, stage.managers[1].output)
+    until(lambda: stage.is_healthy("manager-2"), stage.managers[1].output)
 
 
 def test_prometheus_reaches_both_managers_and_each_rule_has_been_evaluated(stage: Stage) -> None:
-    def up() -> bool | None:
+    def up() -> bool:
         active = (query(stage, "/api/v1/targets") or {"activeTargets": []})["activeTargets"]
-        return (
-            sorted(target["labels"]["instance"] for target in active if target["health"] == "up")
-            == [
-                "manager-1:9477",
-                "manager-2:9477",
-            ]
-            or None
-        )
+        instances = sorted(target["labels"]["instance"] for target in active if target["health"] == "up")
+        return instances == ["manager-1:9477", "manager-2:9477"]
 
     until(up, stage.prometheus.output)
 
-    def healthy() -> bool | None:
+    def healthy() -> bool:
         rules = [rule for group in query(stage, "/api/v1/rules")["groups"] for rule in group["rules"]]
-        return all(rule["health"] == "ok" for rule in rules) or None
+        return all(rule["health"] == "ok" for rule in rules)
 
     until(healthy, stage.prometheus.output)
 
@@ -268,11 +263,9 @@ def alarming() -> list[str]:
 def test_a_message_that_nobody_can_obey_raises_the_first_alarm(stage: Stage) -> None:
     assert stage.run_kafka_tool(alarming(), "gpu-1|nonsense\n") == 0
 
-    def firing() -> bool | None:
+    def firing() -> bool:
         alerts = query(stage, "/api/v1/alerts")["alerts"]
-        return (
-            any(a["labels"]["alertname"] == "OutfitterDeadLetters" and a["state"] == "firing" for a in alerts) or None
-        )
+        return any(a["labels"]["alertname"] == "OutfitterDeadLetters" and a["state"] == "firing" for a in alerts)
 
     until(firing, stage.prometheus.output)
 

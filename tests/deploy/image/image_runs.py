@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from support.containers import Container, Image, Mount, answer, until
+from support.containers import Container, Image, Mount, answer
 from support.documents import ROOT
 from support.kafka.broker import free_port
+from support.polling import until
 
 PAGE = ROOT / "deploy" / "image" / "README.md"
 MEGABYTE = 1_000_000
@@ -68,7 +69,7 @@ def test_its_own_command_serves_until_sigterm_and_ends_with_0(image: Image, tmp_
     mounts = [Mount(config, "/etc/outfitter/outfitter.toml")]
     manager = Container(image.within(command, mounts=mounts, scratch=["/tmp"]), tmp_path / "log")
     try:
-        until(lambda: answer(f"http://127.0.0.1:{port}/readyz").status == 200 or None, manager.output)
+        until(lambda: answer(f"http://127.0.0.1:{port}/readyz").status == 200, manager.output)
         assert manager.stop() == 0, manager.output()
     finally:
         manager.kill9()

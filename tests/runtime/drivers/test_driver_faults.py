@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
-from datetime import timedelta
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -22,10 +20,7 @@ from outfitter_drivers.api import (
     ExternalResourceDriver,
     ExternalResourceDriverFactory,
     ExternalResourceInfo,
-    Grant,
-    InUseCheck,
     Inventory,
-    Preparation,
     TemporaryDriverError,
     Worker,
 )
@@ -33,12 +28,12 @@ from outfitter_service import config as configuration
 from outfitter_service.core import model as m
 from outfitter_service.metrics import Metrics
 from outfitter_service.runtime.drivers import loading
-from outfitter_service.runtime.drivers import supervisor as supervisor_module
 from outfitter_service.runtime.drivers.building import inspected
-from outfitter_service.runtime.drivers.pool import DriverPool, close
+from outfitter_service.runtime.drivers.pool import DriverPool
 from outfitter_service.runtime.drivers.supervisor import Loaded, Supervisor
 from outfitter_service.runtime.drivers.translation import AT_A_STRETCH, MOST_DEVICES, SHORTEST_DELAY_S, known_devices
 from runtime.conftest import Serve
+from runtime.drivers.odd_errors import ENDINGS, RAISED, WordlessError
 from simulation.loop import running
 from support.managers.in_process import another, register
 
@@ -54,53 +49,6 @@ def test_a_configured_driver_timeout_is_the_drivers_own_limit_too(tmp_path: Path
     loaded = loading.load(configuration.load(path, environment={}).resources)
     assert [each.served.driver.call_timeout for each in loaded.values() if each.served is not None] == [7.0, 30.0]
     assert [each.served.timeout_s for each in loaded.values() if each.served is not None] == [7.0, 30.0]
-
-
-class WordlessError(Exception):
-    """An exception whose message cannot be read."""
-
-    def __str__(self) -> str:
-        raise RuntimeError("no words")
-
-
-class EndlessDelayError(TemporaryDriverError):
-    """An exception whose delay is code, and wants to end the process."""
-
-    delay = property(lambda _: sys.exit("no delay"), lambda _error, _delay: None)  # type: ignore[assignment]
-
-
-class ClasslessError(Exception):
-    """An exception that does not say what it is."""
-
-    __class__ = property(lambda _: sys.exit("no class"))  # type: ignore[assignment]
-
-
-class Unrelated(BaseException):
-    """No `Exception`, as what some libraries raise to end a program."""
-
-
-ENDINGS: dict[str, BaseException] = {
-    "is interrupted": KeyboardInterrupt(),
-    "is closed as a generator": GeneratorExit(),
-    "panics": Unrelated("unwrap of None"),
-    "is cancelled": asyncio.CancelledError("a task of its own"),
-}
-RAISED: dict[str, Callable[[], BaseException]] = {
-    "a delay as a timedelta": lambda: TemporaryDriverError("later", delay=timedelta(milliseconds=10)),
-    "a delay that is a text": lambda: TemporaryDriverError("later", delay="5"),  # type: ignore[arg-type]
-    "a delay of nan": lambda: TemporaryDriverError("later", delay=float("nan")),
-    "a delay without an end": lambda: TemporaryDriverError("later", delay=float("inf")),
-    "a delay of more seconds than a float can count": lambda: TemporaryDriverError("later", delay=10**400),
-    "a delay that ends the process": lambda: EndlessDelayError("later"),
-    "no class": ClasslessError,
-    "no words": WordlessError,
-    "an end of the process": lambda: SystemExit(3),
-    "an interrupt": KeyboardInterrupt,
-    "an end of a generator": GeneratorExit,
-    "an end of an iteration": StopAsyncIteration,
-    "a group": lambda: BaseExceptionGroup("two", [SystemExit(2), asyncio.CancelledError()]),
-    "no exception": lambda: Unrelated("odd"),
-}
 
 
 class Odd(ExternalResourceDriver, Inventory):
@@ -424,91 +372,6 @@ async def test_one_wrong_resource_in_the_configuration_answers_with_its_key_and_
         assert "external-resource.wrong" in record["reason"]
         assert said in record["reason"]
         assert (await manager.records())["@host/h"]["resources"]["wrong"]["state"] != "reported"
-
-
-class Raising(ExternalResourceDriver, Preparation, InUseCheck):
-    """Each of its calls raises what it was made with, the first time."""
-
-    def __init__(self, error: Callable[[], BaseException]) -> None:
-        self.error = error
-        self.called: set[str] = set()
-
-    def once(self, call: str) -> None:
-        if call not in self.called:
-            self.called.add(call)
-            raise self.error()
-
-    async def retrieve_resource_info(self, amount: int, worker: Worker) -> Collection[ExternalResourceInfo]:
-        self.once("retrieve")
-        return [ExternalResourceInfo({"index": str(index)}) for index in range(amount)]
-
-    async def prepare(self, grant: Grant) -> None:
-        self.once("prepare")
-
-    async def unprepare(self, grant: Grant) -> None:
-        self.once("unprepare")
-
-    async def in_use(self, grant: Grant) -> str | None:
-        self.once("in-use")
-        return None
-
-    async def aclose(self) -> None:
-        self.once("close")
-
-
-@pytest.mark.parametrize("what", RAISED)
-async def test_whatever_a_driver_raises_is_its_own_failure_and_is_tried_again(
-    what: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(supervisor_module, "FIRST_DELAY_S", 0.01)
-    said: list[m.Event] = []
-    driver = Raising(RAISED[what])
-    loaded = Loaded(spec=m.ResourceSpec(name="bad", on_demand=True), served=inspected(driver))
-    supervisor = Supervisor(loaded, host="h", emit=said.append, metrics=Metrics())
-    question = m.Discover(host="h", resource="bad", amount=1, least=1, allocation="h/w/1")
-    grant = Grant(allocation="h/w/1", token=1, worker=Worker(host="h", resource="bad"), device_ids=(), devices=())
-    await supervisor.discover(question, None)
-    await supervisor.discover(question, None)
-    assert "could not prepare" in (await supervisor.prepare(grant) or "")
-    assert await supervisor.prepare(grant) is None
-    await supervisor.unprepare(grant)
-    assert await supervisor.wait_until_unused(grant)
-    await close([loaded], 5.0)
-    assert driver.called == {"retrieve", "prepare", "unprepare", "in-use", "close"}
-    reports = [event for event in said if isinstance(event, m.DriverReport)]
-    assert [report.failure is None for report in reports] == [False, True]
-
-
-class Hidden(Raising):
-    """Some of its methods cannot be read the first time."""
-
-    def __init__(self, *methods: str) -> None:
-        super().__init__(WordlessError)
-        self.called = {"retrieve", "prepare", "unprepare", "in-use", "close"}  # so that no call raises
-        self.hidden = set(methods)
-
-    def __getattribute__(self, name: str) -> Any:
-        hidden = super().__getattribute__("__dict__").get("hidden", set())
-        if name in hidden:
-            hidden.discard(name)
-            raise SystemExit(f"no {name} today")
-        return super().__getattribute__(name)
-
-
-async def test_a_method_that_cannot_be_read_is_its_drivers_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor_module, "FIRST_DELAY_S", 0.01)
-    said: list[m.Event] = []
-    driver = Hidden("prepare", "unprepare", "in_use", "aclose")
-    loaded = Loaded(spec=m.ResourceSpec(name="bad", on_demand=True), served=inspected(driver))
-    supervisor = Supervisor(loaded, host="h", emit=said.append, metrics=Metrics())
-    grant = Grant(allocation="h/w/1", token=1, worker=Worker(host="h", resource="bad"), device_ids=(), devices=())
-    assert "no prepare today" in (await supervisor.prepare(grant) or "")
-    await supervisor.unprepare(grant)
-    assert await supervisor.wait_until_unused(grant)
-    await close([loaded], 5.0)
-    assert not driver.hidden
-    delayed, *_ = (event for event in said if isinstance(event, m.ReleaseDelayed))
-    assert "no unprepare today" in delayed.reason
 
 
 async def test_a_host_that_is_left_before_its_devices_are_looked_at_is_not_looked_at() -> None:

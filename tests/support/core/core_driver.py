@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -157,3 +158,18 @@ class CoreDriver:
 
     def has(self, worker: str, resource: str = "gpu", incarnation: str = "1") -> list[str]:
         return [info["id"] for info in self[worker, incarnation].resources.get(resource, [])]
+
+
+def restarted(core: CoreDriver, *, configured: Iterable[m.ResourceSpec] | None = None, **rules: Any) -> CoreDriver:
+    """The core after a crash: from the ledger alone, no driver having reported. `configured`: the resources that there
+    are now, if others."""
+    ledger = Ledger()
+    for record in core.ledger.allocations.values():
+        ledger.restore(PutAllocation(record.key, record))
+    ledger.restore(PutRecord(core.host_state.record))
+    ledger.resume(commit=core.ledger.commits, token=core.ledger.token)
+    again = CoreDriver(*(core.rules.specs.values() if configured is None else configured), ledger=ledger, **rules)
+    again.now, again.offset = core.now, core.offset
+    again.announce()
+    again.say(m.Reschedule(host=HOST))
+    return again

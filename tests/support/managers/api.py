@@ -6,7 +6,6 @@ import json
 import re
 import signal
 import subprocess
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -14,7 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from support.managers.process import OUTFITTER, READY_WITHIN, environment
+from support.managers.process import OUTFITTER, environment
+from support.polling import until
 
 ADDRESS = re.compile(r"API at (https?://[^/]+)/")
 
@@ -48,10 +48,8 @@ class Api:
 
     def wait_for_url(self) -> str:
         """Wait until it listens."""
-        deadline = time.monotonic() + READY_WITHIN
-        while (url := self.url) is None:
-            assert time.monotonic() < deadline, self.log
-            time.sleep(0.02)
+        url = until(lambda: self.url, lambda: self.log)
+        assert url is not None
         return url
 
     def get(self, path: str, **headers: str) -> tuple[int, Any]:
