@@ -12,6 +12,7 @@ import click
 import pytest
 
 from outfitter_service.cli import COMMANDS, _guarded
+from outfitter_service.cli._lib.overview import live
 from outfitter_service.cli._lib.registration_options import Duration
 
 HOSTILE = (
@@ -79,6 +80,7 @@ def test_no_value_of_any_parameter_is_a_defect(
     name: str, bus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(live, "FIRST_WITHIN_S", 0.0)  # `top` waits for a cluster's first manager
     (tmp_path / "outfitter.toml").write_text("")
     nowhere = "http://x" if name == "serve" else f"sqlite:///{tmp_path}/nowhere/bus.db"
     there = nowhere if name in SPEAKING else bus
