@@ -6,11 +6,13 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from support.managers.api import Api, running
+from support.kafka.broker import KafkaBroker
+from support.managers.api import running
 from support.managers.process import Manager, files_config
 
 TOKEN = "a-token-of-this-test"
@@ -18,12 +20,10 @@ EXAMPLES = 12
 """Of each operation in each phase. `make test` has no time for more."""
 
 
-@pytest.fixture(scope="module", params=["embedded", pytest.param("kafka", marks=pytest.mark.kafka)])
-def crowd(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Manager]:
-    """A manager on a bus of each kind. One worker holds its GPU, two wait, and one message was refused."""
-    folder = tmp_path_factory.mktemp("crowd")
-    bus = None if request.param == "embedded" else request.getfixturevalue("kafka_broker").url
-    cluster = f"schema-{request.param}"
+@contextmanager
+def crowd(folder: Path, *, bus: str | None, cluster: str) -> Iterator[Manager]:
+    """A manager. One worker holds its GPU, two wait, and one message was refused."""
+    folder.mkdir()
     manager = Manager(folder, files_config(folder / "gpus", gpus=1), bus=bus, cluster=cluster, host="gpu-3")
     if bus is not None:
         created = manager.outfitter("topics", "create", "--partitions", "3", "--replication", "1")
@@ -39,19 +39,9 @@ def crowd(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         manager.kill9()
 
 
-@pytest.fixture(scope="module")
-def api(crowd: Manager, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
-    folder = tmp_path_factory.mktemp("api")
-    (folder / "token").write_text(TOKEN)
-    with running(folder, crowd.bus_url, "--cluster", crowd.cluster, "--token-file", "token") as api:
-        token = {"Authorization": f"Bearer {TOKEN}"}
-        crowd.wait_for(lambda: api.url is not None and api.get("/api/v1/hosts", **token)[1].get("items"))
-        yield api
-
-
-def schemathesis(folder: Path, crowd: Manager, url: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def schemathesis(folder: Path, manager: Manager, url: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Try every operation with every check. Names in paths are those that exist; test_routes.py has others."""
-    record = crowd.record("late")
+    record = manager.record("late")
     assert record is not None
     names = {"path.host": "gpu-3", "path.worker": "late", "path.incarnation": record["incarnation"]}
     lines = [f"{json.dumps(name)} = {json.dumps(value)}" for name, value in names.items()]
@@ -64,13 +54,22 @@ def schemathesis(folder: Path, crowd: Manager, url: str, *arguments: str) -> sub
     )  # fmt: skip
 
 
+@pytest.mark.kafka
 @pytest.mark.timeout(240)
-def test_nothing_is_found_in_the_api_of_a_cluster(crowd: Manager, api: Api, tmp_path: Path) -> None:
-    done = schemathesis(tmp_path, crowd, str(api.url), "--header", f"Authorization: Bearer {TOKEN}")
+def test_nothing_is_found_in_the_api_of_a_cluster(kafka_broker: KafkaBroker, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text(TOKEN)
+    with (
+        crowd(tmp_path / "manager", bus=kafka_broker.url, cluster="schema") as manager,
+        running(tmp_path, manager.bus_url, "--cluster", manager.cluster, "--token-file", "token") as api,
+    ):
+        token = {"Authorization": f"Bearer {TOKEN}"}
+        manager.wait_for(lambda: api.url is not None and api.get("/api/v1/hosts", **token)[1].get("items"))
+        done = schemathesis(tmp_path, manager, str(api.url), "--header", f"Authorization: Bearer {TOKEN}")
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
 
 
 @pytest.mark.timeout(240)
-def test_nothing_is_found_in_the_api_of_a_manager(crowd: Manager, tmp_path: Path) -> None:
-    done = schemathesis(tmp_path, crowd, crowd.url)
+def test_nothing_is_found_in_the_api_of_a_manager(tmp_path: Path) -> None:
+    with crowd(tmp_path / "manager", bus=None, cluster="schema") as manager:
+        done = schemathesis(tmp_path, manager, manager.url)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]

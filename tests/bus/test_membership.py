@@ -38,6 +38,7 @@ from outfitter_proto.bus.embedded.membership import EmbeddedMembership
 from outfitter_proto.bus.kafka.connecting import log_throttle
 from outfitter_proto.bus.ownership import Ownership
 from support.kafka.broker import Broker, KafkaBroker
+from support.processes.freezing import freeze
 from support.processes.member import LIMIT_S, MemberProcess, member_process
 
 MakeTopic = Callable[..., Awaitable[str]]
@@ -222,7 +223,7 @@ async def test_a_frozen_member_is_replaced_finds_out_when_it_wakes_and_takes_not
     topic, group = await make_topic(partitions=4), f"group-{secrets.token_hex(5)}"
     async with member_process(bus_url, group, topic, session=SHORT) as victim:
         assert await victim.has(frozenset(range(4)))
-        victim.signal(signal.SIGSTOP)
+        freeze(victim.process.pid)
         heirs = [await join(topic, group=group) for _ in range(3)]
         shares = await settled(heirs, partitions=4)
         kept, two = min(min(shares, key=len)), max(shares, key=len)
@@ -261,7 +262,7 @@ async def test_a_frozen_member_is_told_of_its_expulsion_before_anything_else(
     topic, group = await make_topic(partitions=2), f"group-{secrets.token_hex(5)}"
     async with member_process(bus_url, group, topic, session=SHORT) as victim:
         assert await victim.has(frozenset({0, 1}))
-        victim.signal(signal.SIGSTOP)
+        freeze(victim.process.pid)
         heir = await join(topic, group=group)
         await owns(heir, frozenset({0, 1}))
         await heir.leave()

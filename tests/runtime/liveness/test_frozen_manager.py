@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 import signal
 import threading
 from datetime import UTC, datetime, timedelta
@@ -14,6 +13,7 @@ import anyio
 from outfitter_proto.bus import Entry, connect
 from support.managers.in_process import TOPICS, register
 from support.managers.process import Manager, StartManager
+from support.processes.freezing import freeze
 
 LEASE_S = 4.0
 
@@ -38,8 +38,7 @@ def test_frozen_longer_than_a_lease_it_expires_none_whose_heartbeats_are_queued(
     manager.wait_for(lambda: manager.metric("outfitter_grants_total") == 2)
     with (manager.folder / "bus.lock").open() as lock:  # so that it has no lock of the bus while it sleeps
         fcntl.flock(lock, fcntl.LOCK_EX)
-        manager.signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, manager.pid, os.WSTOPPED)
+        freeze(manager.pid)
     threading.Event().wait(1.5 * LEASE_S)
     publish(manager, {"type": "heartbeat", "host": manager.host, "worker": "alive", "incarnation": "1"})
     woken = datetime.now(UTC)

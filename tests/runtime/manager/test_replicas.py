@@ -14,6 +14,7 @@ from support.checker.verdict import verdict
 from support.kafka.broker import KafkaBroker
 from support.managers.fleet import PARTITIONS, Fleet, hosts
 from support.managers.process import Manager
+from support.processes.freezing import freeze
 
 pytestmark = pytest.mark.kafka
 NAMES = hosts(24)
@@ -96,7 +97,7 @@ async def test_a_frozen_replica_that_wakes_up_commits_nothing_and_serves_again_w
     await shared_out(one, two)
     await fleet.register(NAMES, ["a"])
     await fleet.answered()
-    os.kill(one.pid, signal.SIGSTOP)
+    freeze(one.pid)
     await fleet.register(NAMES, ["b"])
     await fleet.answered()
     await shared_out(two)
