@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 import structlog
 from hypothesis import HealthCheck, settings
+from xdist.workermanage import NodeManager
 
 from support.kafka.broker import kafka_broker, own_broker
 from support.managers.process import manager, shared_manager, start_manager
@@ -15,6 +16,9 @@ __all__ = ["anyio_backend", "kafka_broker", "manager", "own_broker", "shared_man
 # a busy machine must not make a test red
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("unhurried")
+
+# seconds: a process that is killed sooner leaves its brokers behind
+NodeManager.EXIT_TIMEOUT = 120
 
 
 @pytest.fixture

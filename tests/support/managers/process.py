@@ -32,6 +32,7 @@ import pytest
 from outfitter_proto.bus import connect
 from outfitter_service.query import ledger_view
 from support.kafka.broker import KafkaBroker
+from support.polling import PATIENCE_S
 
 OUTFITTER = (sys.executable, "-m", "outfitter_service.cli")
 """The command line of the interpreter that runs the tests."""
@@ -240,7 +241,7 @@ class Manager:
         """The newest record of `worker`, None without any."""
         return next((record for record in reversed(self.records()) if record["worker"] == worker), None)
 
-    def wait_for(self, condition: Callable[[], object], *, timeout: float = 30.0) -> None:
+    def wait_for(self, condition: Callable[[], object], *, timeout: float = PATIENCE_S) -> None:
         """Block until `condition` holds, looking again and again; what it looks at is another process's doing."""
         deadline = time.monotonic() + timeout
         while not condition():
@@ -248,7 +249,7 @@ class Manager:
                 raise ManagerError(f"what was waited for did not come within {timeout:g} s\n{self.log_tail()}")
             time.sleep(0.02)
 
-    def wait_for_state(self, worker: str, state: str, *, timeout: float = 30.0) -> dict[str, Any]:
+    def wait_for_state(self, worker: str, state: str, *, timeout: float = PATIENCE_S) -> dict[str, Any]:
         """Block until the newest record of `worker` is in `state`; return it."""
         found: list[dict[str, Any]] = []
 
