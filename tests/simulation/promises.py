@@ -296,26 +296,27 @@ def _lent_too_early(world: World, lives: Sequence[model.Log], host: Host) -> lis
 def _said_over(world: World, host: str) -> dict[str, float]:
     """When the newest run of a worker was said to be over by somebody who named the worker alone, whatever it believes:
     a deregistration of this kind may be another run's, and late. A run without a record was lost with its registration,
-    and no manager knows it."""
+    and no manager knows it, unless it registers again."""
     partition = partition_of(host, world.setting.partitions)
-    told = {
-        (record.key or b"").decode()
-        for log in world.broker.lives(TOPICS.allocations, partition)
-        for record, _ in log.committed()
-    }
-    runs: dict[str, list[str]] = {}
+    told: dict[str, float] = {}
+    for log in world.broker.lives(TOPICS.allocations, partition):
+        for record, at in log.committed():
+            told.setdefault((record.key or b"").decode(), at)
+    newest: dict[str, str] = {}
     over: dict[str, float] = {}
-    lives = world.broker.lives(TOPICS.registrations, partition)
-    for record, at in [each for log in lives for each in log.committed()]:
-        if record.key != host.encode():
-            continue
-        said = json.loads(record.value or b"")
-        worker, run = f"{said['host']}/{said['worker']}", said.get("incarnation")
-        known = runs.setdefault(worker, [])
-        if said["type"] == "register" and run not in known and f"{worker}/{run}" in told:
-            known.append(run)
-        elif said["type"] == "deregister" and run is None and known:
-            over.setdefault(f"{worker}/{known[-1]}", at)
+    for log in world.broker.lives(TOPICS.registrations, partition):
+        heard: set[str] = set()
+        for record, at in log.committed():
+            if record.key != host.encode():
+                continue
+            said = json.loads(record.value or b"")
+            worker, run = f"{said['host']}/{said['worker']}", said.get("incarnation")
+            key = f"{worker}/{run}"
+            if said["type"] == "register" and key not in heard and told.get(key, 0.0) > at:
+                heard.add(key)
+                newest[worker] = key
+            elif said["type"] == "deregister" and run is None and worker in newest:
+                over.setdefault(newest[worker], at)
     return over
 
 

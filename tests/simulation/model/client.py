@@ -132,11 +132,15 @@ class ModelBus(Bus):
     async def has_committed(self, identity: str) -> bool:
         pause = STABLE_POLL_S
         with anyio.move_on_after(STABLE_WITHIN_S):
-            while await self._ask("DescribeTransactions", lambda: self._broker.is_committing(identity)):
+            while True:
+                is_committing, has_committed = await self._ask(
+                    "DescribeTransactions",
+                    lambda: (self._broker.is_committing(identity), self._broker.has_committed(identity)),
+                )
+                if not is_committing:
+                    return bool(has_committed)
                 await anyio.sleep(pause)
                 pause = min(2 * pause, SLOWEST_POLL_S)
-            found: bool = await self._ask("DescribeTransactions", lambda: self._broker.has_committed(identity))
-            return found
         raise BusUnavailableError(f"a commit of {identity} has not been complete for {STABLE_WITHIN_S:g} s")
 
     async def stable_end(self, topic: str, partition: int, *, taking: str | None = None) -> int:
