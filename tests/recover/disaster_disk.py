@@ -52,21 +52,20 @@ def test_its_ledger_is_taken_into_new_topics(own_broker: Broker, manager: Manage
     register(manager, "w1")
     copy_disk(own_broker)
     token = register(manager, "w2")["token"]
-    late = manager.popen("run", "--worker", "late", "--", "sleep", "600", start_new_session=True)
-    try:
-        manager.wait_for_state("late", "allocated")
-        stop, *between, last = commands(SECTION)
-        run(manager, stop)
-        own_broker.kill9()
-        restore_yesterday(own_broker)
-        own_broker.start()
-        for command in between:
-            run(manager, command, **{"12": "3"})
-        assert "was restored from a backup" in refused(manager)
-        assert f"it does not have: {manager.host}/late/" in refused(manager, "--adopt-ledger")
-    finally:
-        late.kill()
-        late.wait()
+    with manager.popen("run", "--worker", "late", "--", "sleep", "600", start_new_session=True) as late:
+        try:
+            manager.wait_for_state("late", "allocated")
+            stop, *between, last = commands(SECTION)
+            run(manager, stop)
+            own_broker.kill9()
+            restore_yesterday(own_broker)
+            own_broker.start()
+            for command in between:
+                run(manager, command, **{"12": "3"})
+            assert "was restored from a backup" in refused(manager)
+            assert f"it does not have: {manager.host}/late/" in refused(manager, "--adopt-ledger")
+        finally:
+            late.kill()
     end_workers(manager)
     run(manager, last)
     assert held(manager) == {"w1": ["GPU-0"]}
