@@ -137,7 +137,7 @@ BUGS: tuple[Bug, ...] = (
     Bug(
         name="names-of-its-own-driver",
         what="a record keeps only those names of a device that its own resource's driver knows",
-        within=40,
+        within=300,
         patches=_own_names,
     ),
     Bug(
