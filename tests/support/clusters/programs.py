@@ -6,7 +6,6 @@ import fcntl
 import re
 import shutil
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from hashlib import sha256
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Self
 
 from support.documents import ROOT
+from support.polling import until
 from support.processes.ending import has_ended
 from support.processes.tools import run_tool
 from support.processes.worker_program import WorkerProgram
@@ -88,9 +88,8 @@ class Programs:
 
     def wait_for(self, condition: Callable[[], object], what: str) -> None:
         """Block until `condition` holds, looking again and again; what it looks at is the programs' doing."""
-        deadline = time.monotonic() + READY_WITHIN_S
-        while not condition():
-            if time.monotonic() > deadline:
-                outputs = "\n---\n".join(program.output()[-6000:] for program in self._started)
-                raise ProgramError(f"{what} did not come within {READY_WITHIN_S:g} s\n{outputs}")
-            time.sleep(0.05)
+
+        def outputs() -> str:
+            return "\n---\n".join([what, *(program.output()[-6000:] for program in self._started)])
+
+        until(condition, outputs, within_s=READY_WITHIN_S)

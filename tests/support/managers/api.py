@@ -48,9 +48,7 @@ class Api:
 
     def wait_for_url(self) -> str:
         """Wait until it listens."""
-        url = until(lambda: self.url, lambda: self.log)
-        assert url is not None
-        return url
+        return until(lambda: self.url, lambda: self.log)
 
     def get(self, path: str, **headers: str) -> tuple[int, Any]:
         """The status and the decoded body of a page."""

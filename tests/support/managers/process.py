@@ -32,7 +32,7 @@ import pytest
 from outfitter_proto.bus import connect
 from outfitter_service.query import ledger_view
 from support.kafka.broker import KafkaBroker
-from support.polling import PATIENCE_S
+from support.polling import PATIENCE_S, until
 
 OUTFITTER = (sys.executable, "-m", "outfitter_service.cli")
 """The command line of the interpreter that runs the tests."""
@@ -243,11 +243,7 @@ class Manager:
 
     def wait_for(self, condition: Callable[[], object], *, timeout: float = PATIENCE_S) -> None:
         """Block until `condition` holds, looking again and again; what it looks at is another process's doing."""
-        deadline = time.monotonic() + timeout
-        while not condition():
-            if time.monotonic() > deadline:
-                raise ManagerError(f"what was waited for did not come within {timeout:g} s\n{self.log_tail()}")
-            time.sleep(0.02)
+        until(condition, self.log_tail, within_s=timeout)
 
     def wait_for_state(self, worker: str, state: str, *, timeout: float = PATIENCE_S) -> dict[str, Any]:
         """Block until the newest record of `worker` is in `state`; return it."""

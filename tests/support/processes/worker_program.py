@@ -7,10 +7,11 @@ import os
 import signal
 import subprocess
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Self
+
+from support.polling import until
 
 WITHIN_S = 60.0
 """Seconds that a program may take to print a line or to end: it may start a virtual machine on a busy machine."""
@@ -80,11 +81,11 @@ class WorkerProgram:
         self._running.wait(WITHIN_S)
 
     def _wait_until(self, is_printed: Callable[[], bool], what: str) -> None:
-        deadline = time.monotonic() + WITHIN_S
-        while not is_printed():
-            if not self.is_running() or time.monotonic() > deadline:
-                raise AssertionError(f"it did not print {what!r}, but:\n{self.output()}")
-            time.sleep(0.02)
+        def told() -> str:
+            return f"it did not print {what!r}, but:\n{self.output()}"
+
+        until(lambda: is_printed() or not self.is_running(), told)
+        assert is_printed(), told()
 
     @property
     def _running(self) -> subprocess.Popen[bytes]:
