@@ -30,7 +30,6 @@ QUICKLY_FOUND = (
     "another-request",
     "deregister-the-eldest",
     "released-as-configured",
-    "fast-grants-not-measured",
     "lost-input-from-the-end",
     "nobodys-passed-over",
     "any-input",

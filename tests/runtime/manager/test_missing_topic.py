@@ -50,9 +50,8 @@ def test_a_manager_names_the_topic_that_is_gone_and_continues_once_it_is_made_ag
     publish(kafka_broker, two_gpus, b"no registration")
     sentence = f"there is no topic '{gone}'; make it with `outfitter topics create`"
     two_gpus.wait_for(lambda: sentence in two_gpus.readiness(), timeout=60)
-    log = two_gpus.log.read_text()
-    assert log.count("a topic is gone, trying until it is there") == 1
-    assert sentence in log
+    two_gpus.wait_for(lambda: sentence in two_gpus.log.read_text())  # a moment after readiness
+    assert two_gpus.log.read_text().count(sentence) == 1
     created = two_gpus.outfitter("topics", "create", "--partitions", "1", "--replication", "1")
     assert created.stdout.split() == [gone]
     two_gpus.wait_for(lambda: two_gpus.readiness() == "ok\n", timeout=60)
