@@ -17,6 +17,7 @@ from outfitter_proto.bus import MemberReplacedError
 from outfitter_proto.keys import host_writer
 from outfitter_proto.names import Topics, topics
 from outfitter_service import config
+from outfitter_service.cli._lib.errors import leaves
 from outfitter_service.core.decide import Rules
 from outfitter_service.metrics import Metrics
 from outfitter_service.runtime.changelog.shape import TopicsChangedError
@@ -112,19 +113,16 @@ class Manager(ABC):
     @property
     def gave_up(self) -> bool:
         """Somebody else does its job, and it said so."""
-        return isinstance(self._failure, ForeignManagerError | MemberReplacedError)
+        return self._ended_by(ForeignManagerError, MemberReplacedError)
 
     @property
     def gave_up_topics(self) -> bool:
         """Its topics were made anew, and it said so."""
-        return isinstance(self._failure, TopicsChangedError)
+        return self._ended_by(TopicsChangedError)
 
-    @property
-    def _failure(self) -> BaseException | None:
-        failure = self.ended
-        while isinstance(failure, BaseExceptionGroup) and len(failure.exceptions) == 1:
-            failure = failure.exceptions[0]
-        return failure
+    def _ended_by(self, *kinds: type[Exception]) -> bool:
+        """Whether it ended by errors of these kinds alone: two of its tasks may meet them at the same time."""
+        return self.ended is not None and all(isinstance(error, kinds) for error in leaves(self.ended))
 
     async def main(self) -> None:
         """Serve until told to stop, or until it cannot go on."""
