@@ -238,11 +238,11 @@ def test_a_manager_that_stops_ends_with_0_and_its_workers_keep_what_they_have(st
     until(lambda: stage.is_healthy("manager-2"), stage.managers[1].output)
 
 
-def test_prometheus_reaches_both_managers_and_each_rule_has_been_evaluated(stage: Stage) -> None:
+def test_prometheus_reaches_both_managers_and_the_api_and_each_rule_has_been_evaluated(stage: Stage) -> None:
     def up() -> bool:
         active = (query(stage, "/api/v1/targets") or {"activeTargets": []})["activeTargets"]
         instances = sorted(target["labels"]["instance"] for target in active if target["health"] == "up")
-        return instances == ["manager-1:9477", "manager-2:9477"]
+        return instances == ["api:9478", "manager-1:9477", "manager-2:9477"]
 
     until(up, stage.prometheus.output)
 
