@@ -93,13 +93,13 @@ def _another_request() -> Iterator[None]:
 def _deregister_the_eldest() -> Iterator[None]:
     deregister = registration.deregister
 
-    def deregister_eldest(builder: DecisionBuilder, message: Deregister, source: Source) -> None:
+    def deregister_eldest(builder: DecisionBuilder, message: Deregister, source: Source, warnings: list[str]) -> None:
         if message.incarnation is None:
             runs = [key for _, key in builder.host_state(message.host).incarnations.get(message.worker, ())]
             live = [key for key in runs if builder.ledger.allocations[key].state not in FINAL_STATES]
             if live:
                 message = structs.replace(message, incarnation=live[0].rpartition("/")[2])
-        deregister(builder, message, source)
+        deregister(builder, message, source, warnings)
 
     with patch.object(registration, "deregister", deregister_eldest), _unruly():
         yield
