@@ -60,8 +60,8 @@ class Decision(Struct, kw_only=True, gc=False):
 
     `kind`: the event's label in metrics. `changes`: of the ledger, in order. `history`: each step with its allocation's
     key. `commands`: what drivers must do after the commit. `follow_ups`: events that must be decided, too. `renewed`:
-    allocations whose lease starts anew. `final_leases`: superseded allocations whose last lease starts. `refused`: why
-    the message becomes a dead letter, or None.
+    allocations whose lease starts anew. `final_leases`: superseded allocations whose last lease starts. `repeats`:
+    allocations whose unchanged records are published again. `refused`: why the message becomes a dead letter, or None.
     """
 
     kind: str
@@ -71,6 +71,7 @@ class Decision(Struct, kw_only=True, gc=False):
     follow_ups: list[m.Event] = []
     renewed: list[AllocationKey] = []
     final_leases: list[AllocationKey] = []
+    repeats: list[AllocationKey] = []
     refused: str | None = None
 
 
@@ -147,6 +148,10 @@ class DecisionBuilder:
     def start_final_lease(self, key: AllocationKey) -> None:
         """Start the last lease of a superseded allocation."""
         self.decision.final_leases.append(key)
+
+    def repeat(self, key: AllocationKey) -> None:
+        """Have an allocation's unchanged record published again."""
+        self.decision.repeats.append(key)
 
     def refuse(self, reason: str) -> None:
         """Make the message a dead letter."""

@@ -233,7 +233,8 @@ class _QueuePass:
             self.has_moved = True
             give_up(builder, structs.replace(record, reason=obstacle.reason))
             return
-        record = _update_reason(builder, overlay, record, obstacle, changed=record is not waiter)
+        is_first = obstacle.resource not in self.claimed
+        record = _update_reason(builder, overlay, record, obstacle, is_first=is_first, changed=record is not waiter)
         if record.state != PENDING:
             self.has_moved = True
         elif record.reason_code == ReasonCode.BUSY:
@@ -246,12 +247,17 @@ def _update_reason(
     record: Allocation,
     obstacle: policy.Infeasibility,
     *,
-    changed: bool = False,
+    is_first: bool,
+    changed: bool,
 ) -> Allocation:
-    """The waiter's record with its current reason. A question to a driver is no news for a worker that waits."""
+    """The waiter's record with its current reason. A question to a driver is no news for a worker that waits.
+
+    `is_first`: nobody before it waits for this resource. How many devices are free is news for the first one only. Else
+    each device that comes free would have the records of all waiters for a shared resource written again.
+    """
     is_asking = record.reason_code is not None and overlay.inventory(obstacle.resource).asking
-    is_news = not is_asking and (obstacle.code != record.reason_code or obstacle.reason != record.reason)
-    if is_news or changed:
+    is_news = obstacle.code != record.reason_code or reasons.differ(obstacle.reason, record.reason, free=is_first)
+    if (is_news and not is_asking) or changed:
         try:
             return builder.step(
                 Step.REFRESH, obstacle.reason, record, reason=obstacle.reason, reason_code=obstacle.code

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from outfitter_proto.records import MAX_REASON
@@ -12,6 +13,7 @@ NAMED_DEVICES = 8
 """Most devices that a reason names."""
 NAMED_OPERATORS = 4
 """Most operators that a reason names: their names are long."""
+_FREE = re.compile(r"\d+( of \d+ free)")
 SHOWN = 8
 """Most resources of a request that a reason names."""
 
@@ -25,6 +27,13 @@ def shortened(reason: str) -> str:
     if len(reason) <= MAX_REASON:
         return reason
     return f"{reason[:MAX_REASON]}… (the first {MAX_REASON} of {len(reason)} characters)"
+
+
+def differ(reason: str, earlier: str | None, *, free: bool) -> bool:
+    """Whether two reasons say different things. `free`: another number of free devices alone counts as well."""
+    if free or earlier is None or reason == earlier:
+        return reason != earlier
+    return _FREE.sub(r"\1", reason) != _FREE.sub(r"\1", earlier)
 
 
 def too_many_live(most: int) -> str:

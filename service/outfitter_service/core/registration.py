@@ -26,7 +26,6 @@ from outfitter_service.core import discovery, ending, queue, reasons
 from outfitter_service.core import model as m
 from outfitter_service.core.decision import DecisionBuilder
 from outfitter_service.core.request_check import differences, resolve
-from outfitter_service.core.state.ledger import PutAllocation
 from outfitter_service.core.states import ENDED, PENDING, RELEASING, Step
 
 MIN_FORGOTTEN = 2
@@ -92,7 +91,7 @@ def make_room(builder: DecisionBuilder, message: Registration) -> None:
 
 def register_again(builder: DecisionBuilder, key: AllocationKey, record: Allocation, message: Register) -> None:
     """The same incarnation registers again: publish its record unchanged, and renew its lease if it is current."""
-    builder.change(PutAllocation(key, record))
+    builder.repeat(key)
     if record.state == ENDED:
         builder.set_kind("late")
         return

@@ -101,10 +101,3 @@ class DeadLetterQuota:
         self.spent.difference_update(payers)
         omitted_by_payer = {payer: self._windows.pop(payer).omitted for payer in payers}
         return {payer: omitted for payer, omitted in omitted_by_payer.items() if omitted is not None}
-
-
-class Quotas(Struct, frozen=True):
-    """One writer's quotas. `letters`: of dead letters. `naming`: of messages whose unknown fields are named."""
-
-    letters: DeadLetterQuota
-    naming: DeadLetterQuota

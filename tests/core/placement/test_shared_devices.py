@@ -307,3 +307,20 @@ def test_a_small_sharer_behind_a_large_one_is_served_when_enough_for_it_is_free(
     core.register("one", resources=asks(mon=1))
     core.deregister("x")
     assert (core.state("two"), core.state("one")) == ("pending", "allocated")
+
+
+def test_a_device_that_comes_free_changes_the_record_of_the_first_sharer_only() -> None:
+    core = CoreDriver(GPU, MON, chunk=8)
+    core.report("a", "b", "c", "d")
+    core.report("a", "b", "c", "d", resource="mon")
+    for holder in ("x", "y"):
+        core.register(holder, 1)
+    for number in range(30):
+        core.register(f"s{number}", resources=asks(mon=4))
+    assert core["s0"].reason == "waits for 4 mon: 2 of 4 free"
+    before = len(core.decisions)
+    core.deregister("x")
+    assert core["s0"].reason == "waits for 4 mon: 3 of 4 free"
+    assert {key for decision in core.decisions[before:] for key, _ in decision.history} == {"h/x/1", "h/s0/1"}
+    core.deregister("y")
+    assert all(core.state(f"s{number}") == "allocated" for number in range(30))

@@ -10,11 +10,11 @@ from outfitter_service.core.decide import Rules
 from outfitter_service.runtime.changelog.encoding import checkpoint
 from outfitter_service.runtime.changelog.snapshots import Snapshots
 from outfitter_service.runtime.clock import Clock
-from outfitter_service.runtime.dead_letter_quota import Quotas
 from outfitter_service.runtime.input.input_reader import Cursor
 from outfitter_service.runtime.processor.commit.batch import Batch
 from outfitter_service.runtime.processor.commit.batch_limits import BatchLimits
 from outfitter_service.runtime.processor.commit.pending_commit import PendingCommit, Sealed
+from outfitter_service.runtime.processor.commit.quotas import Quotas
 from outfitter_service.runtime.processor.event_queue import EventQueue, StopRequest
 from outfitter_service.runtime.processor.host_announcer import HostAnnouncer
 from outfitter_service.runtime.processor.limits import Limits
@@ -62,6 +62,7 @@ class CommitBuilder:
             history=self._limits.history is not None,
             dead_letter_quota=self._quotas.letters,
             naming=self._quotas.naming,
+            rewrites=self._quotas.rewrites,
         )
         ahead = {key: offset for key, offset in after.ahead.items() if offset > after.position}
         return PendingCommit(batch=batch, position=after.position, ahead=ahead, opening=opening)
@@ -70,17 +71,18 @@ class CommitBuilder:
         return structs.replace(self._rules, max_bytes=self.batch_limits.max_bytes, brief=self.batch_limits.brief)
 
     def start_slice(self, batch: Batch) -> None:
-        """Set the batch's time, and announce waiting hosts as far as there is room."""
+        """Set the batch's time, announce waiting hosts and write waiting answers, as far as there is room."""
         batch.set_time(self._clock.utc())
         if not batch.events:
             batch.rules = self._rules_now()  # the limits may have changed since it was opened
         self._announcer.announce_waiting(batch, self.batch_limits.full, self.batch_limits.records)
+        batch.repeat_waiting(self.batch_limits.full)
 
     def is_due(self, commit: PendingCommit) -> bool:
         """Whether the commit has anything to write (heartbeats move leases in memory only)."""
         if commit.opening or not commit.batch.output.empty or self._event_queue.notes or self._snapshots.underway:
             return True
-        if commit.position - self._written_to >= self._limits.checkpoint_records:
+        if commit.position - self._written_to >= self._limits.checkpoint_records or self._quotas.rewrites.renewed:
             return True
         return self._clock.monotonic() - self._written_at >= self._limits.checkpoint_interval_s
 
@@ -90,6 +92,7 @@ class CommitBuilder:
         event_queue, batch, output = self._event_queue, commit.batch, commit.batch.output
         ledger, assignment, full = self._tenure.ledger, self._tenure.assignment, self.batch_limits.full
         stale = self._stale_positions = self._stale_positions | batch.effects.hosts
+        self._quotas.rewrites.take_renewed()
         if self.batch_limits.is_normal:
             self._stale_positions = {host for host in stale if not batch.renumber(host, full)}
         closing = False
@@ -131,11 +134,16 @@ class CommitBuilder:
             self._quotas.letters.omit(payer, omitted)
 
     def taken_back(self, *commits: PendingCommit) -> None:
-        """These commits failed: later commits write their queue positions, summaries and snapshot pieces again."""
+        """These commits failed: later commits write their queue positions, answers, summaries and snapshot pieces
+        again."""
         self._snapshots.take_back()
         for commit in commits:
-            self._quotas.letters.give_back(commit.batch.quota_use.used)
-            for payer, omitted in commit.batch.quota_use.summed.items():
+            quota_use = commit.batch.quota_use
+            self._quotas.letters.give_back(quota_use.used)
+            self._quotas.rewrites.give_back(quota_use.rewritten)
+            for host, key in quota_use.repeated:
+                self._quotas.rewrites.postpone(host, key)
+            for payer, omitted in quota_use.summed.items():
                 self._quotas.letters.omit(payer, omitted)
             self._stale_positions |= {
                 host for host in commit.sealed.stale_positions if host in self._tenure.ledger.hosts

@@ -8,10 +8,10 @@ from __future__ import annotations
 from outfitter_service.core import model as m
 from outfitter_service.core.decide import Rules, is_due
 from outfitter_service.runtime.clock import Clock
-from outfitter_service.runtime.dead_letter_quota import Quotas
 from outfitter_service.runtime.input.lookahead import Inputs
 from outfitter_service.runtime.liveness.tracker import LivenessTracker
 from outfitter_service.runtime.processor.commit.batch import Batch
+from outfitter_service.runtime.processor.commit.quotas import Quotas
 from outfitter_service.runtime.processor.event_queue import EventQueue
 from outfitter_service.runtime.processor.tenure import Tenure
 
@@ -72,6 +72,7 @@ class Deadlines:
         self._checked_at = self._clock.monotonic()
         batch.sum_up(self._quotas.letters.due())
         self._quotas.naming.due()  # starts its next minute
+        self._quotas.rewrites.end_windows()
         self._judge_silence()
         event_queue.queue_due_retries()
         self._hosts = list(self._ledger.hosts)

@@ -8,6 +8,7 @@ from outfitter_service.runtime.changelog.shape import CHECK_S
 from outfitter_service.runtime.changelog.snapshots import Pace
 from outfitter_service.runtime.input.input_reader import READ_AHEAD
 from outfitter_service.runtime.input.lookahead import QUIET_LIMIT
+from outfitter_service.runtime.processor.commit.quotas import REWRITTEN_BYTES
 
 
 class Limits(Struct, frozen=True, kw_only=True):
@@ -18,7 +19,8 @@ class Limits(Struct, frozen=True, kw_only=True):
     nothing else is. `hosts`: the most hosts of one partition. `take_over`: accept a ledger that another machine wrote.
     `adopt`: accept a ledger that was written to another topic, or is gone. `look_s`: seconds between two checks of the
     topics' shape. `history`: how often the history topic gets snapshots; None: nothing is written to it. `read_ahead`
-    and `quiet_limit` are as in input_reader.py and lookahead.py."""
+    and `quiet_limit` are as in input_reader.py and lookahead.py. `rewritten_bytes`: the most bytes of records that one
+    host has written again, without a step, in each window of commit/quotas.py."""
 
     batch_records: int = 1000
     lease_grace_s: float = 2.0
@@ -31,6 +33,7 @@ class Limits(Struct, frozen=True, kw_only=True):
     history: Pace | None = Pace()
     read_ahead: int = READ_AHEAD
     quiet_limit: int = QUIET_LIMIT
+    rewritten_bytes: int = REWRITTEN_BYTES
 
 
 DEFAULT_LIMITS = Limits()

@@ -6,12 +6,13 @@ acts.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 
 import structlog
-from msgspec import Struct, field, structs
+from msgspec import Struct, field
 
 from outfitter_proto.bus import Message
 from outfitter_proto.codec import WireError, decode_registration, encode
@@ -24,6 +25,7 @@ from outfitter_service.core.state.ledger import Change, DropAllocation, DropReco
 from outfitter_service.runtime.changelog.encoding import dead_letter
 from outfitter_service.runtime.dead_letter_quota import DeadLetterQuota, Omitted, Payer
 from outfitter_service.runtime.processor.commit.output import CommitOutput
+from outfitter_service.runtime.processor.commit.quotas import RewriteQuota
 
 log = structlog.get_logger("outfitter.processor")
 
@@ -72,12 +74,15 @@ class Effects(Struct):
 
 
 class QuotaUse(Struct):
-    """A commit's use of the dead letters' quotas, by payer. `used`: the number of letters. `omitted`: messages beyond
-    the quota. `summed`: messages that one letter sums up."""
+    """A commit's use of quotas. Of dead letters, by payer: `used` is the number of letters, `omitted` the messages
+    beyond the quota, `summed` the messages that one letter sums up. Of rewritten records: `rewritten` is the number of
+    bytes by host, `repeated` has the host and the key of each answer."""
 
     used: defaultdict[Payer, int] = field(default_factory=lambda: defaultdict(int))
     omitted: dict[Payer, Omitted] = {}
     summed: dict[Payer, Omitted] = {}
+    rewritten: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
+    repeated: list[tuple[str, AllocationKey]] = []
 
 
 class Batch:
@@ -99,11 +104,13 @@ class Batch:
         history: bool = True,
         dead_letter_quota: DeadLetterQuota | None = None,
         naming: DeadLetterQuota | None = None,
+        rewrites: RewriteQuota | None = None,
     ) -> None:
         """`base`: added to offsets, so that they only grow; see `records.InputPosition`. `on_new_host`: called with
         each host that the ledger does not know, before its first registration is decided. It announces the host, or
         returns why the registration is refused. `dead_letter_quota` limits the dead letters, and `naming` the messages
-        whose unknown fields are named; None: no limit. `history`: whether history is written."""
+        whose unknown fields are named, and `rewrites` what is rewritten; None: no limit. `history`: whether history is
+        written."""
         self.ledger = ledger
         self.rules = rules
         self.now = now
@@ -116,6 +123,7 @@ class Batch:
         self._on_new_host = on_new_host
         self._dead_letter_quota = dead_letter_quota
         self._naming = naming
+        self._rewrites = rewrites
 
     def decide(self, event: m.Event) -> Decision | FastGrant:
         """Decide one event and apply its changes. An event that meets a defect of Outfitter changes nothing: an error
@@ -146,6 +154,8 @@ class Batch:
             effects.renewed[key] = None
         for key in decision.final_leases:
             effects.final_leases[key] = None
+        for key in decision.repeats:
+            self._repeat(key)
         return decision
 
     def message(self, message: Message) -> None:
@@ -271,13 +281,55 @@ class Batch:
     def renumber(self, host: str, full: float) -> bool:
         """Refresh a host's queue positions in records, until the ledger's batch has `full` bytes. Returns False if some
         do not fit."""
-        output = self.output
         for change in renumber(self.ledger, self.rules, host):
             record = change.record
-            value = encode(record)
-            if output.ledger_bytes and output.ledger_bytes + len(value) > full:
+            if not self._rewrite(change.key, record, full):
                 return False
-            self.apply([structs.replace(change, value=value)])
             if record.queue_position is not None:
-                output.positions[record.key] = record.queue_position
+                self.output.positions[record.key] = record.queue_position
+        return True
+
+    def repeat_waiting(self, full: float) -> None:
+        """Write the answers that wait, until the ledger's batch has `full` bytes."""
+        for key in self._rewrites.take_waiting() if self._rewrites is not None else ():
+            record = self._unwritten(key)
+            if record is not None and not self._answer(key, record, full):
+                return
+
+    def _repeat(self, key: AllocationKey) -> None:
+        """Write an allocation's unchanged record again. It waits where its host has used up its quota."""
+        record = self._unwritten(key)
+        if record is None:
+            return
+        if self._rewrites is not None and self._rewrites.has_waiting(record.host):
+            self._rewrites.postpone(record.host, key)
+        else:
+            self._answer(key, record)
+
+    def _unwritten(self, key: AllocationKey) -> Allocation | None:
+        """The record under a key, if there is one and this commit does not write it anyway."""
+        return None if key in self.effects.allocations else self.ledger.allocations.get(key)
+
+    def _answer(self, key: AllocationKey, record: Allocation, full: float = math.inf) -> bool:
+        """Write an unchanged record, or have it wait. Returns whether it is written."""
+        is_written = self._rewrite(key, record, full)
+        if is_written:
+            self.quota_use.repeated.append((record.host, key))
+        elif self._rewrites is not None:
+            self._rewrites.postpone(record.host, key)
+        return is_written
+
+    def _rewrite(self, key: AllocationKey, record: Allocation, full: float) -> bool:
+        """Write a record without a step. Returns False if its host's quota is used up, or the ledger's batch would have
+        more than `full` bytes."""
+        output, rewrites = self.output, self._rewrites
+        if rewrites is not None and rewrites.is_spent(record.host):
+            return False
+        value = encode(record)
+        if output.ledger_bytes and output.ledger_bytes + len(value) > full:
+            return False
+        if rewrites is not None:
+            rewrites.use(record.host, len(value))
+            self.quota_use.rewritten[record.host] += len(value)
+        self.apply([PutAllocation(key, record, value)])
         return True

@@ -1,0 +1,117 @@
+"""Records that are written again without a step, as answers to repeated registrations or for their queue positions:
+each host may have so many bytes of them, and what is beyond comes later."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from outfitter_proto.bus import Bus, connect
+from outfitter_service.runtime.processor.commit import quotas
+from outfitter_service.runtime.processor.limits import Limits
+from support.checker.verdict import verdict
+from support.managers.in_process import TOPICS, InProcessManager, deregister, register, serving, static
+
+MOST_BYTES = 50_000
+LIMITS = Limits(lease_grace_s=0.1, rewritten_bytes=MOST_BYTES)
+WORKERS = [f"w{number}" for number in range(8)]
+OPERATORS = {f"operator-{number}": {} for number in range(200)}
+"""They make a record of 5 kB."""
+
+
+@pytest.fixture
+async def bus(tmp_path: Path) -> AsyncIterator[Bus]:
+    async with connect(f"sqlite://{tmp_path}/bus.db?synchronous=NORMAL") as bus:
+        yield bus
+
+
+async def written(manager: InProcessManager, start: int) -> tuple[int, Counter[str]]:
+    """Bytes, and the number of records by worker, of the allocations in the ledger from `start` on."""
+    size, count = 0, Counter[str]()
+    for message in await manager._fetch(TOPICS.allocations, start):
+        body = json.loads(message.value or b"{}")
+        if body.get("type") == "allocation":
+            size += len(message.value)
+            count[body["worker"]] += 1
+    return size, count
+
+
+async def end(manager: InProcessManager) -> int:
+    """Where the ledger ends now."""
+    await manager.records()
+    return manager._position
+
+
+async def repeat_all(manager: InProcessManager, times: int) -> None:
+    """Each worker registers again, over and over, and each time the manager has decided before the next comes."""
+    for number in range(times):
+        await manager.say(*(register(worker, resources={}, lease_s=None) for worker in WORKERS))
+        await manager.say(register(f"mark-{number}", resources={}, lease_s=None))
+        await manager.state(f"mark-{number}", "allocated")
+
+
+async def test_repeated_registrations_have_so_many_bytes_of_answers_and_no_more(
+    bus: Bus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quotas, "WINDOW_S", 3600.0)
+    async with serving(bus, static(1), tmp_path, limits=LIMITS) as manager:
+        await manager.say(*(register(w, resources={}, lease_s=None, operators=OPERATORS) for w in WORKERS))
+        largest = max([len(json.dumps(await manager.state(worker, "allocated"))) for worker in WORKERS])
+        start = await end(manager)
+        await repeat_all(manager, 20)
+        size, count = await written(manager, start)
+        marks = sum(count[f"mark-{number}"] for number in range(20))
+        assert marks == 20
+        assert MOST_BYTES <= size <= MOST_BYTES + largest + 20 * 1000
+        assert (await verdict(bus.url)).violations == ()
+
+
+async def test_each_repeated_registration_is_answered_later_if_not_now(
+    bus: Bus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing else happens meanwhile that would have anything written."""
+    monkeypatch.setattr(quotas, "WINDOW_S", 0.5)
+    async with serving(bus, static(1), tmp_path, limits=LIMITS) as manager:
+        await manager.say(*(register(w, resources={}, lease_s=None, operators=OPERATORS) for w in WORKERS))
+        for worker in WORKERS:
+            await manager.state(worker, "allocated")
+        await repeat_all(manager, 5)
+        start = await end(manager)
+        await manager.say(*(register(worker, resources={}, lease_s=None) for worker in WORKERS))
+        with anyio.fail_after(30):
+            while not (await written(manager, start))[1].keys() >= set(WORKERS):
+                await manager._fetch(TOPICS.allocations, await end(manager), timeout=0.2)
+        assert (await verdict(bus.url)).violations == ()
+
+
+async def test_queue_positions_have_so_many_bytes_and_are_right_in_the_end(
+    bus: Bus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quotas, "WINDOW_S", 0.5)
+    async with serving(bus, static(1), tmp_path, limits=LIMITS) as manager:
+        await manager.say(register("holder", lease_s=None))
+        await manager.say(*(register(worker, gpu=1, lease_s=None, operators=OPERATORS) for worker in WORKERS))
+        await manager.state("holder", "allocated")
+        for worker in WORKERS:
+            await manager.state(worker, "pending")
+        start = await end(manager)
+        for number in range(10):
+            await manager.say(register("first", incarnation=str(number), gpu=1, lease_s=None, priority=9))
+            await manager.state("first", "pending", str(number))
+        positions = {worker: number for number, worker in enumerate(WORKERS, start=2)}
+        size, count = await written(manager, start)
+        assert sum(count[worker] for worker in WORKERS) < 10 * len(WORKERS)
+        await manager.until(lambda records: positions == _positions(records))
+        await manager.say(deregister("first", "9"))
+        positions = {worker: number for number, worker in enumerate(WORKERS, start=1)}
+        await manager.until(lambda records: positions == _positions(records))
+
+
+def _positions(records: dict[str, dict[str, Any]]) -> dict[str, int]:
+    return {one["worker"]: one["queue_position"] for one in records.values() if one.get("worker") in WORKERS}
