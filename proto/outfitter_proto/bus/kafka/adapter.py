@@ -322,9 +322,7 @@ class KafkaBus(Bus):
         return True
 
     async def _check_partition(self, topic: str, partition: int) -> None:
-        leaders = (await self._cluster.topic(topic)).leaders
-        if partition not in leaders:
-            raise UnknownTopicError(f"{self.url}: topic {topic!r} has {len(leaders)} partitions, no number {partition}")
+        await self._cluster.leader(topic, partition)
 
     async def _wait_for_leaders(self, topic: str, partitions: int = 1) -> None:
         with anyio.move_on_after(TAKE_WITHIN):

@@ -171,7 +171,7 @@ class Cluster:
             failure: BusUnavailableError
             leader: Node | None = None
             try:
-                leader = await self._leader(topic, partition)
+                leader = await self.leader(topic, partition)
             except BusUnavailableError as error:
                 failure = error
             else:
@@ -219,8 +219,15 @@ class Cluster:
         for connection in list(self._connections.values()):
             self._drop(connection)
 
-    async def _leader(self, topic: str, partition: int) -> Node | None:
+    async def leader(self, topic: str, partition: int) -> Node | None:
+        """The broker that leads a partition, by the cached metadata if the partition is in it. None: nobody does.
+
+        Raises:
+            UnknownTopicError: there is no such topic or partition.
+        """
         leaders = (await self.topic(topic)).leaders
+        if partition not in leaders:  # somebody may have added it since
+            leaders = (await self.topic(topic, fresh=True)).leaders
         if partition not in leaders:
             raise UnknownTopicError(
                 f"{self.url}: topic {topic!r} has the partitions 0 to {len(leaders) - 1}, not {partition}"
