@@ -60,6 +60,41 @@ def test_beyond_so_many_that_live_without_a_device_of_their_own_a_worker_is_told
     assert core.register("y", resources={}, incarnation="3").state == "allocated"
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"operators": {f"o{number}": asks(gpu=1) if number == 0 else {} for number in range(40)}},
+        {"labels": {f"label-{number}": "" for number in range(40)}},
+    ],
+)
+def test_beyond_so_many_labels_and_operators_of_all_workers_one_is_told_so(said: dict[str, Any]) -> None:
+    core = CoreDriver(max_items=100)
+    core.report("a")
+    assert core.register("x", 1, **said).state == "allocated"
+    assert core.register("y", 1, **said).state == "pending"
+    refused = core.register("z", 1, **said)
+    assert (refused.state, refused.reason_code) == ("failed", "too-many-live")
+    assert "more than 100" in str(refused.reason)
+    assert core.register("few", 1, labels={"a": "b"}).state == "pending"
+    core.deregister("y")
+    assert core.register("z", 1, incarnation="2", **said).state == "pending"
+
+
+def test_a_final_record_leaves_out_a_request_with_many_items_and_the_same_request_is_no_other_one() -> None:
+    core = CoreDriver(max_waiting=0)
+    core.report("a")
+    said = {"operators": {f"o{number}": {} for number in range(40)}}
+    core.register("x", 1, **said)
+    core.deregister("x")
+    assert (core["x"].request.operators, core["x"].operators) == (None, {})
+    core.register("holder", 1)
+    assert core.register("y", 1, **said).reason_code == "too-many-waiting"
+    core.register("y", 1, **said)
+    assert core.decisions[-1].refused is None
+    core.register("y", 1, **said, priority=3)
+    assert "priority" in str(core.decisions[-1].refused)
+
+
 def test_those_that_waited_for_a_shared_device_are_let_in_up_to_the_bound() -> None:
     core = CoreDriver(m.ResourceSpec(name="net", shared=True), max_live=2)
     for worker in "uvwx":

@@ -36,8 +36,9 @@ class Rules(Struct, frozen=True, kw_only=True):
     a host's record once no allocation of it is retained.
 
     Limits per host against a flood of names: `max_waiting` workers wait, `max_live` live workers have no exclusive
-    device, `max_final` final records are retained; of one worker `max_incarnations`. Beyond these the oldest final
-    records are deleted early, but not those of the last seconds.
+    device, the requests of both have `max_items` items (see `sizes.items`). `max_final` final records are retained; of
+    one worker `max_incarnations`. Beyond these the oldest final records are deleted early, but not those of the last
+    seconds.
     """
 
     writer: str
@@ -51,6 +52,7 @@ class Rules(Struct, frozen=True, kw_only=True):
     forgets_hosts: bool = False
     max_waiting: int = 10_000
     max_live: int = 10_000
+    max_items: int = 100_000
     max_final: int = 10_000
     max_incarnations: int = 64
 
@@ -216,6 +218,8 @@ class DecisionBuilder:
         )
         key = after.key
         unshortened = after
+        if state in FINAL_STATES and sizes.items(after.request) > sizes.FINAL_ITEMS:
+            after = sizes.without_request(after)
         after, value = self._measured(key, after, step, new=new, grows=grows)
         decision = self.decision
         decision.changes.append(PutAllocation(key, after, value))

@@ -19,7 +19,7 @@ from outfitter_service.core.decision import Rules
 from outfitter_service.core.request_check import resolve
 from outfitter_service.core.state.device_names import CanonicalName
 from outfitter_service.core.state.ledger import Ledger
-from outfitter_service.core.state.sizes import REQUEST_BYTES
+from outfitter_service.core.state.sizes import FEW_ITEMS, REQUEST_BYTES
 from outfitter_service.core.states import Step, advance
 
 _GRANTED = advance(None, Step.GRANT)
@@ -81,6 +81,7 @@ def grant(ledger: Ledger, rules: Rules, event: m.Incoming, now: datetime) -> Fas
         or host_state.queue
         or host_state.incomplete
         or message.operators
+        or len(message.labels) >= FEW_ITEMS
         or message.worker in host_state.incarnations
     ):
         return None

@@ -40,6 +40,9 @@ SCANNED_PER_CHANGE = 2
 def admit(builder: DecisionBuilder, record: Allocation) -> Allocation:
     """Grant a new worker what it wants, or queue it. Returns its record."""
     overlay = builder.overlay(record.host)
+    items, most = sizes.items(record.request), builder.rules.max_items
+    if items and overlay.host_state.items + items > most:
+        return _fail(builder, record, ReasonCode.TOO_MANY_LIVE, reasons.too_many_items(items, most), new=True)
     discovery.ask_for_new_worker(builder, overlay, record)
     claimed, unevaluated = (
         _claimed_before(builder, overlay.host_state, record) if overlay.host_state.queue else (NOTHING, NOTHING)

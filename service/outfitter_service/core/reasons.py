@@ -40,6 +40,13 @@ def too_many_live(most: int) -> str:
     return f"{most} live workers of this host have no exclusive device, which is the limit"
 
 
+def too_many_items(items: int, most: int) -> str:
+    return (
+        f"the registration has {items} labels, resources and operators, and with it those of all workers that live or "
+        f"wait on this host would be more than {most}, which is the limit; name fewer operators, or use fewer labels"
+    )
+
+
 def unknown_resource(name: str, specs: Iterable[str]) -> str:
     return f"resource {name!r} is not configured on this host; configured: {listed(specs)}"
 

@@ -7,10 +7,19 @@ from functools import lru_cache
 
 from msgspec import UNSET, Struct
 
-from outfitter_proto.records import Allocation, ReasonCode, Register, ResolvedRequest, ResourceRequest, Unavailable
+from outfitter_proto.records import (
+    FINAL_STATES,
+    Allocation,
+    ReasonCode,
+    Register,
+    ResolvedRequest,
+    ResourceRequest,
+    Unavailable,
+)
 from outfitter_service.core import model as m
 from outfitter_service.core import reasons
 from outfitter_service.core.decision import Rules
+from outfitter_service.core.state import sizes
 
 _OK = m.SpecState.OK
 
@@ -152,13 +161,15 @@ def differences(earlier: Allocation, message: Register) -> list[str]:
     """The fields in which a repeated registration differs from the first one of its incarnation.
 
     A lease that is left out means the default, and is no difference. Neither is "no lease" if the manager has set one
-    because it cannot watch the owner.
+    because it cannot watch the owner. Nor is what a final record leaves out.
     """
     request = earlier.request
+    left_out = earlier.state in FINAL_STATES and sizes.items(message) > sizes.FINAL_ITEMS
     fields = [
         name
         for name in ("resources", "operators", "owner", "wait_s", "priority", "labels")
         if getattr(request, name) != getattr(message, name)
+        and not (left_out and name in ("resources", "operators", "labels"))
     ]
     set_by_manager = earlier.unwatched is not UNSET and message.lease_s is None
     if message.lease_s is not UNSET and message.lease_s != request.lease_s and not set_by_manager:

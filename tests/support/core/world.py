@@ -33,6 +33,7 @@ from outfitter_service.core.decide import Decision, Rules, decide, decide_in_ful
 from outfitter_service.core.hosts import host_record
 from outfitter_service.core.state.host_state import HostState, queue_entry
 from outfitter_service.core.state.ledger import DropAllocation, Ledger, PutAllocation, PutRecord, SetInventory, SetScan
+from outfitter_service.core.state.sizes import items
 from outfitter_service.core.states import GRANTED_STATES
 from support.core.core_driver import HOST, START
 from support.core.decided import apply, change_all, decision_of, is_settled, touched
@@ -131,6 +132,7 @@ def fingerprint(host_state: HostState) -> dict[str, Any]:
         "distinct": host_state.distinct,
         "live": dict(host_state.live),
         "without": host_state.without_exclusive,
+        "items": host_state.items,
         "locks": dict(host_state.locks),
         "sharers": dict(host_state.sharers),
         "queue": list(host_state.queue),
@@ -201,7 +203,10 @@ class World:
         assert written(decision) <= self.rules.max_bytes, f"{event} is decided in {written(decision)} bytes"
         self._check_grants(decision)
         check_exclusive(self.ledger.allocations.values())
-        assert sum(not has_alone(one) for one in self.ledger.host_state(HOST).live.values()) <= self.rules.max_live
+        host_state = self.ledger.host_state(HOST)
+        assert sum(not has_alone(one) for one in host_state.live.values()) <= self.rules.max_live
+        unfinished = [one for one in self.ledger.allocations.values() if one.state not in FINAL_STATES]
+        assert sum(items(one.request) for one in unfinished) == host_state.items
 
     def _check_grants(self, decision: Decision) -> None:
         """All or none; and nobody is granted a device that would serve an earlier waiter which could be served."""

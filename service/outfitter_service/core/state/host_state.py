@@ -19,6 +19,7 @@ from outfitter_service.core.state.device_names import NO_CLASSES, CanonicalName,
 from outfitter_service.core.state.free_list import FreeList
 from outfitter_service.core.state.matching import ResourceSet, counts
 from outfitter_service.core.state.resource_state import NOT_REPORTED, ResourceState
+from outfitter_service.core.state.sizes import items
 from outfitter_service.core.states import PENDING
 
 CLOCK_SLACK = timedelta(seconds=2)
@@ -94,6 +95,8 @@ class HostState:
     `wait_s` fail, unless they wait for a driver's answer. `waiting_since`: since when waiters with a `wait_s` have
     waited.
 
+    `items`: those of the requests of live and waiting records, see `sizes.items`.
+
     `incarnations`: all retained incarnations of each worker, the newest last. They are in a tuple: the garbage
     collector traverses a tuple of texts and numbers only once, but a list in each collection. `endings`: the final
     records, the oldest first, whatever the clock did; `past`: the same by worker.
@@ -119,6 +122,7 @@ class HostState:
         self.scan_from: QueueEntry | None = None
         self.deadlines: list[tuple[datetime, AllocationKey]] = []
         self.waiting_since: list[tuple[datetime, AllocationKey]] = []
+        self.items = 0
         self.incarnations: dict[str, tuple[Run, ...]] = {}
         self.past: dict[str, list[Ending]] = {}
         self.endings: list[Ending] = []
@@ -369,6 +373,8 @@ class HostState:
         elif runs[(position := bisect_left(runs, run)) : position + 1] != (run,):
             self.incarnations[record.worker] = (*runs[:position], run, *runs[position:])
         state = record.state
+        if state not in FINAL_STATES:
+            self.items += items(record.request)
         if state in HOLDING_STATES:
             self.live[key] = record
             self._hold(record, 1)
@@ -388,7 +394,8 @@ class HostState:
             insort(self.past.setdefault(record.worker, []), ending)
 
     def grant(self, key: AllocationKey, record: Allocation, names: list[CanonicalName]) -> None:
-        """Add the first record of a worker. It holds exclusively the devices that its resource's free list has offered.
+        """Add the first record of a worker. It has few items, and holds exclusively the devices that its resource's
+        free list has offered.
 
         `names`: the canonical names of these devices. A name stands there once for each position that has it.
         """
@@ -412,6 +419,8 @@ class HostState:
     def unindex(self, key: AllocationKey, record: Allocation) -> None:
         """Remove what `index` added, except the worker's incarnations: those stay until `forget`."""
         state = record.state
+        if state not in FINAL_STATES:
+            self.items -= items(record.request)
         if state in HOLDING_STATES:
             del self.live[key]
             self._hold(record, -1)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from msgspec import UNSET, structs
 
 from outfitter_proto.codec import MAX_MESSAGE_BYTES, encode
-from outfitter_proto.records import FINAL_STATES, HOLDING_STATES, Allocation
+from outfitter_proto.records import FINAL_STATES, HOLDING_STATES, Allocation, Register, ResolvedRequest
 from outfitter_service.core.state.infos import GrantInfos
 from outfitter_service.core.states import PENDING, Step
 
@@ -26,6 +26,12 @@ SHORTEST_REASON = 200
 _LASTING = ("id", "index", "local_index")
 LONGEST_REASON = 2000
 """Most characters of a reason. Drivers and workers write them."""
+
+
+FEW_ITEMS = 8
+"""A request with so many items does not count: nearly all workers have fewer."""
+FINAL_ITEMS = 32
+"""Most items of a request in a final record; a request with more is left out."""
 
 
 class OversizeError(Exception):
@@ -69,6 +75,20 @@ def granted_bytes(alone: GrantInfos) -> int:
     return len(encode(alone)) + ENTRY_BYTES + HEALTH_BYTES
 
 
+def items(request: Register | ResolvedRequest) -> int:
+    """The labels, resources and operators of a request, and its operators' resources. Each takes some 100 to 900 bytes
+    of memory, whatever it takes in JSON. 0: they are few."""
+    operators = request.operators or {}
+    count = len(request.labels) + len(request.resources or ()) + len(operators) + sum(map(len, operators.values()))
+    return count if count > FEW_ITEMS else 0
+
+
+def without_request(record: Allocation) -> Allocation:
+    """A final record without what its registration said at length. History has it in earlier steps."""
+    request = structs.replace(record.request, resources=None, operators=None, labels={})
+    return structs.replace(record, request=request, operators={}, common=UNSET if record.common is UNSET else {})
+
+
 def without_devices(record: Allocation) -> Allocation:
     """A final record without its devices, which are in history. Its fields are empty and not left out: so history shows
     the change."""
@@ -88,22 +108,19 @@ def shortest(record: Allocation) -> Allocation:
     """A final or `releasing` record with only what the worker's end needs, because the topics take no more. History
     has the rest in earlier steps. A `releasing` record keeps its devices and their names, so that nobody else gets
     them."""
-    request = structs.replace(record.request, resources=None, operators=None, labels={})
     if record.state in FINAL_STATES:
         record = without_devices(record)
+    record = without_request(record)
     resources = {
         name: [{field: info[field] for field in _LASTING if field in info} for info in infos]
         for name, infos in record.resources.items()
     }
     return structs.replace(
         record,
-        request=request,
         resources=resources,
-        operators={},
         env={},
         cdi=[],
         unavailable={},
-        common=UNSET if record.common is UNSET else {},
         warnings=UNSET if record.warnings is UNSET else [],
         reason=record.reason and record.reason[:SHORTEST_REASON],
         delayed_by=UNSET if record.delayed_by is UNSET else "",

@@ -104,7 +104,11 @@ async def test_a_registration_whose_answer_is_too_large_alone_is_a_dead_letter_a
     url: str, serve: Serve
 ) -> None:
     async with NarrowBus(url) as bus, serve(static(2), on=bus) as manager:
-        await manager.say(register("a", gpu=1), register("large", gpu=1, operators=bulky(50)), register("b", gpu=1))
+        await manager.say(
+            register("a", gpu=1),
+            register("large", gpu=1, operators=bulky(30), labels={"long": "x" * 4000}),
+            register("b", gpu=1),
+        )
         await manager.state("b", "allocated")
         [letter] = await manager.dead_letters(1)
         assert "larger than" in letter["reason"]

@@ -105,7 +105,7 @@ async def test_queue_positions_have_so_many_bytes_and_are_right_in_the_end(
             await manager.say(register("first", incarnation=str(number), gpu=1, lease_s=None, priority=9))
             await manager.state("first", "pending", str(number))
         positions = {worker: number for number, worker in enumerate(WORKERS, start=2)}
-        size, count = await written(manager, start)
+        _, count = await written(manager, start)
         assert sum(count[worker] for worker in WORKERS) < 10 * len(WORKERS)
         await manager.until(lambda records: positions == _positions(records))
         await manager.say(deregister("first", "9"))
