@@ -22,7 +22,16 @@ from runtime.conftest import Serve
 from runtime.processor.commit.test_large_commits import NarrowBus
 from support.bus.faulty_bus import FaultyBus, no_faults
 from support.checker.verdict import verdict
-from support.managers.in_process import HOST, TOPICS, InProcessManager, bulky, deregister, heartbeat, register, static
+from support.managers.in_process import (
+    HOST,
+    TOPICS,
+    InProcessManager,
+    deregister,
+    heartbeat,
+    larger_than_10_kb,
+    register,
+    static,
+)
 
 FLOOD = 2 * READ_AHEAD + 2000
 
@@ -127,7 +136,7 @@ async def test_a_poisonous_message_costs_itself_only_whenever_the_manager_is_kil
     if kind == "crashes":
         monkeypatch.setattr(batch, "decide", decide)
     else:
-        poison["operators"] = bulky(50)
+        poison |= larger_than_10_kb()
     async with NarrowBus(url) as bus:
         one_by_one = Limits(lease_grace_s=0.1, batch_records=1)
         for number, kill_at in enumerate(("1 before", "2 before", "1 after", "2 after")):

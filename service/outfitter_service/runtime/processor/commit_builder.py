@@ -60,9 +60,7 @@ class CommitBuilder:
             base=self._tenure.cursor.base,
             on_new_host=self._announcer.on_new_host,
             history=self._limits.history is not None,
-            dead_letter_quota=self._quotas.letters,
-            naming=self._quotas.naming,
-            rewrites=self._quotas.rewrites,
+            quotas=self._quotas,
         )
         ahead = {key: offset for key, offset in after.ahead.items() if offset > after.position}
         return PendingCommit(batch=batch, position=after.position, ahead=ahead, opening=opening)

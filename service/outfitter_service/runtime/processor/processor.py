@@ -21,7 +21,6 @@ from outfitter_service.runtime.changelog.restore import Restored, discard
 from outfitter_service.runtime.changelog.shape import TopicCheck
 from outfitter_service.runtime.changelog.snapshots import Snapshots
 from outfitter_service.runtime.changelog.topic_watch import TopicWatch
-from outfitter_service.runtime.dead_letter_quota import DeadLetterQuota
 from outfitter_service.runtime.drivers.pool import DriverCalls
 from outfitter_service.runtime.input.assignment import Assignment
 from outfitter_service.runtime.input.input_reader import InputReader
@@ -31,7 +30,7 @@ from outfitter_service.runtime.liveness.process_watch import ProcessWatch
 from outfitter_service.runtime.liveness.tracker import LivenessTracker
 from outfitter_service.runtime.processor.adoption import Adoption
 from outfitter_service.runtime.processor.commit.batch_limits import BatchLimits
-from outfitter_service.runtime.processor.commit.quotas import Quotas, RewriteQuota
+from outfitter_service.runtime.processor.commit.quotas import Quotas
 from outfitter_service.runtime.processor.commit_builder import CommitBuilder
 from outfitter_service.runtime.processor.commit_loop import CommitLoop
 from outfitter_service.runtime.processor.deadlines import Deadlines
@@ -113,11 +112,7 @@ class Processor:
         lookahead = LookAhead(assignment, reader, wake=wakeup.set, quiet_limit=limits.quiet_limit)
         self.inputs = Inputs(reader, lookahead, self.liveness.input_end)
         self._batch_limits = BatchLimits(records=limits.batch_records, max_bytes=rules.max_bytes)
-        self._quotas = Quotas(
-            DeadLetterQuota(clock.monotonic),
-            DeadLetterQuota(clock.monotonic),
-            RewriteQuota(clock.monotonic, most=limits.rewritten_bytes),
-        )
+        self._quotas = Quotas.of(clock.monotonic, rewritten_bytes=limits.rewritten_bytes)
         self._snapshots = Snapshots(identity.writer, identity.instance, limits.history)
         self._reporter = CommitReporter(instruments.metrics, **log_fields)
         self._input_loss = InputLoss(

@@ -16,7 +16,15 @@ from runtime.conftest import Serve
 from support.bus.narrow_bus import NarrowBus
 from support.checker.verdict import verdict
 from support.drivers.preparing import BENCHES, Bench
-from support.managers.in_process import TOPICS, InProcessManager, bulky, deregister, preparing, register, static
+from support.managers.in_process import (
+    TOPICS,
+    InProcessManager,
+    deregister,
+    larger_than_10_kb,
+    preparing,
+    register,
+    static,
+)
 
 
 @pytest.fixture(params=[False, True], ids=["kept", "spent"], autouse=True)
@@ -106,7 +114,7 @@ async def test_a_registration_whose_answer_is_too_large_alone_is_a_dead_letter_a
     async with NarrowBus(url) as bus, serve(static(2), on=bus) as manager:
         await manager.say(
             register("a", gpu=1),
-            register("large", gpu=1, operators=bulky(30), labels={"long": "x" * 4000}),
+            register("large", gpu=1, **larger_than_10_kb()),
             register("b", gpu=1),
         )
         await manager.state("b", "allocated")

@@ -23,9 +23,9 @@ from outfitter_service.core.decide import Decision, Rules, decide, renumber
 from outfitter_service.core.fast_path import FastGrant
 from outfitter_service.core.state.ledger import Change, DropAllocation, DropRecord, Ledger, PutAllocation, PutRecord
 from outfitter_service.runtime.changelog.encoding import dead_letter
-from outfitter_service.runtime.dead_letter_quota import DeadLetterQuota, Omitted, Payer
+from outfitter_service.runtime.dead_letter_quota import Omitted, Payer
 from outfitter_service.runtime.processor.commit.output import CommitOutput
-from outfitter_service.runtime.processor.commit.quotas import RewriteQuota
+from outfitter_service.runtime.processor.commit.quotas import Quotas
 
 log = structlog.get_logger("outfitter.processor")
 
@@ -102,15 +102,11 @@ class Batch:
         on_new_host: Callable[[Batch, str], str | None],
         base: int = 0,
         history: bool = True,
-        dead_letter_quota: DeadLetterQuota | None = None,
-        naming: DeadLetterQuota | None = None,
-        rewrites: RewriteQuota | None = None,
+        quotas: Quotas | None = None,
     ) -> None:
         """`base`: added to offsets, so that they only grow; see `records.InputPosition`. `on_new_host`: called with
         each host that the ledger does not know, before its first registration is decided. It announces the host, or
-        returns why the registration is refused. `dead_letter_quota` limits the dead letters, and `naming` the messages
-        whose unknown fields are named, and `rewrites` what is rewritten; None: no limit. `history`: whether history is
-        written."""
+        returns why the registration is refused. `history`: whether history is written. `quotas`: None is no limit."""
         self.ledger = ledger
         self.rules = rules
         self.now = now
@@ -121,9 +117,7 @@ class Batch:
         self.quota_use = QuotaUse()
         self._base = base
         self._on_new_host = on_new_host
-        self._dead_letter_quota = dead_letter_quota
-        self._naming = naming
-        self._rewrites = rewrites
+        self._quotas = quotas or Quotas.unlimited()
 
     def decide(self, event: m.Event) -> Decision | FastGrant:
         """Decide one event and apply its changes. An event that meets a defect of Outfitter changes nothing: an error
@@ -161,13 +155,9 @@ class Batch:
     def message(self, message: Message) -> None:
         """Decide one message for this writer's hosts. A message that is invalid or refused becomes a dead letter."""
         warnings: list[str] = []
-        dead_letter_quota, naming = self._dead_letter_quota, self._naming
-        exact = (
-            dead_letter_quota is None
-            or not dead_letter_quota.spent
-            or (self._known_host(message), False) not in dead_letter_quota.spent
-        )
-        named = naming is None or not naming.spent or self._known_host(message) not in naming.spent
+        letters, naming = self._quotas.letters, self._quotas.naming
+        exact = not letters.spent or (self._known_host(message), False) not in letters.spent
+        named = not naming.spent or self._known_host(message) not in naming.spent
         try:
             registration = decode_registration(
                 message.value, key=message.key, warnings=warnings, exact=exact, named=named
@@ -185,7 +175,7 @@ class Batch:
         source = Source(partition=message.partition, offset=message.offset + self._base)
         if warnings:
             self.report.unknown_fields.append((registration, warnings))
-            if named and naming is not None:
+            if named:
                 naming.use(self._known_host(message))
         decision = self.decide(m.Incoming(registration, source, warnings))
         if type(decision) is FastGrant:
@@ -216,7 +206,7 @@ class Batch:
         self.report.kinds["dead-letter"] += 1
         self.events += 1
         payer = self._known_host(message), understood
-        if self._dead_letter_quota is not None and not self._dead_letter_quota.use(payer):
+        if not self._quotas.letters.use(payer):
             omitted = self.quota_use.omitted.get(payer)
             self.quota_use.omitted[payer] = (
                 Omitted(first=self._letter(message, reason, field), until=message.offset + 1)
@@ -291,45 +281,32 @@ class Batch:
 
     def repeat_waiting(self, full: float) -> None:
         """Write the answers that wait, until the ledger's batch has `full` bytes."""
-        for key in self._rewrites.take_waiting() if self._rewrites is not None else ():
-            record = self._unwritten(key)
-            if record is not None and not self._answer(key, record, full):
+        for key in self._quotas.rewrites.take_waiting():
+            if not self._repeat(key, full, has_waited=True):
                 return
 
-    def _repeat(self, key: AllocationKey) -> None:
-        """Write an allocation's unchanged record again. It waits where its host has used up its quota."""
-        record = self._unwritten(key)
-        if record is None:
-            return
-        if self._rewrites is not None and self._rewrites.has_waiting(record.host):
-            self._rewrites.postpone(record.host, key)
-        else:
-            self._answer(key, record)
-
-    def _unwritten(self, key: AllocationKey) -> Allocation | None:
-        """The record under a key, if there is one and this commit does not write it anyway."""
-        return None if key in self.effects.allocations else self.ledger.allocations.get(key)
-
-    def _answer(self, key: AllocationKey, record: Allocation, full: float = math.inf) -> bool:
-        """Write an unchanged record, or have it wait. Returns whether it is written."""
-        is_written = self._rewrite(key, record, full)
-        if is_written:
+    def _repeat(self, key: AllocationKey, full: float = math.inf, *, has_waited: bool = False) -> bool:
+        """Write an allocation's unchanged record again, unless this commit writes it anyway. Returns False if it has to
+        wait, behind those that wait already."""
+        record, rewrites = self.ledger.allocations.get(key), self._quotas.rewrites
+        if record is None or key in self.effects.allocations:
+            return True
+        if (has_waited or not rewrites.has_waiting(record.host)) and self._rewrite(key, record, full):
             self.quota_use.repeated.append((record.host, key))
-        elif self._rewrites is not None:
-            self._rewrites.postpone(record.host, key)
-        return is_written
+            return True
+        rewrites.postpone(record.host, key)
+        return False
 
     def _rewrite(self, key: AllocationKey, record: Allocation, full: float) -> bool:
         """Write a record without a step. Returns False if its host's quota is used up, or the ledger's batch would have
         more than `full` bytes."""
-        output, rewrites = self.output, self._rewrites
-        if rewrites is not None and rewrites.is_spent(record.host):
+        output, rewrites = self.output, self._quotas.rewrites
+        if rewrites.is_spent(record.host):
             return False
         value = encode(record)
         if output.ledger_bytes and output.ledger_bytes + len(value) > full:
             return False
-        if rewrites is not None:
-            rewrites.use(record.host, len(value))
-            self.quota_use.rewritten[record.host] += len(value)
+        rewrites.use(record.host, len(value))
+        self.quota_use.rewritten[record.host] += len(value)
         self.apply([PutAllocation(key, record, value)])
         return True

@@ -10,6 +10,7 @@ of them once. A manager that is killed forgets which answers wait. The workers r
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 
 from msgspec import Struct
@@ -34,7 +35,7 @@ class _Window(Struct):
 class RewriteQuota:
     """The quotas of rewritten records of one writer's hosts."""
 
-    def __init__(self, clock: Callable[[], float], *, most: int = REWRITTEN_BYTES) -> None:
+    def __init__(self, clock: Callable[[], float], *, most: int) -> None:
         """`clock`: monotonic seconds. `most`: bytes of one host within `WINDOW_S`."""
         self._clock = clock
         self._most = most
@@ -112,3 +113,14 @@ class Quotas(Struct, frozen=True):
     letters: DeadLetterQuota
     naming: DeadLetterQuota
     rewrites: RewriteQuota
+
+    @classmethod
+    def of(cls, clock: Callable[[], float], *, rewritten_bytes: int) -> Quotas:
+        """New quotas. `clock`: monotonic seconds. `rewritten_bytes`: those of one host within `WINDOW_S`."""
+        return cls(DeadLetterQuota(clock), DeadLetterQuota(clock), RewriteQuota(clock, most=rewritten_bytes))
+
+    @classmethod
+    def unlimited(cls) -> Quotas:
+        """Quotas that are never used up."""
+        letters, naming = [DeadLetterQuota(lambda: 0.0, most=sys.maxsize) for _ in range(2)]
+        return cls(letters, naming, RewriteQuota(lambda: 0.0, most=sys.maxsize))
