@@ -17,6 +17,7 @@ from outfitter_proto import topics as all_topics
 from outfitter_proto.bus import Bus, Entry, Message, Reader, TooLargeError, connect
 from outfitter_proto.names import topics
 from outfitter_proto.partitioning import partition_of
+from outfitter_service.core.state import sizes
 from outfitter_service.runtime.identity import of_partition, replica_identity
 from outfitter_service.runtime.input.scope import PartitionScope
 from outfitter_service.runtime.processor.limits import Limits
@@ -159,8 +160,11 @@ async def test_a_hosts_messages_are_decided_in_order_however_far_ahead(bus: Faul
 
 
 @pytest.mark.parametrize("spends", [False, True])
-async def test_what_is_too_large_costs_itself_only_ahead_of_a_flood_too(tmp_path: Path, spends: bool) -> None:
+async def test_what_is_too_large_costs_itself_only_ahead_of_a_flood_too(
+    tmp_path: Path, spends: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whether the writer can go on after it, or has to be replaced each time."""
+    monkeypatch.setattr(sizes, "FINAL_ITEMS", 1000)  # else its final record is small
     poison = register("poison", host="other", gpu=1) | {"operators": bulky(250)}
     async with NarrowBus(f"sqlite://{tmp_path}/bus.db?synchronous=NORMAL") as bus:
         bus.most, bus.spends = 50_000, spends
