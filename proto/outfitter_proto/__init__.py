@@ -4,4 +4,4 @@ This package defines everything that other processes can see: records, names, ke
 no rules of allocation.
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -39,7 +39,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> dict[str, BaseException | int | 
 
 def test_version_and_help_say_what_they_are_asked(tmp_path: Path) -> None:
     version = command_line.outfitter("--version", cwd=tmp_path)
-    assert (version.returncode, version.stdout) == (0, "outfitter 0.1.0\n")
+    assert (version.returncode, version.stdout) == (0, "outfitter 0.2.0\n")
     for flag in ("-h", "--help"):
         helped = command_line.outfitter(flag, cwd=tmp_path)
         assert helped.returncode == 0
