@@ -12,7 +12,16 @@ from outfitter_proto import __version__
 from outfitter_proto.records import Allocation, Host, ResourceInventory
 from outfitter_service.api import items
 from outfitter_service.api.follower import Follower
-from outfitter_service.api.model.fleet import Fleet, Step, as_value, queue_place
+from outfitter_service.api.model.fleet import (
+    Fleet,
+    Step,
+    allocation_place,
+    as_value,
+    device_place,
+    host_place,
+    queue_place,
+    worker_place,
+)
 from outfitter_service.api.model.tail import Tail, TailItem
 from outfitter_service.api.paging import Page, Paged, page
 from outfitter_service.api.typed import RefusedError, Route
@@ -26,8 +35,6 @@ S = TypeVar("S")
 
 BASE = "/api/v1"
 _AFTER_ALL = "\U0010ffff"
-_LARGEST = 2**64
-"""More than any priority or offset."""
 
 Path = Mapping[str, str]
 
@@ -58,11 +65,9 @@ def status(follower: Follower, _fleet: None, _query: Any, _path: Path) -> items.
 def hosts(_: Follower, fleet: Fleet, query: items.HostQuery, _path: Path) -> Page[items.HostItem]:
     def places() -> Iterator[tuple[str, items.HostItem]]:
         for host in _hosts(fleet, query):
-            if query.start is not None and f"{host}/" <= query.start:
-                continue
-            item = _host(fleet, host)
-            if query.managed is UNSET or item.managed == query.managed:
-                yield f"{host}/", item
+            place, item = host_place(host), _host(fleet, host)
+            if _is_behind(place, query) and query.managed in {UNSET, item.managed}:
+                yield place, item
 
     return page(places(), query, lambda item: item)
 
@@ -82,7 +87,7 @@ def devices(_: Follower, fleet: Fleet, query: items.DeviceQuery, _path: Path) ->
     def places() -> Iterator[tuple[str, DeviceLine]]:
         for host in _hosts(fleet, query, query.host):
             for line in fleet.devices(host):
-                place = f"{host}/{line.resource}/{line.id}"
+                place = device_place(line)
                 if (
                     _is_behind(place, query)
                     and query.resource in {UNSET, line.resource}
@@ -98,7 +103,7 @@ def workers(_: Follower, fleet: Fleet, query: items.WorkerQuery, _path: Path) ->
     def places() -> Iterator[tuple[str, Stored]]:
         for host in _hosts(fleet, query, query.host):
             for stored in fleet.workers(host):
-                place = f"{host}/{stored.record.worker}/"
+                place = worker_place(stored)
                 if _is_behind(place, query) and _is_chosen(stored, query):
                     yield place, stored
 
@@ -109,7 +114,7 @@ def allocations(_: Follower, fleet: Fleet, query: items.AllocationQuery, _path: 
     def places() -> Iterator[tuple[str, Stored]]:
         for host in _hosts(fleet, query, query.host):
             for stored in fleet.allocations(host):
-                place = stored.record.key
+                place = allocation_place(stored)
                 if (
                     _is_behind(place, query)
                     and _is_chosen(stored, query)
@@ -133,8 +138,7 @@ def queue(_: Follower, fleet: Fleet, query: items.QueueQuery, _path: Path) -> Pa
         for host in _hosts(fleet, query, query.host):
             for stored in fleet.queue(host):
                 record = stored.record
-                priority, offset, key = queue_place(stored)
-                place = f"{host}/{priority + _LARGEST:020d}/{offset + _LARGEST:020d}/{key}"
+                place = queue_place(stored)
                 if (
                     _is_behind(place, query)
                     and (query.resource is UNSET or query.resource in record.request.amounts)
@@ -155,8 +159,8 @@ def explanations(_: Follower, fleet: Fleet, query: items.ExplanationQuery, path:
             for stored in runs:
                 if stored.record.worker == worker and query.incarnation in {UNSET, stored.record.incarnation}:
                     found = True
-                    if _is_behind(stored.record.key, query):
-                        yield stored.record.key, stored
+                    if _is_behind(worker_place(stored), query):
+                        yield worker_place(stored), stored
 
     explained = page(
         places(), query, lambda stored: explain(fleet.ledger, stored.record, fleet.devices(stored.record.host))
@@ -201,7 +205,7 @@ def _hosts(fleet: Fleet, query: Paged, only: str | UnsetType = UNSET) -> Iterato
     """The hosts of a list, without those whose items are all before the cursor."""
     start = query.start
     for host in fleet.hosts:
-        if only in {UNSET, host} and (start is None or f"{host}/{_AFTER_ALL}" > start):
+        if only in {UNSET, host} and (start is None or host_place(host) + _AFTER_ALL > start):
             yield host
 
 

@@ -25,6 +25,8 @@ from outfitter_service.query.steps import device_names
 
 T = TypeVar("T")
 
+_LARGEST = 2**64
+"""More than any priority."""
 _KINDS = {b"@host/": "host", b"@device/": "device"}
 
 
@@ -79,9 +81,9 @@ class Fleet:
 
     @property
     def hosts(self) -> list[str]:
-        """The names of all hosts of which there are records, in the order of `host/`: that of allocations' keys."""
+        """The names of all hosts of which there are records, in the order of their places."""
         if self._sorted_hosts is None:
-            self._sorted_hosts = sorted(self._ledger.names, key=lambda host: f"{host}/")
+            self._sorted_hosts = sorted(self._ledger.names, key=host_place)
         return self._sorted_hosts
 
     @property
@@ -96,16 +98,16 @@ class Fleet:
         """The allocations of a host, by key."""
 
         def compute() -> list[Stored]:
-            return sorted(self._ledger.allocations_of(host), key=lambda stored: stored.record.key)
+            return sorted(self._ledger.allocations_of(host), key=allocation_place)
 
         return self.once(host, "allocations", compute)
 
     def workers(self, host: str) -> list[Stored]:
-        """The newest allocation of each worker of a host, by the worker's name."""
+        """The newest allocation of each worker of a host, in the order of their places."""
 
         def compute() -> list[Stored]:
             newest = {stored.record.worker: stored for stored in self._ledger.allocations_of(host)}
-            return [newest[worker] for worker in sorted(newest)]
+            return sorted(newest.values(), key=worker_place)
 
         return self.once(host, "workers", compute)
 
@@ -119,12 +121,12 @@ class Fleet:
         return self.once(host, "queue", compute)
 
     def devices(self, host: str) -> list[DeviceLine]:
-        """The devices of a host, by resource and id."""
+        """The devices of a host, in the order of their places."""
 
         def compute() -> list[DeviceLine]:
             record = self._ledger.hosts_record(host)
             lines = [] if record is None else lines_of(self._ledger, record)
-            return sorted(lines, key=lambda line: (line.resource, line.id))
+            return sorted(lines, key=device_place)
 
         return self.once(host, "devices", compute)
 
@@ -206,10 +208,29 @@ class Fleet:
         return found
 
 
-def queue_place(stored: Stored) -> tuple[int, int, str]:
-    """The place of a waiting allocation in its host's queue. It does not change while others come and go."""
+# The place of an item in its list, as text. Lists are sorted by it and cursors have it, so that both have one order.
+# It does not change while other items come and go. The places of a host's items begin with the host's own place.
+
+
+def host_place(host: str) -> str:
+    return f"{host}/"
+
+
+def worker_place(stored: Stored) -> str:
+    return f"{stored.record.host}/{stored.record.worker}/"
+
+
+def allocation_place(stored: Stored) -> str:
+    return stored.record.key
+
+
+def device_place(line: DeviceLine) -> str:
+    return f"{line.host}/{line.resource}/{line.id}"
+
+
+def queue_place(stored: Stored) -> str:
     record = stored.record
-    return -record.request.priority, record.source.offset, record.key
+    return f"{record.host}/{_LARGEST - record.request.priority:020d}/{record.source.offset:020d}/{record.key}"
 
 
 def as_value(message: Message) -> Mapping[str, Any]:

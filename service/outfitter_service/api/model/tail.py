@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
-from datetime import datetime
+from datetime import datetime, timedelta, timezone
 from typing import Generic, TypeVar
 
 from msgspec import Struct
@@ -15,6 +15,10 @@ MOST_ITEMS = 10_000
 """Most items that a tail keeps."""
 MOST_BYTES = 32 * 1024 * 1024
 """Most bytes of messages that a tail keeps."""
+
+_FIRST = datetime.min.replace(tzinfo=timezone(timedelta(hours=23, minutes=59)))
+"""The earliest time that can be."""
+_MICROSECOND = timedelta(microseconds=1)
 
 
 class TailItem(Struct, Generic[T], frozen=True):
@@ -27,8 +31,8 @@ class TailItem(Struct, Generic[T], frozen=True):
 
 
 def position_of(at: datetime, partition: int, offset: int) -> str:
-    """Times sort first, and messages of one time by partition and offset."""
-    return f"{at:%Y%m%dT%H%M%S.%f}-{partition:06d}-{offset:019d}"
+    """Times sort first, whatever their zones, and messages of one time by partition and offset."""
+    return f"{(at - _FIRST) // _MICROSECOND:018d}-{partition:06d}-{offset:019d}"
 
 
 class Tail(Generic[T]):
