@@ -75,6 +75,10 @@ class LedgerView:
     def __init__(self) -> None:
         self._by_host: dict[str, _HostRecords] = {}
 
+    def __contains__(self, host: str) -> bool:
+        """Whether there is a record of the host."""
+        return host in self._by_host
+
     def put(self, change: Change) -> None:
         """Replace an earlier record of the key."""
         host = keys.host_of(change.message.key or b"")

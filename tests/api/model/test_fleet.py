@@ -82,6 +82,16 @@ def test_hosts_are_in_the_order_of_their_allocations_keys() -> None:
     assert [key.partition("/")[0] for key in keys] == fleet.hosts
 
 
+def test_a_host_whose_last_record_is_deleted_is_gone_and_one_that_comes_back_is_there_again() -> None:
+    fleet = fleet_of(allocation("a", "w1"))
+    assert fleet.hosts == ["a"]
+    fleet.change(change(None, key="a/w1/run-1"))
+    assert fleet.hosts == []
+    fleet.change(change(allocation("a", "w2")))
+    assert fleet.hosts == ["a"]
+    assert [stored.record.worker for stored in fleet.workers("a")] == ["w2"]
+
+
 def test_a_record_left_behind_in_another_partition_neither_replaces_nor_deletes_the_hosts_own() -> None:
     fleet = fleet_of(allocation("a", "w"))
     elsewhere = (message(allocation("a", "w")).partition + 1) % PARTITIONS

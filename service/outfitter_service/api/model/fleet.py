@@ -190,10 +190,14 @@ class Fleet:
             self._homes.pop(key, None)
         else:
             self._homes[key] = message.partition
-        known = host in self._cached
+        was_known = host in self._ledger
         self._ledger.put(change)
-        self._cached[host] = {}
-        if not known or message.value is None:
+        is_known = host in self._ledger
+        if is_known:
+            self._cached[host] = {}
+        else:
+            self._cached.pop(host, None)
+        if is_known != was_known:
             self._sorted_hosts = None
         return True
 
