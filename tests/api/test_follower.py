@@ -165,7 +165,7 @@ async def test_a_record_that_is_no_json_costs_itself_only(bus: Bus, bus_url: str
     await publish(bus, ledger, "a", host_record("a"))
     async with following(bus_url, cluster) as follower:
         fleet = await caught_up(follower)
-        await bus.publish(ledger, partition_of("a", PARTITIONS), Entry(b"a/bad/run-2", b"{"))
+        await bus.publish(ledger, partition_of("a", PARTITIONS), Entry(b"a/bad/run-2", b"{\n"))
         await publish(bus, ledger, "b", host_record("b"))
         await until(lambda: fleet.hosts == ["a", "b"])
 

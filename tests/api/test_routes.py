@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from outfitter_proto.bus import Message
 from outfitter_proto.codec import encode
 from outfitter_proto.records import DeadLetter, MessageSource, Transition
 from outfitter_service.api.model.fleet import Fleet
+from outfitter_service.query import ledger_view
 from support.api import NOW, allocation, change, checkpoint, fleet_of, follower_of, host_record, message, serving_api
 
 
@@ -67,6 +69,14 @@ async def test_an_allocation_is_sent_byte_for_byte_as_it_is_on_the_bus() -> None
     async with serving_api(follower_of(crowd())) as client:
         async with client.get("/api/v1/allocations/a/holder/run-1") as response:
             assert await response.read() == encode(record)
+
+
+async def test_a_page_is_json_in_utf_8_whatever_the_unknown_fields_of_a_record_are() -> None:
+    spoilt = structs.replace(message(allocation("a", "w")), value=encode(allocation("a", "w"))[:-1] + b',"x":"\xff"}')
+    fleet = fleet_of(allocation("b", "w"))
+    fleet.restore([ledger_view.decode(spoilt)])
+    assert [item["worker"] for item in (await get(fleet, "allocations"))["items"]] == ["w", "w"]
+    assert (await get(fleet, "allocations/a/w/run-1"))["x"] == "\ufffd"
 
 
 async def test_the_queue_says_who_is_next_and_why_nobody_is_served() -> None:

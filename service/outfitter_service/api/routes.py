@@ -16,6 +16,7 @@ from outfitter_service.api.model.fleet import (
     Fleet,
     Step,
     allocation_place,
+    as_json,
     as_value,
     device_place,
     host_place,
@@ -122,14 +123,14 @@ def allocations(_: Follower, fleet: Fleet, query: items.AllocationQuery, _path: 
                 ):
                     yield place, stored
 
-    return page(places(), query, lambda stored: Raw(stored.wire))
+    return page(places(), query, lambda stored: as_json(stored.wire))
 
 
 def allocation(_: Follower, fleet: Fleet, _query: Any, path: Path) -> Raw:
     key = f"{path['host']}/{path['worker']}/{path['incarnation']}"
     for stored in fleet.allocations(path["host"]):
         if stored.record.key == key:
-            return Raw(stored.wire)
+            return as_json(stored.wire)
     raise RefusedError(404, f"there is no allocation {key!r}")
 
 

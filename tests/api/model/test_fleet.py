@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
+import pytest
+from msgspec import structs
+
+from outfitter_proto.codec import encode
 from outfitter_proto.records import Device, Note, Transition
+from outfitter_service.api.model.event_log import Event
 from outfitter_service.api.model.fleet import Fleet
+from outfitter_service.query import ledger_view
+from outfitter_service.query.ledger_view import Change
 from support.api import NOW, PARTITIONS, allocation, change, checkpoint, fleet_of, host_record, message
 
 
@@ -35,17 +43,34 @@ def test_an_event_has_the_record_byte_for_byte_and_null_for_a_deletion() -> None
     assert fleet.hosts == []
 
 
-def test_a_record_with_line_feeds_is_one_line_of_the_stream() -> None:
+def written_by_others(value: bytes) -> Change:
+    """A change of the key `a/w/run-1` with these bytes."""
+    return ledger_view.decode(structs.replace(message(allocation("a", "w")), value=value))
+
+
+def data_of(event: Event) -> Any:
+    """The data of an event as its readers get it: one line of JSON in UTF-8."""
+    id_, kind, data, *end = event.wire.splitlines()
+    assert (id_[:4], kind[:7], data[:6], end) == (b"id: ", b"event: ", b"data: ", [b""])
+    return json.loads(data.removeprefix(b"data: "))
+
+
+@pytest.mark.parametrize("unknown", [b"\n1", b"\r\n1e999", b'"\xff"'])
+def test_a_readable_record_is_one_line_of_json_whatever_its_unknown_fields_are(unknown: bytes) -> None:
     fleet = fleet_of()
-    raw = message(allocation("a", "w"))
-    spread = json.dumps(json.loads(raw.value), indent=2).encode()
-    from msgspec import structs
-
-    from outfitter_service.query import ledger_view
-
-    fleet.change(ledger_view.decode(structs.replace(raw, value=spread)))
+    wire = encode(allocation("a", "w"))
+    fleet.change(written_by_others(wire[:-1] + b',"later":' + unknown + b"}"))
     (event,) = fleet.events.after(0, 10)
-    assert event.wire.count(b"\n") == 4
+    assert data_of(event)["record"]["worker"] == "w"
+
+
+@pytest.mark.parametrize("value", [b'{"type":"allocation",bad', b'{\n"bad', b'{"type":"later"', b"\xff", b"{}", b""])
+def test_a_record_that_cannot_be_read_counts_as_deleted_in_pages_and_events(value: bytes) -> None:
+    fleet = fleet_of(allocation("a", "w"))
+    fleet.change(written_by_others(value))
+    (event,) = fleet.events.after(0, 10)
+    assert (data_of(event)["key"], data_of(event)["record"]) == ("a/w/run-1", None)
+    assert fleet.hosts == []
 
 
 def test_what_is_shown_of_a_host_changes_with_its_records_and_is_computed_once_between() -> None:

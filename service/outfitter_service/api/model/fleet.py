@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Raw, Struct, structs
 
 from outfitter_proto import keys
 from outfitter_proto.bus import Message
@@ -27,6 +27,7 @@ T = TypeVar("T")
 
 _LARGEST = 2**64
 """More than any priority."""
+_ON_ONE_LINE = bytes.maketrans(b"\r\n", b"  ")
 _KINDS = {b"@host/": "host", b"@device/": "device"}
 
 
@@ -141,13 +142,14 @@ class Fleet:
             self._put(change)
 
     def change(self, change: Change) -> None:
-        """Add a newer record, and the event of it."""
+        """Add a newer record, and the event of it. A record that cannot be read counts as deleted, as on the pages."""
         if not self._put(change) or change.key.startswith("@checkpoint/"):
             return
-        key = change.message.key or b""
+        message = change.message if change.record is not None else structs.replace(change.message, value=None)
+        key = message.key or b""
         kind = next((kind for prefix, kind in _KINDS.items() if key.startswith(prefix)), None)
         kind = kind or ("allocation" if not key.startswith(b"@") else "other")
-        self.events.add(kind, keys.host_of(key), _as_data(change.message))
+        self.events.add(kind, keys.host_of(key), _as_data(message))
 
     def add_step(self, message: Message, record: Transition | Refresh | Note, *, announce: bool) -> None:
         """Add a step of history, and with `announce` the event of it."""
@@ -237,18 +239,21 @@ def queue_place(stored: Stored) -> str:
     return f"{record.host}/{_LARGEST - record.request.priority:020d}/{record.source.offset:020d}/{record.key}"
 
 
+def as_json(wire: bytes) -> Raw:
+    """The bytes of a record that could be read. Its unknown fields may have what is no UTF-8; that is replaced."""
+    return Raw(wire.decode("utf-8", "replace").encode())
+
+
 def as_value(message: Message) -> Mapping[str, Any]:
     """A message as commands print it: `partition`, `offset`, `key`, and the record as on the bus (None: deleted)."""
-    record = None if message.value is None else Raw(message.value)
+    record = None if message.value is None else as_json(message.value)
     key = (message.key or b"").decode("utf-8", "replace")
     return {"partition": message.partition, "offset": message.offset, "key": key, "record": record}
 
 
 def _as_data(message: Message) -> bytes:
-    data = msgspec.json.encode(as_value(message))
-    if b"\n" in data or b"\r" in data:  # not written by us: a line of the stream must end where we end it
-        data = msgspec.json.encode(msgspec.json.decode(data))
-    return data
+    """The data of a message's event, on one line. JSON has line ends only between its tokens."""
+    return msgspec.json.encode(as_value(message)).translate(_ON_ONE_LINE)
 
 
 def _item(message: Message, at: datetime, value: T) -> TailItem[T]:
