@@ -122,7 +122,7 @@ class LedgerView:
     def allocations_of(self, host: str) -> list[Stored]:
         """The allocations of one host, also ended ones, in the order of their registrations."""
         allocations = [stored for records in self._of_host(host) for stored in records.allocations.values()]
-        return sorted(allocations, key=lambda stored: _order(stored.record))
+        return sorted(allocations, key=_order)
 
     def of_worker(self, worker: str, incarnation: str | None = None) -> list[Allocation]:
         """The newest allocation of workers with this name on each host, or that of one incarnation."""
@@ -146,8 +146,9 @@ class LedgerView:
         return [] if records is None else [records]
 
 
-def _order(record: Allocation) -> tuple[str, int, int]:
-    return record.host, record.source.partition, record.source.offset
+def _order(stored: Stored) -> tuple[int, str]:
+    """The order of registrations, as managers have it. Offsets also grow when a host moves to another partition."""
+    return stored.record.source.offset, stored.record.key
 
 
 def held_ids(record: Allocation) -> set[str]:

@@ -9,7 +9,7 @@ import pytest
 from msgspec import structs
 
 from outfitter_proto.codec import encode
-from outfitter_proto.records import Device, Note, Transition
+from outfitter_proto.records import Device, Note, Source, Transition
 from outfitter_service.api.model.event_log import Event
 from outfitter_service.api.model.fleet import Fleet
 from outfitter_service.query import ledger_view
@@ -89,6 +89,15 @@ def test_the_newest_run_of_a_worker_is_the_one_that_registered_last() -> None:
         allocation("a", "w", "ended", incarnation="z", offset=1), allocation("a", "w", incarnation="b", offset=2)
     )
     assert [stored.record.incarnation for stored in fleet.workers("a")] == ["b"]
+
+
+def test_the_newest_run_is_the_same_after_topics_grew_and_the_host_moved_to_a_lower_partition() -> None:
+    before, after = allocation("a", "w", "failed", offset=5), allocation("a", "w", incarnation="run-2", offset=8)
+    before = structs.replace(before, source=Source(partition=11, offset=5))
+    after = structs.replace(after, source=Source(partition=2, offset=8))
+    fleet = fleet_of(before, after)
+    assert [stored.record.incarnation for stored in fleet.workers("a")] == ["run-2"]
+    assert [record.incarnation for record in fleet.ledger.of_worker("w")] == ["run-2"]
 
 
 def test_the_queue_has_the_order_in_which_it_is_served() -> None:
