@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,15 @@ import anyio
 import pytest
 
 from outfitter_proto import topics as all_topics
-from outfitter_proto.bus import Bus, BusConfigurationError, BusUnavailableError, Entry, connect
+from outfitter_proto.bus import (
+    Bus,
+    BusAuthorizationError,
+    BusConfigurationError,
+    BusError,
+    BusUnavailableError,
+    Entry,
+    connect,
+)
 from outfitter_proto.codec import encode
 from outfitter_proto.names import topics
 from outfitter_proto.partitioning import partition_of
@@ -196,6 +205,119 @@ async def test_while_the_bus_is_away_the_model_stays_and_says_how_old_it_is(
             assert (follower.fleet, fleet.hosts) == (fleet, ["a"])
             away = False
             await until(lambda: follower.outage is None and follower.as_of != last)
+            tasks.cancel_scope.cancel()
+
+
+async def test_it_says_how_far_it_is_also_while_records_come_without_a_pause(
+    bus: Bus, bus_url: str, cluster: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(followers, "LOOK_EVERY_S", 0.01)
+    ledger = topics(cluster).allocations
+    async with connect(bus_url) as own:
+        stable_end = own.stable_end
+
+        async def stable_end_with_the_next_record(topic: str, partition: int) -> int:
+            """An end that nobody can have reached yet: the record before it is written with the next call."""
+            if topic != ledger:
+                return await stable_end(topic, partition)
+            await bus.publish(ledger, partition, Entry(b"a/w/run-1", encode(allocation("a", "w"))))
+            return await stable_end(topic, partition) + 1
+
+        follower = Follower(own, cluster)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(follower.run)
+            await caught_up(follower)
+            own.stable_end = stable_end_with_the_next_record  # type: ignore[method-assign]
+            first = follower.as_of
+            await until(lambda: follower.behind)
+            await until(lambda: follower.as_of != first)
+            tasks.cancel_scope.cancel()
+
+
+async def test_the_ledger_is_followed_while_history_is_slow_so_that_the_first_picture_is_no_old_one(
+    bus: Bus, bus_url: str, cluster: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(followers, "LOOK_EVERY_S", 0.01)
+    of = topics(cluster)
+    is_slow, goes_on = anyio.Event(), anyio.Event()
+    async with connect(bus_url) as own:
+        offsets = own.offsets
+
+        async def slow_offsets(topic: str, partition: int) -> tuple[int, int]:
+            if topic == of.history:
+                is_slow.set()
+                await goes_on.wait()
+            return await offsets(topic, partition)
+
+        own.offsets = slow_offsets  # type: ignore[method-assign]
+        follower = Follower(own, cluster)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(follower.run)
+            await is_slow.wait()
+            await publish(bus, of.allocations, "a", allocation("a", "w"))
+            published = datetime.now(UTC)
+            await until(lambda: follower.as_of is not None and follower.as_of > published)
+            assert follower.fleet is None
+            goes_on.set()
+            assert (await caught_up(follower)).hosts == ["a"]
+            tasks.cancel_scope.cancel()
+
+
+async def test_after_a_long_pause_it_begins_again_because_deletions_may_be_compacted_away(
+    bus: Bus, bus_url: str, cluster: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(followers, "LOOK_EVERY_S", 0.01)
+    await publish(bus, topics(cluster).allocations, "a", host_record("a"))
+    async with following(bus_url, cluster) as follower:
+        before = await caught_up(follower)
+        assert follower.as_of is not None
+        follower.as_of -= timedelta(seconds=followers.LONGEST_GAP_S + 60)  # as if the machine had been suspended
+        await until(lambda: follower.fleet not in {None, before})
+        assert (await caught_up(follower)).hosts == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("error", "where"),
+    [(BusAuthorizationError("no right any more"), "unavailable"), (BusUnavailableError("no leader"), "outage")],
+    ids=["its right is gone", "its partition is away"],
+)
+async def test_dead_letters_that_cannot_be_read_any_further_are_no_current_picture(
+    error: BusError, where: str, bus: Bus, bus_url: str, cluster: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(followers, "LOOK_EVERY_S", 0.01)
+    of = topics(cluster)
+    await publish(bus, of.dead_letters, "a", letter(1))
+    away = False
+    async with connect(bus_url) as own:
+        open_reader = own.open_reader
+
+        async def open_reader_that_fails(topic: str, *args: Any, **options: Any) -> Any:
+            reader = await open_reader(topic, *args, **options)
+            fetch = reader.fetch
+
+            async def fetch_or_fail(**limits: Any) -> Any:
+                if away and topic == of.dead_letters:
+                    raise error
+                return await fetch(**limits)
+
+            reader.fetch = fetch_or_fail  # type: ignore[method-assign]
+            return reader
+
+        own.open_reader = open_reader_that_fails  # type: ignore[method-assign]
+        follower = Follower(own, cluster)
+
+        def reason() -> str | None:
+            return follower.outage if where == "outage" else fleet.letters.unavailable
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(follower.run)
+            fleet = await caught_up(follower)
+            away = True
+            await until(lambda: reason() == str(error))
+            away = False
+            await publish(bus, of.dead_letters, "a", letter(2))
+            await until(lambda: reason() is None and len(fleet.letters) == 2)
+            assert follower.fleet is fleet
             tasks.cancel_scope.cancel()
 
 

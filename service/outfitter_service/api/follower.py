@@ -8,10 +8,10 @@ begins again with a new model. While the bus is away the model stays, and `as_of
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import anyio
 import anyio.lowlevel
@@ -50,6 +50,9 @@ LOOK_EVERY_S = 2.0
 """Seconds between two looks at the topics' shapes and ends."""
 LATE_S = 30.0
 """A model that has been incomplete for this many seconds is an old picture, whatever the reason."""
+LONGEST_GAP_S = 3600.0
+"""After so many seconds that nothing was read, the model begins again: a deletion of that time may be compacted away.
+Must be below delete.retention.ms, however the topic was made."""
 CLOSE_WITHIN_S = 2.0
 """Time limit for closing the bus."""
 AT_ONCE = 8
@@ -60,8 +63,17 @@ FETCHED = 10_000
 """Most records of one fetch."""
 TAILS_WITHIN_S = 30.0
 """How long a start waits for history and dead letters."""
+_REFUSALS = (UnknownTopicError, BusAccessError)
+"""Why history or dead letters cannot be read although the bus answers."""
 NEWEST = 2_000
 """How many messages of each partition of the history and of the dead letters are read at the start: the last ones."""
+
+
+class _Look(NamedTuple):
+    """The ends of the ledger's partitions at a moment, or later."""
+
+    moment: datetime
+    ends: Mapping[int, int]
 
 
 class _Tail(ABC, Generic[T]):
@@ -126,8 +138,8 @@ class Follower:
         self._host = host
         self._readers: dict[int, Reader] = {}
         """The readers of the ledger by partition."""
-        self._failures: dict[int, str] = {}
-        """Why a partition of the ledger cannot be read now."""
+        self._failures: dict[tuple[str, int], str] = {}
+        """Why a partition of a topic cannot be read now."""
 
     async def reach(self) -> None:
         """Connect once.
@@ -174,19 +186,20 @@ class Follower:
         async with AsyncExitStack() as stack, anyio.create_task_group() as tasks:
             tails = self._start_tails(tasks, fleet, partitions)
             try:
-                self._readers = await self._restore(stack, fleet, partitions)
+                look = await self._restore(stack, fleet, partitions)
             except BusError as error:
                 failure = error
                 tasks.cancel_scope.cancel()
+            else:
+                for partition in partitions:
+                    tasks.start_soon(self._follow_ledger, partition, fleet, tasks.cancel_scope)
+                tasks.start_soon(self._look, look, shapes, fleet, tasks.cancel_scope)
             with anyio.move_on_after(TAILS_WITHIN_S):
                 for tail in tails:
                     await tail.caught_up.wait()
             if failure is None:
-                self.fleet, self.condition, self.as_of = fleet, "serving", datetime.now(UTC)
+                self.fleet, self.condition = fleet, "serving"
                 log.info("the API has caught up", hosts=len(fleet.hosts), partitions=len(partitions))
-                for partition in partitions:
-                    tasks.start_soon(self._follow_ledger, partition, fleet, tasks.cancel_scope)
-                tasks.start_soon(self._look, shapes, fleet, tasks.cancel_scope)
         if failure is not None:
             raise failure
         self._say("restoring: the topics have changed")
@@ -201,10 +214,11 @@ class Follower:
             tasks.start_soon(self._follow_tail, self._topics.dead_letters, partition, letters, scope)
         return tails
 
-    async def _restore(self, stack: AsyncExitStack, fleet: Fleet, partitions: Sequence[int]) -> dict[int, Reader]:
-        """Read the ledger up to its committed end. Returns the readers, which go on from there."""
+    async def _restore(self, stack: AsyncExitStack, fleet: Fleet, partitions: Sequence[int]) -> _Look:
+        """Read the ledger up to its committed end, which is returned. The readers go on from there."""
         limiter = anyio.CapacityLimiter(AT_ONCE)
-        ends = {partition: await self._bus.stable_end(self._topics.allocations, partition) for partition in partitions}
+        look = await self._look_at(partitions)
+        ends = look.ends
         readers: dict[int, Reader] = {}
         newest: dict[int, dict[bytes | None, Message]] = {partition: {} for partition in partitions}
         errors: list[BusError] = []
@@ -235,16 +249,13 @@ class Follower:
         for host in fleet.hosts:
             fleet.prepare(host)
             await anyio.lowlevel.checkpoint()
-        return readers
+        self._readers, self.as_of = readers, look.moment
+        return look
 
     async def _follow_ledger(self, partition: int, fleet: Fleet, scope: anyio.CancelScope) -> None:
-        def note(failure: str | None) -> None:
-            if failure is None:
-                self._failures.pop(partition, None)
-            else:
-                self._failures[partition] = failure
-
-        async for messages in _messages(self._readers[partition], note=note):
+        async for messages in _messages(
+            self._readers[partition], note=self._noting(self._topics.allocations, partition)
+        ):
             if messages is None:  # a deletion may have been compacted away
                 scope.cancel()
                 return
@@ -253,19 +264,31 @@ class Follower:
                 if number % SLICE == 0:
                     await anyio.lowlevel.checkpoint()
 
+    def _noting(self, topic: str, partition: int) -> Callable[[BusError | None], None]:
+        """A function that notes why a partition cannot be read, or None when it can."""
+
+        def note(failure: BusError | None) -> None:
+            if failure is None:
+                self._failures.pop((topic, partition), None)
+            else:
+                self._failures[topic, partition] = str(failure)
+
+        return note
+
     async def _follow_tail(self, topic: str, partition: int, tail: _Tail[T], scope: anyio.CancelScope) -> None:
         """Read the last messages of a partition, and those that come."""
-        backoff = Backoff(*BACKOFF_S)
+        backoff, note = Backoff(*BACKOFF_S), self._noting(topic, partition)
         while True:
             try:
                 async with await self._open_tail(topic, partition, tail) as reader:
                     tail.kept.unavailable = None
-                    await _read_tail(reader, tail)
-            except (UnknownTopicError, BusAccessError) as error:
+                    await _read_tail(reader, tail, note)
+            except _REFUSALS as error:
+                note(None)
                 tail.kept.unavailable = str(error)
                 tail.caught_up.set()
             except BusError as error:
-                log.debug("a topic cannot be read", topic=topic, partition=partition, error=str(error))
+                note(error)
             else:
                 tail.kept.is_complete = False
                 if tail.caught_up.is_set():  # retention was faster than we: events are missing
@@ -280,26 +303,39 @@ class Follower:
         tail.kept.is_complete = tail.kept.is_complete and (start == 0 or tail.next_offset is not None)
         return await self._bus.open_reader(topic, partition, start=start, committed=True)
 
-    async def _look(self, before: dict[str, TopicShape], fleet: Fleet, scope: anyio.CancelScope) -> None:
-        """Look at the topics now and then: whether they are the same, and how far the model is behind."""
+    async def _look(
+        self, earlier: _Look, before: dict[str, TopicShape], fleet: Fleet, scope: anyio.CancelScope
+    ) -> None:
+        """Look at the topics now and then: whether they are the same, and how far the model is behind. While records
+        come without a pause, it is only ever known to have reached an `earlier` look."""
         while True:
-            moment = datetime.now(UTC)
             try:
                 if await self._bus.shapes(list(before)) != before:
                     scope.cancel()
                     return
-                behind = 0
-                for partition, reader in self._readers.items():
-                    end = await self._bus.stable_end(self._topics.allocations, partition)
-                    behind += max(0, end - reader.position)
+                look = await self._look_at(self._readers)
+                for partition in self._readers:
                     _, fleet.input_ends[partition] = await self._bus.offsets(self._topics.registrations, partition)
-                self.behind = behind
-                if not behind:
-                    self.as_of = moment
-                self.outage = next(iter(self._failures.values()), None) or self._lateness(moment)
+                self.behind = self._behind(look)
+                reached = earlier if self.behind else look
+                if not self._behind(reached) and not self._failures:
+                    if self.as_of is not None and (reached.moment - self.as_of).total_seconds() > LONGEST_GAP_S:
+                        scope.cancel()
+                        return
+                    self.as_of, earlier = reached.moment, look
+                self.outage = next(iter(self._failures.values()), None) or self._lateness(look.moment)
             except BusError as error:
                 self.outage = str(error)
             await anyio.sleep(LOOK_EVERY_S)
+
+    async def _look_at(self, partitions: Iterable[int]) -> _Look:
+        moment = datetime.now(UTC)
+        ledger = self._topics.allocations
+        return _Look(moment, {partition: await self._bus.stable_end(ledger, partition) for partition in partitions})
+
+    def _behind(self, look: _Look) -> int:
+        """How many offsets before these ends have not been read."""
+        return sum(max(0, end - self._readers[partition].position) for partition, end in look.ends.items())
 
     def _lateness(self, moment: datetime) -> str | None:
         """Why the model is an old picture although nothing fails; None: it is not."""
@@ -321,7 +357,7 @@ async def opened(
             await bus.aclose()
 
 
-def _progress(readers: dict[int, Reader], ends: dict[int, int]) -> str:
+def _progress(readers: Mapping[int, Reader], ends: Mapping[int, int]) -> str:
     read = sum(min(reader.position, ends[partition]) for partition, reader in readers.items())
     return f"{read} of {sum(ends.values())} offsets of the ledger are read"
 
@@ -335,12 +371,22 @@ async def _decode_into(fleet: Fleet, newest: dict[bytes | None, Message]) -> Non
             await anyio.lowlevel.checkpoint()
 
 
-async def _read_tail(reader: Reader, tail: _Tail[T]) -> None:
-    """Add what comes, until the reader's position is gone."""
+async def _read_tail(reader: Reader, tail: _Tail[T], note: Callable[[BusError | None], object]) -> None:
+    """Add what comes, until the reader's position is gone.
+
+    Raises:
+        UnknownTopicError, BusAccessError: it cannot be read any more.
+    """
+
+    def note_or_raise(failure: BusError | None) -> None:
+        if isinstance(failure, _REFUSALS):
+            raise failure
+        note(failure)
+
     live_from = tail.live_from or 0
     if reader.position >= live_from:
         tail.caught_up.set()
-    async for messages in _messages(reader, live_from):
+    async for messages in _messages(reader, live_from, note=note_or_raise):
         if messages is None:
             return
         for number, message in enumerate(messages, start=1):
@@ -352,7 +398,7 @@ async def _read_tail(reader: Reader, tail: _Tail[T]) -> None:
 
 
 async def _messages(
-    reader: Reader, end: int = 0, *, note: Callable[[str | None], object] = lambda _: None
+    reader: Reader, end: int = 0, *, note: Callable[[BusError | None], object]
 ) -> AsyncIterator[list[Message] | None]:
     """The messages as they come; a list may be empty. None, and the end: the reader's position is gone. Before the
     offset `end` it does not wait long, because only markers may be left. `note` is told why reading fails, and None
@@ -366,7 +412,7 @@ async def _messages(
             yield None
             return
         except BusError as error:
-            note(str(error))
+            note(error)
             await anyio.sleep(backoff.next_delay())
             continue
         note(None)
