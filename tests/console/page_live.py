@@ -10,7 +10,7 @@ from typing import Any
 from msgspec import structs
 from playwright.sync_api import Page, expect
 
-from outfitter_proto.records import Device
+from outfitter_proto.records import Device, Host
 from outfitter_service.api.access import Guard
 from support.api import follower_of
 from support.console import fleets
@@ -77,6 +77,30 @@ def test_a_held_device_that_is_not_reported_any_more_stays_until_it_is_given_bac
         expect(panel).to_contain_text("its driver does not report it")
         fleet.change(fleets.ended("one", "w"))
         expect(tile).to_have_attribute("aria-label", "one: 1 free")
+
+
+def long_host(listed: list[str], total: int) -> Host:
+    """A host whose record has room for some devices of `total`."""
+    host = fleets.host("one", listed)
+    inventory: Any = structs.replace(host.resources["gpu"], total=total, healthy=total)
+    return structs.replace(host, resources={"gpu": inventory})
+
+
+def test_a_held_device_for_which_the_hosts_record_has_no_room_is_as_well_as_its_holders_record_says(
+    open_page: OpenPage,
+) -> None:
+    ill = {"id": "GPU-one-2", "health": "unhealthy", "health.reason": "Xid 79"}
+    with served([long_host(["healthy"], 4), fleets.holder("one", 1, worker="a")]) as fleet:
+        page = open_page(fleet.url)
+        tile = label_of(page, "one")
+        expect(tile).to_have_attribute("aria-label", "one: 1 held, 1 free")
+        fleet.change(second := fleets.holder("one", 2, worker="b"))
+        expect(tile).to_have_attribute("aria-label", "one: 2 held, 1 free")
+        fleet.change(structs.replace(second, resources={"gpu": [ill]}))
+        expect(tile).to_have_attribute("aria-label", "one: 1 unhealthy, 1 held, 1 free")
+        expect(page.locator(".troubles")).to_contain_text("Xid 79")
+        fleet.change(long_host(["healthy", "healthy"], 4), fleets.ended("one", "b"))
+        expect(tile).to_have_attribute("aria-label", "one: 1 held, 1 free")
 
 
 def test_a_device_that_is_set_apart_is_shown_with_the_reason_until_it_is_not(open_page: OpenPage) -> None:

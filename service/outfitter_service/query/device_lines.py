@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
 
 from msgspec import UNSET, Struct
@@ -26,7 +27,8 @@ class DeviceHolder(Struct, frozen=True, kw_only=True):
 
 
 class DeviceLine(Struct, frozen=True, kw_only=True):
-    """One device of one host. `state`: its state apart from allocations (a quarantine), or None."""
+    """One device of one host. `state`: its state apart from allocations (a quarantine), or None. `listed`: the host's
+    record has it. Otherwise a worker holds it."""
 
     host: str
     resource: str
@@ -37,10 +39,11 @@ class DeviceLine(Struct, frozen=True, kw_only=True):
     state: str | None = None
     properties: dict[str, str] = {}
     holders: list[DeviceHolder] = []
+    listed: bool = True
 
 
 def lines_of(ledger: LedgerView, host: Host) -> list[DeviceLine]:
-    """The reported devices of a host, and the held ones that no driver reports any more."""
+    """The devices that a host's record lists, and the held ones that it does not list."""
     records = {device.id: device for device in ledger.of(Device, host.host)}
     holders = _holders_by_device(ledger, host.host)
     lines: list[DeviceLine] = []
@@ -60,7 +63,7 @@ def lines_of(ledger: LedgerView, host: Host) -> list[DeviceLine]:
                     holders=holders.get(device.id, []),
                 )
             )
-    return lines + _unreported(ledger, host, {line.id for line in lines}, holders)
+    return lines + _unlisted(ledger, host, {line.id for line in lines}, holders)
 
 
 def _holders_by_device(ledger: LedgerView, host: str) -> dict[str, list[DeviceHolder]]:
@@ -71,8 +74,8 @@ def _holders_by_device(ledger: LedgerView, host: str) -> dict[str, list[DeviceHo
     return holders
 
 
-def _unreported(
-    ledger: LedgerView, host: Host, reported: set[str], holders: dict[str, list[DeviceHolder]]
+def _unlisted(
+    ledger: LedgerView, host: Host, listed: set[str], holders: dict[str, list[DeviceHolder]]
 ) -> list[DeviceLine]:
     lines: dict[str, DeviceLine] = {}
     incomplete = {name for name, inventory in host.resources.items() if left_out(inventory)}
@@ -80,18 +83,25 @@ def _unreported(
         for resource, held in record.resources.items():
             for device in held:
                 device_id = device.get("id", "")
-                if device_id not in reported and device_id not in lines:
+                if device_id not in listed and device_id not in lines:
+                    health, reason = _health_of(device) if resource in incomplete else ("unknown", NOT_REPORTED)
                     lines[device_id] = DeviceLine(
                         host=host.host,
                         resource=resource,
                         id=device_id,
-                        health="unknown",
+                        health=health,
                         sharing="shared" if resource in record.shared else "exclusive",
-                        reason="the host's record does not list it" if resource in incomplete else NOT_REPORTED,
+                        reason=reason,
                         properties=device,
                         holders=holders.get(device_id, []),
+                        listed=False,
                     )
     return list(lines.values())
+
+
+def _health_of(info: Mapping[str, str]) -> tuple[str, str | None]:
+    """The health of a held device and its reason. Its holder's record has those of the driver's last report."""
+    return info.get("health", "healthy"), info.get("health.reason")
 
 
 def _holder(record: Allocation) -> DeviceHolder:

@@ -113,11 +113,13 @@ export class Fleet {
       for (const { id, health = "healthy", reason: why, properties } of listed) {
         const { holders = [], state: apart = null, reason: former } = known.get(id) ?? {};
         const said = why ?? (apart ? former : null);
-        devices.push({ host: name, resource, id, health, reason: said, sharing, state: apart, properties, holders });
+        const device = { host: name, resource, id, health, reason: said, sharing, state: apart, properties, holders };
+        devices.push({ ...device, listed: true });
         known.delete(id);
       }
     }
-    for (const device of known.values()) if (device.holders.length) devices.push(unreported(device));
+    const short = shortLists(resources, devices);
+    for (const device of known.values()) if (device.holders.length) devices.push(unlisted(device, short));
     const { manager = null, since = null } = record ?? {};
     const managed = record !== null && !manager.stopped_at;
     const next = { ...host, managed, manager, since, devices, resources: record && resources };
@@ -139,24 +141,40 @@ export class Fleet {
   }
 }
 
-const unreported = device => ({ ...device, health: "unknown", reason: UNREPORTED });
+/** The resources of which a host's record has no room for all devices. */
+function shortLists(resources, devices) {
+  const listed = {};
+  for (const device of devices) if (device.listed) listed[device.resource] = (listed[device.resource] ?? 0) + 1;
+  return new Set(Object.keys(resources ?? {}).filter(name => resources[name].total > (listed[name] ?? 0)));
+}
+
+/** A held device that its host's record does not list. If there is no room, its holder's record has its health. */
+function unlisted(device, short) {
+  if (!short.has(device.resource)) return { ...device, listed: false, health: "unknown", reason: UNREPORTED };
+  const { health = "healthy", "health.reason": reason = null } = device.holders.at(-1).info ?? device.properties;
+  return { ...device, listed: false, health, reason };
+}
 
 /** A host's devices after a run's record has changed (null: it was deleted). */
 function devicesAfter(host, worker, incarnation, record) {
-  const held = heldBy(record), devices = [];
-  const holder = record && {
-    worker, incarnation, state: record.state, token: record.token, since: record.since, delayed_by: record.delayed_by,
+  const held = heldBy(record), devices = [], short = shortLists(host.resources, host.devices);
+  const holder = info => {
+    const { state, token, since, delayed_by } = record;
+    return { worker, incarnation, state, token, since, delayed_by, info };
   };
   for (const device of host.devices) {
     const others = device.holders.filter(each => !isOf(each, worker, incarnation));
-    if (held.has(device.id)) devices.push({ ...device, holders: [...others, holder] });
-    else if (others.length === device.holders.length) devices.push(device);
-    else if (others.length || device.reason !== UNREPORTED) devices.push({ ...device, holders: others });
+    if (held.has(device.id)) {
+      const next = { ...device, holders: [...others, holder(held.get(device.id).properties)] };
+      devices.push(device.listed ? next : unlisted(next, short));
+    } else if (others.length === device.holders.length) devices.push(device);
+    else if (others.length || device.listed) devices.push({ ...device, holders: others });
   }
-  const listed = new Set(devices.map(device => device.id));
+  const known = new Set(devices.map(device => device.id));
   for (const [id, { resource, properties }] of held) {
-    const device = { host: host.name, resource, id, sharing: "exclusive", state: null, properties, holders: [holder] };
-    if (!listed.has(id)) devices.push(unreported(device));
+    const holders = [holder(properties)];
+    const device = { host: host.name, resource, id, sharing: "exclusive", state: null, properties, holders };
+    if (!known.has(id)) devices.push(unlisted(device, short));
   }
   return devices;
 }

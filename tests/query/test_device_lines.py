@@ -1,0 +1,42 @@
+"""The lines of devices: their health, and who holds them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import structs
+
+from outfitter_proto.records import Host
+from outfitter_service.query.device_lines import NOT_REPORTED, lines_of
+from outfitter_service.query.ledger_view import LedgerView
+from support.api import allocation, change, host_record
+
+
+def health_of(host: Host, *held: dict[str, str]) -> dict[str, tuple[str, str | None, bool]]:
+    """Health, reason and `listed` of each device by its id, while a worker holds devices with these infos."""
+    ledger = LedgerView()
+    ledger.put(change(host))
+    ledger.put(change(structs.replace(allocation("a", "w"), resources={"gpu": list(held)})))
+    return {line.id: (line.health, line.reason, line.listed) for line in lines_of(ledger, host)}
+
+
+def long_host(total: int) -> Host:
+    """A host whose record lists one GPU of `total`."""
+    host = host_record("a", gpus=1)
+    inventory: Any = structs.replace(host.resources["gpu"], total=total, healthy=total)
+    return structs.replace(host, resources={"gpu": inventory})
+
+
+def test_a_held_device_for_which_the_hosts_record_has_no_room_has_the_health_that_its_holders_record_says() -> None:
+    ill = {"id": "ill", "health": "unhealthy", "health.reason": "XID 79"}
+    gone = {"id": "gone", "health": "unknown", "health.reason": "the driver no longer reports this device"}
+    assert health_of(long_host(400), {"id": "well"}, ill, gone) == {
+        "a-0": ("healthy", None, True),
+        "well": ("healthy", None, False),
+        "ill": ("unhealthy", "XID 79", False),
+        "gone": ("unknown", "the driver no longer reports this device", False),
+    }
+
+
+def test_a_held_device_that_no_complete_record_lists_is_not_reported() -> None:
+    assert health_of(long_host(1), {"id": "other"})["other"] == ("unknown", NOT_REPORTED, False)
