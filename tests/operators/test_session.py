@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
 import queue
 import signal
@@ -12,7 +11,7 @@ import sys
 import textwrap
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -28,18 +27,11 @@ from outfitter_proto import topics
 from outfitter_proto.bus import BusConfigurationError, BusUnavailableError, connect
 from outfitter_proto.records import Register
 from support.bus.faulty_bus import FaultyBus
+from support.bus.frozen import frozen
 from support.managers.scripted import ScriptedManager, host_record, publish_record
+from support.polling import until
 
 pytestmark = pytest.mark.timeout(60)
-
-
-@contextmanager
-def frozen(url: str) -> Iterator[None]:
-    """Nobody can write to the bus while this holds its lock; everybody can read."""
-    path = Path(url.removeprefix("sqlite://").partition("?")[0]).with_suffix(".lock")
-    with path.open() as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def test_heartbeats_go_on_while_the_event_loop_is_blocked(real: WorkerSetup, manager: ScriptedManager) -> None:
@@ -402,6 +394,20 @@ def test_leaving_leaves_no_thread_and_no_file_behind(real: WorkerSetup) -> None:
         assert len(os.listdir("/proc/self/fd")) <= open_files  # noqa: PTH208
     thread.join(20)
     assert ours() == []
+
+
+def test_a_context_that_is_left_while_the_bus_is_away_is_deregistered_once_it_is_back(
+    real: WorkerSetup, manager: ScriptedManager, url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """This process lives on, and a manager that watches it takes nothing from it."""
+    context = real.context({"gpu": 1}, worker="w", lease=None).__enter__()
+    with ThreadPoolExecutor() as pool:
+        with frozen(url):
+            leaving = pool.submit(context.leave)
+            until(lambda: "could not deregister" in caplog.text, lambda: caplog.text)
+        leaving.result()
+    manager.wait_until(lambda: bool(manager.deregistrations))
+    assert [(left.worker, left.reason) for left in manager.deregistrations] == [("w", "finished")]
 
 
 def test_a_signal_that_wakes_nobody_is_handled_while_a_context_is_entered() -> None:

@@ -1,7 +1,8 @@
 """A context's background thread, which runs its session on an event loop of its own.
 
-So heartbeats continue while user code computes or blocks its own event loop. The thread ends with the context. It is
-a daemon, because an allocation must not keep a worker from exiting.
+So heartbeats continue while user code computes or blocks its own event loop. The thread ends with the context, or
+later if the bus is away then: it deregisters when the bus is back. It is a daemon, because an allocation must not keep
+a worker from exiting.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Protocol
 import anyio
 
 from outfitter.errors import ContextStateError, LeaseLostError, OutfitterError
+from outfitter.session.late_deregistration import deregister_late
 from outfitter.session.settings import Settings
 from outfitter.session.watch import AllocationWatch
 from outfitter.session.worker_session import WorkerSession
@@ -113,6 +115,20 @@ class SessionThread:
             log.error("the session reads no more records of its allocation: %s", error)
         self.allocation_watch.close(error if isinstance(error, Exception) else None)
         self._done.set_result(None)
+        if self._session is not None and self._session.is_left_registered:
+            self._deregister_late()
+
+    def _deregister_late(self) -> None:
+        try:
+            anyio.run(deregister_late, self._publish_deregistration, self._settings.registration.worker)
+        except BusError as error:
+            log.warning("%s: cannot deregister: %s", self._settings.registration.worker, error)
+
+    async def _publish_deregistration(self) -> None:
+        settings = self._settings
+        async with connect(settings.bus, create=Create.NOTHING) as bus:
+            session = WorkerSession(bus, settings.registration, cluster=settings.cluster)
+            await session.publish_deregistration(self._reason)
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()

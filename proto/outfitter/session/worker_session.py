@@ -79,6 +79,8 @@ class WorkerSession:
         manager_patience: seconds without an answer after which `wait` raises `NoManagerError`; None: never.
         on_lease_at_risk: called once each time the lease of granted devices gets at risk, instead of a log line. It
             must not block.
+
+    `is_left_registered`: `deregister` has failed; see `late_deregistration`.
     """
 
     def __init__(
@@ -107,6 +109,7 @@ class WorkerSession:
         self._host_partition = HostPartition(bus, self._topics, registration.host, worker=self._key)
         self._records = RecordReader(self._host_partition, self.allocation_watch, registration, attach=attach)
         self._registered = registered
+        self.is_left_registered = False
         self._running: AbstractAsyncContextManager[None] | None = None
 
     @property
@@ -240,7 +243,8 @@ class WorkerSession:
     async def deregister(self, reason: str | None = None) -> bool:
         """Deregister, within `DEREGISTER_WITHIN`. An unreachable bus raises nothing.
 
-        Returns whether the manager will see it. Otherwise the lease or the owner's death ends the allocation.
+        Returns whether the manager will see it. Otherwise the lease or the owner's death ends the allocation, or a
+        deregistration that comes late.
         """
         snapshot = self.allocation_watch.read()
         self.allocation_watch.close()
@@ -248,15 +252,24 @@ class WorkerSession:
             return True
         self._registered = False
         try:
-            with anyio.fail_after(DEREGISTER_WITHIN):
-                await self._publish(
-                    Deregister(**self._identity, reason=(reason or self._leaving_reason or "finished")[:200])
-                )
+            await self.publish_deregistration(reason)
         except (BusError, TimeoutError) as error:
+            self.is_left_registered = True
             why = str(error) or f"no answer within {DEREGISTER_WITHIN:g} s"
             log.warning("%s: could not deregister: %s", self._key, why)
             return False
         return True
+
+    async def publish_deregistration(self, reason: str | None = None) -> None:
+        """Publish the deregistration, within `DEREGISTER_WITHIN`.
+
+        Raises:
+            BusError: see the bus port.
+            TimeoutError: the bus did not answer.
+        """
+        reason = (reason or self._leaving_reason or "finished")[:200]
+        with anyio.fail_after(DEREGISTER_WITHIN):
+            await self._publish(Deregister(**self._identity, reason=reason))
 
     async def aclose(self) -> None:
         """Close the reader. Repeatable."""

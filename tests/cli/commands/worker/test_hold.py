@@ -13,6 +13,7 @@ import pytest
 
 from cli.commands.worker.conftest import PATIENCE, finish
 from cli.commands.worker.holding import DYING_PARENT, parent_of_hold, read_line
+from support.bus.frozen import frozen
 from support.documents import ROOT, blocks
 from support.managers.process import OUTFITTER, Manager, add_device
 from support.processes.ending import has_ended, wait_until_ended
@@ -106,6 +107,25 @@ def test_the_end_of_standard_input_gives_the_devices_back(one_gpu: Manager) -> N
         assert process.wait(PATIENCE) == 0
     record = one_gpu.wait_for_state("w", "ended")
     assert (record["reason_code"], record["reason"]) == ("deregistered", "deregistered: given back by its owner")
+
+
+@pytest.mark.parametrize("told_again", [False, True])
+def test_what_is_given_back_while_the_bus_is_away_is_given_back_once_it_is_there_unless_a_signal_comes(
+    one_gpu: Manager, *, told_again: bool
+) -> None:
+    with one_gpu.popen("hold", "--worker", "w", stdin=subprocess.PIPE) as process:
+        read_line(process)
+        assert process.stdin is not None
+        assert process.stderr is not None
+        with frozen(one_gpu.bus_url):
+            process.stdin.close()
+            assert "could not deregister" in process.stderr.readline()
+            if told_again:
+                process.send_signal(signal.SIGTERM)
+                assert any(f"stays with process {os.getpid()}" in line for line in process.stderr)
+        assert process.wait(PATIENCE) == (125 if told_again else 0)
+    if not told_again:
+        assert one_gpu.wait_for_state("w", "ended")["reason"] == "deregistered: given back by its owner"
 
 
 def test_a_reader_that_closes_standard_output_gives_the_devices_back(one_gpu: Manager) -> None:

@@ -16,6 +16,7 @@ import anyio
 from msgspec import Struct
 
 from outfitter.errors import AllocationEndedError, AllocationError, OutfitterError, WaitedTooLongError
+from outfitter.session.late_deregistration import deregister_late
 from outfitter.session.status import AllocationStatus, status_of
 from outfitter.session.watch import AllocationWatch, WatchSnapshot, lease_lost
 from outfitter.session.worker_session import MANAGER_PATIENCE, WorkerSession
@@ -77,6 +78,7 @@ class HoldSession:
         self._writer = writer
         self._end: End | None = None
         self._working = anyio.CancelScope()
+        self._giving_back_late = anyio.CancelScope()
         self._is_granted = False
         self._printed = ""
         self._code = 0
@@ -110,6 +112,7 @@ class HoldSession:
     async def _await_owner(self) -> None:
         await self._request.owner.ended()
         self._finish(End.OWNER_ENDED)
+        self._giving_back_late.cancel()
 
     async def _await_streams(self) -> None:
         """Wait until the owner closes a stream. The kernel does so, too, while the owner dies."""
@@ -130,6 +133,8 @@ class HoldSession:
         owner = self._request.owner
         if received.by_kernel and owner.shares_group:
             return
+        if self._end is not None:
+            self._giving_back_late.cancel()
         self._finish(End.GIVEN_BACK if received.by_kernel or received.sender == owner.pid else End.SIGNALLED)
 
     def _gives_back(self, session: WorkerSession) -> bool:
@@ -193,12 +198,26 @@ class HoldSession:
 
     async def _leave(self, session: WorkerSession) -> None:
         self._left = True
+        stays = self._end is not End.OWNER_ENDED and not session.allocation_watch.read().ended
         if self._gives_back(session):
-            await session.deregister(self._end.value if self._end is not None else "withdrawn")
-        elif self._end is not End.OWNER_ENDED and not session.allocation_watch.read().ended:
+            stays = not await self._give_back(session)
+        if stays and not self._request.owner.has_ended:
             warn(f"{session.record.key if session.record else 'the allocation'} stays with process "
                  f"{self._request.owner.pid}")  # fmt: skip
         await session.aclose()
+
+    async def _give_back(self, session: WorkerSession) -> bool:
+        """Deregister. What the owner gives back while the bus is away is given back later, unless a signal comes or the
+        owner ends. Returns whether the manager will see it."""
+        reason = self._end.value if self._end is not None else "withdrawn"
+        if await session.deregister(reason):
+            return True
+        if self._end is End.GIVEN_BACK:
+            with self._giving_back_late:
+                await deregister_late(partial(session.publish_deregistration, reason), session.registration.worker)
+                return True
+            self._code = 0 if self._request.owner.has_ended else FAILED
+        return False
 
     async def _report(self, session: WorkerSession) -> None:
         """Print the record when it is granted and at each change, until the allocation is over."""
