@@ -23,6 +23,7 @@ from outfitter.session.settings import Settings
 from outfitter.session.watch import AllocationWatch
 from outfitter.session.worker_session import WorkerSession
 from outfitter_proto.bus import BusError, Create, connect
+from outfitter_proto.keys import allocation_key
 
 LEAVE_WITHIN = 8.0
 """Seconds that leaving a context waits for its thread: longer than deregistering and closing the bus take."""
@@ -119,10 +120,12 @@ class SessionThread:
             self._deregister_late()
 
     def _deregister_late(self) -> None:
+        registration = self._settings.registration
+        who = allocation_key(registration.host, registration.worker, registration.incarnation)
         try:
-            anyio.run(deregister_late, self._publish_deregistration, self._settings.registration.worker)
+            anyio.run(deregister_late, self._publish_deregistration, who)
         except BusError as error:
-            log.warning("%s: cannot deregister: %s", self._settings.registration.worker, error)
+            log.warning("%s: cannot deregister: %s", who, error)
 
     async def _publish_deregistration(self) -> None:
         settings = self._settings

@@ -25,8 +25,8 @@ from support.processes.ending import wait_until_ended
     [
         (["true"], 0),
         (["sh", "-c", "exit 7"], 7),
-        (["sh", "-c", "kill -KILL $$"], 128 + 9),
-        (["sh", "-c", "kill -TERM $$"], 128 + 15),
+        (["sh", "-c", "kill -KILL $$"], -9),
+        (["sh", "-c", "kill -TERM $$"], -15),
         (["no-such-command-anywhere"], 127),
         (["/no/such/path"], 127),
         ([os.fspath(Path(__file__).parent)], 126),
@@ -291,7 +291,7 @@ def test_a_command_whose_allocation_is_ended_by_others_is_ended(one_gpu: Manager
         assert line_of(process) == "ready"
         assert one_gpu.outfitter("deregister", "--worker", "taken").returncode == 0
         code, _, err = finish(process)
-    assert code == 128 + signal.SIGTERM
+    assert code == -signal.SIGTERM
     assert "the allocation is lost" in err
 
 
@@ -304,7 +304,7 @@ def test_a_command_that_will_not_end_is_killed_when_its_allocation_is_lost(one_g
     ) as process:
         assert line_of(process) == "ready"
         one_gpu.outfitter("deregister", "--worker", "taken")
-        assert finish(process)[0] == 128 + signal.SIGKILL
+        assert finish(process)[0] == -signal.SIGKILL
 
 
 def test_a_manager_that_is_killed_and_comes_back_does_not_disturb_the_command(one_gpu: Manager) -> None:

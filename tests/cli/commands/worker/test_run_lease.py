@@ -50,7 +50,7 @@ sys.exit(-child.wait())
 """Ends after its child, with the number of the signal that ended the child."""
 
 
-@pytest.mark.parametrize(("command", "code"), [("ignores", 128 + 9), ("obeys", 128 + 15), ("ends", 0)])
+@pytest.mark.parametrize(("command", "code"), [("ignores", -9), ("obeys", -15), ("ends", 0)])
 def test_all_processes_are_dead_when_the_next_worker_gets_the_device(
     start_manager: StartManager, tmp_path: Path, command: str, code: int
 ) -> None:

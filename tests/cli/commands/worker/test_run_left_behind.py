@@ -137,7 +137,7 @@ def test_the_manager_keeps_the_devices_of_a_deregistered_worker_while_its_comman
         assert line_of(process) == "ready"
         assert one_gpu.outfitter("deregister", "--worker", "w").returncode == 0
         one_gpu.wait_for_state("w", "releasing")
-        assert finish(process)[0] == 128 + signal.SIGKILL
+        assert finish(process)[0] == -signal.SIGKILL
     one_gpu.wait_for_state("w", "ended")
 
 

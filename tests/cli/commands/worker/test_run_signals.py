@@ -33,7 +33,7 @@ def test_a_signal_while_waiting_withdraws(one_gpu: Manager, number: signal.Signa
             one_gpu.wait_for_state("waiter", "pending")
             waiter.send_signal(number)
             code, out, err = finish(waiter)
-        assert (code, out) == (128 + number, "")
+        assert (code, out) == (-number, "")
         assert "Traceback" not in err
         record = one_gpu.wait_for_state("waiter", "ended")
         assert record["reason_code"] == "withdrawn"
@@ -72,11 +72,23 @@ def test_signals_are_passed_on_and_the_command_decides(shared_manager: Manager) 
         assert finish(process)[0] == 0
 
 
-def test_a_command_that_a_signal_ends_is_128_and_the_signal(shared_manager: Manager) -> None:
+def test_the_signal_that_ends_the_command_ends_run(shared_manager: Manager) -> None:
     with shared_manager.popen("run", "--", "sh", "-c", "echo ready; exec sleep 1000") as process:
         assert line_of(process) == "ready"
         process.send_signal(signal.SIGTERM)
-        assert finish(process)[0] == 128 + signal.SIGTERM
+        assert finish(process)[0] == -signal.SIGTERM
+
+
+def test_ctrl_c_ends_the_script_that_runs_it(shared_manager: Manager) -> None:
+    """A shell goes on after Ctrl-C unless its command has died of it."""
+    command = [*OUTFITTER, "run", "--", "sh", "-c", "echo ready; exec sleep 1000"]
+    with subprocess.Popen(
+        ["bash", "-c", '"$@"; echo the script goes on', "bash", *command],
+        env=shared_manager.environment, stdout=subprocess.PIPE, text=True, start_new_session=True,
+    ) as script:  # fmt: skip
+        assert line_of(script) == "ready"
+        os.killpg(script.pid, signal.SIGINT)
+        assert finish(script)[:2] == (-signal.SIGINT, "")
 
 
 def test_ctrl_c_in_a_terminal_reaches_the_command_once(shared_manager: Manager, tmp_path: Path) -> None:
@@ -152,7 +164,7 @@ def test_ctrl_c_in_the_moment_of_the_grant_withdraws(tmp_path: Path) -> None:
         finally:
             os.close(terminal)
         assert b"the command ran" not in said
-        assert os.waitstatus_to_exitcode(status) == 128 + signal.SIGINT
+        assert os.waitstatus_to_exitcode(status) == -signal.SIGINT
         record = manager.wait_for_state("interrupted", "ended")
         assert record["reason"] == "deregistered: withdrawn"
     finally:

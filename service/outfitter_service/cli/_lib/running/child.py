@@ -79,12 +79,11 @@ class Child:
             marshal.dump(dict(environment), pipe)
 
     async def wait(self) -> int:
-        """Wait for its end; return its exit code, or 128 plus the signal that ended it. One caller at a time."""
+        """Wait for its end; return its exit code, or minus the signal that ended it. One caller at a time."""
         await anyio.wait_readable(self._pidfd)
         _, status = os.waitpid(self.pid, 0)  # noqa: ASYNC222 - it has ended
         self._ended.set()
-        code = os.waitstatus_to_exitcode(status)
-        return code if code >= 0 else 128 - code
+        return os.waitstatus_to_exitcode(status)
 
     def __enter__(self) -> Self:
         return self

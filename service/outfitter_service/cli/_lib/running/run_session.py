@@ -48,7 +48,7 @@ KILL_AHEAD: Final = 1 / 30
 
 
 class RunSession:
-    """One `outfitter run`. `run` returns its exit code."""
+    """One `outfitter run`. `run` returns its exit code, or minus the signal of which it must die."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class RunSession:
         self._waiting = anyio.CancelScope()
 
     async def run(self) -> int:
-        """Get devices, run the command, give them back; return the exit code.
+        """Get devices, run the command, give them back; return the exit code, or minus the signal that ended it.
 
         Raises:
             NoManagerError, AllocationFailedError, AllocationEndedError, BusError: why there are no devices.
@@ -84,7 +84,7 @@ class RunSession:
             with self._waiting:
                 code = await self._hold_allocation()
             tasks.cancel_scope.cancel()
-        return code if self._withdrawn_by is None else 128 + self._withdrawn_by
+        return code if self._withdrawn_by is None else -self._withdrawn_by
 
     async def _forward_signals(self) -> None:
         """Pass signals on to the command. Before it runs, some of them end the waiting."""

@@ -11,11 +11,13 @@ import os
 import signal
 import struct
 from collections.abc import Iterable
-from typing import NamedTuple, Self
+from contextlib import suppress
+from typing import NamedTuple, NoReturn, Self
 
 import anyio
 
 SI_KERNEL = 128
+_PR_SET_DUMPABLE = 4
 _INFO_BYTES = 128
 _MASK_BYTES = 128
 _INFO = struct.Struct("=IiiI")
@@ -29,6 +31,20 @@ class Received(NamedTuple):
     number: int
     by_kernel: bool
     sender: int
+
+
+def die_of(number: int) -> NoReturn:
+    """End this process by a signal, so that its parent sees that one.
+
+    A shell ends its script after Ctrl-C only if the command has died of it. We leave no core file: it is the command's
+    that counts.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0)
+    with suppress(OSError, ValueError):  # SIGKILL has no other action, and some signals are the C library's own
+        signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
+    os.kill(os.getpid(), number)
+    os._exit(128 + number)  # the first process of a PID namespace does not die of it
 
 
 class SignalFile:

@@ -54,8 +54,8 @@ def run(
     Drivers set variables with COMMAND's devices (CUDA_VISIBLE_DEVICES …), and a RuntimeContext() in it attaches to the
     allocation. Signals are passed on. Ctrl-C while waiting withdraws the registration.
 
-    The exit code is COMMAND's, or 128 plus the signal that ended it; 125 if Outfitter failed, 126 if COMMAND cannot be
-    executed, 127 if it is not found, 124 if it waited longer than --wait.
+    The exit code is COMMAND's; 125 if Outfitter failed, 126 if COMMAND cannot be executed, 127 if it is not found, 124
+    if it waited longer than --wait. It dies of the signal that ended COMMAND or the waiting.
 
     COMMAND inherits all open files. A standard stream that is closed is /dev/null for it.
 
@@ -81,7 +81,7 @@ def run(
     from outfitter_service.cli._lib.running.child import Child
     from outfitter_service.cli._lib.running.left_behind import LeftBehind, adopt
     from outfitter_service.cli._lib.running.run_session import RECEIVED, RunSession
-    from outfitter_service.cli._lib.running.signals import SignalFile
+    from outfitter_service.cli._lib.running.signals import SignalFile, die_of
     from outfitter_service.config import connection
 
     show_warnings_of_libraries()
@@ -111,4 +111,6 @@ def run(
         code = anyio.run(work)
     # Everything is closed, and an interpreter's shutdown takes as long as its start, so skip it.
     standard_error.finish()
+    if code < 0:
+        die_of(-code)
     os._exit(code)
