@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec import UNSET
+from msgspec import UNSET, structs
 
 from outfitter_proto.records import MAX_LISTED_DEVICES, Owner, Survivors
 from outfitter_service.core import model as m
@@ -104,7 +104,9 @@ def test_a_worker_that_waits_is_withdrawn_at_once_whatever_it_would_leave_behind
 @pytest.mark.parametrize(
     ("first", "then", "refused"),
     [(LEFT_BEHIND, Survivors(uid=1), True), (LEFT_BEHIND, UNSET, True), (LEFT_BEHIND, LEFT_BEHIND, False),
-     (None, UNSET, False), (UNSET, LEFT_BEHIND, False)],
+     (None, UNSET, False), (UNSET, LEFT_BEHIND, False),
+     (LEFT_BEHIND, structs.replace(LEFT_BEHIND, user_ns=7), False),
+     (structs.replace(LEFT_BEHIND, user_ns=7), structs.replace(LEFT_BEHIND, user_ns=8), True)],
 )  # fmt: skip
 def test_a_repeated_registration_changes_no_survivors_and_may_say_what_an_earlier_version_ignored(
     first: Survivors | None, then: Survivors | None, refused: bool

@@ -167,6 +167,7 @@ SAMPLES = {
         labels={"job": "mnist", "stage": "prüfung"},
     ),
     "register-with-survivors": Register(**ME, owner=OWNER, survivors=Survivors(uid=1000, kill_after_s=10.0)),
+    "register-in-a-user-namespace": Register(**ME, owner=OWNER, survivors=Survivors(uid=1000, user_ns=4_026_532_180)),
     "register-in-a-time-namespace": Register(**ME, owner=structs.replace(OWNER, time_ns=4_026_531_834)),
     "register-no-lease": Register(**ME, resources=TWO, lease_s=None),
     "heartbeat": Heartbeat(**ME),

@@ -18,8 +18,8 @@ from outfitter.errors import InvalidRequestError
 from outfitter.session import identity
 from outfitter_proto import codec, names
 from outfitter_proto.bus import DEFAULT_BUS
-from outfitter_proto.records import Owner, Register, ResourceRequest, Survivors
-from outfitter_proto.support.processes import pid_namespace, process_owner, real_uid
+from outfitter_proto.records import Owner, Register, ResourceRequest
+from outfitter_proto.support.processes import process_owner, survivors_of
 
 Amounts = Mapping[str, int]
 
@@ -82,7 +82,7 @@ def resolve(
         wait_s=wait,
         priority=priority,
         labels=dict(labels or {}),
-        survivors=Survivors(uid=_uid_of(process)) if survivors and process is not None else UNSET,
+        survivors=survivors_of(process) if survivors and process is not None else UNSET,
     )
     for name, seconds in (("lease", lease), ("wait", wait)):
         if isinstance(seconds, float) and not math.isfinite(seconds):  # in JSON it would be null, that is, for ever
@@ -107,12 +107,6 @@ def resolve(
 
 def _requests(amounts: Amounts) -> dict[str, ResourceRequest]:
     return {name: ResourceRequest(amount=amount) for name, amount in amounts.items()}
-
-
-def _uid_of(owner: Owner) -> int:
-    """The real user id of a process and its children; this process's, if that one cannot be seen here."""
-    uid = real_uid(owner.pid) if owner.pid_ns == pid_namespace() else None
-    return os.getuid() if uid is None else uid
 
 
 def _owner(owner: bool | Owner) -> Owner | None:

@@ -49,11 +49,13 @@ class Survivors(Struct, frozen=True, kw_only=True, gc=False, forbid_unknown_fiel
     They are those of the user `uid` (their real user id) that have the variables OUTFITTER_HOST, OUTFITTER_WORKER and
     OUTFITTER_INCARNATION with the registration's values in their initial environment, or `host/worker/incarnation` in
     its OUTFITTER_OUTER. `kill_after_s`: the manager sends them SIGTERM, and SIGKILL after so many seconds; left out or
-    null: it only waits.
+    null: it only waits. `user_ns` is the inode of `/proc/self/ns/user` of the process that read `uid`, because a user
+    namespace has user ids of its own; left out or null: the manager's.
     """
 
     uid: Annotated[int, Meta(ge=0, le=2**32 - 1)]
     kill_after_s: Seconds | UnsetType | None = UNSET
+    user_ns: Annotated[int, Meta(ge=0, le=2**32 - 1)] | UnsetType | None = UNSET
 
 
 Requests = Annotated[dict[Name, ResourceRequest], Meta(extra_json_schema={"maxProperties": MAX_RESOURCES})]

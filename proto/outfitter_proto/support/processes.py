@@ -1,4 +1,4 @@
-"""The identity of a process on a Linux machine, from the kernel: the fields of `records.Owner`.
+"""The identity of a process on a Linux machine, from the kernel: the fields of `records.Owner` and `Survivors`.
 
 Workers send it and managers compare it, with the same functions. Nothing is cached, so a forked child gets its own
 identity.
@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
-from outfitter_proto.records import Owner
+from outfitter_proto.records import Owner, Survivors
 
 
 def boot_id() -> str | None:
@@ -35,6 +35,15 @@ def time_namespace() -> int | None:
     times of all processes that this process reads."""
     try:
         return Path("/proc/self/ns/time").stat().st_ino
+    except OSError:
+        return None
+
+
+def user_namespace(pid: int | None = None) -> int | None:
+    """The inode of a process's user namespace, user_namespaces(7); None if it cannot be seen, or the kernel has none.
+    Default: this process."""
+    try:
+        return Path(f"/proc/{_named(pid)}/ns/user").stat().st_ino
     except OSError:
         return None
 
@@ -104,6 +113,17 @@ def process_owner(pid: int | None = None) -> Owner | None:
         pid_ns=namespace,
         boot_id=boot,
         time_ns=UNSET if clock is None else clock,
+    )
+
+
+def survivors_of(owner: Owner | None, *, kill_after_s: float | UnsetType = UNSET) -> Survivors:
+    """Processes that an owner leaves behind: those of its real user; of this process's, if it cannot be seen here."""
+    uid = real_uid(owner.pid) if owner is not None and owner.pid_ns == pid_namespace() else None
+    namespace = user_namespace()
+    return Survivors(
+        uid=os.getuid() if uid is None else uid,
+        kill_after_s=kill_after_s,
+        user_ns=UNSET if namespace is None else namespace,
     )
 
 

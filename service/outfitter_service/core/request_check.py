@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import lru_cache
 
-from msgspec import UNSET, Struct
+from msgspec import UNSET, Struct, UnsetType, structs
 
 from outfitter_proto.records import (
     FINAL_STATES,
@@ -14,6 +14,7 @@ from outfitter_proto.records import (
     Register,
     ResolvedRequest,
     ResourceRequest,
+    Survivors,
     Unavailable,
 )
 from outfitter_service.core import model as m
@@ -174,6 +175,13 @@ def differences(earlier: Allocation, message: Register) -> list[str]:
     set_by_manager = earlier.unwatched is not UNSET and message.lease_s is None
     if message.lease_s is not UNSET and message.lease_s != request.lease_s and not set_by_manager:
         fields.append("lease_s")
-    if request.survivors is not UNSET and request.survivors != message.survivors:  # an earlier version ignored it
+    if not _are_same_survivors(request.survivors, message.survivors):
         fields.append("survivors")
     return fields
+
+
+def _are_same_survivors(earlier: Survivors | UnsetType, message: Survivors | UnsetType | None) -> bool:
+    """Whether a registration repeats its record's survivors, as far as the record's version knew them."""
+    if earlier and message and earlier.user_ns is UNSET:
+        message = structs.replace(message, user_ns=UNSET)
+    return earlier is UNSET or earlier == message

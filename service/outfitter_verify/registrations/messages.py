@@ -110,6 +110,7 @@ def _survivors(value: object) -> bool:
         isinstance(value, dict)
         and _whole(value.get("uid"), 0, 2**32 - 1)
         and (value.get("kill_after_s") is None or _seconds(value["kill_after_s"], least=1e-6))
+        and (value.get("user_ns") is None or _whole(value["user_ns"], 0, 2**32 - 1))
     )
 
 

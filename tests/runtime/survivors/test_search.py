@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from outfitter_proto.support.processes import user_namespace
 from outfitter_service.runtime.survivors.processes import Mark, open_survivor, search, send
 
 RUN = secrets.token_hex(4)
@@ -151,6 +152,24 @@ def test_other_outer_allocations_are_no_marks(outer: str) -> None:
 def test_an_outer_allocation_of_another_user_is_no_mark() -> None:
     with sleeping({"OUTFITTER_OUTER": f"h/w/{RUN}"}):
         assert search({MARK._replace(uid=MARK.uid + 1)}).survivors == {}
+
+
+def test_a_process_in_a_user_namespace_is_known_by_its_user_there_and_here() -> None:
+    announced = ["unshare", "--user", "--map-user=4242", "sh", "-c", "echo; exec sleep 1000"]
+    with subprocess.Popen(announced, env=NAMES, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        namespace = user_namespace(process.pid)
+        there = MARK._replace(uid=4242, user_ns=namespace)
+        for mark in (MARK, there):
+            [found] = search({mark}).survivors[mark]
+            assert found.pid == process.pid
+            pidfd = open_survivor(found)
+            assert pidfd is not None
+            os.close(pidfd)
+        nobody = [there._replace(user_ns=None), there._replace(user_ns=user_namespace()), there._replace(uid=4243)]
+        assert search(nobody).survivors == {}
+        process.kill()
 
 
 def test_a_process_that_has_ended_is_neither_found_nor_signalled() -> None:

@@ -19,6 +19,7 @@ from msgspec import structs
 
 from outfitter_proto.bus import CommitUnknownError
 from outfitter_proto.records import ResolvedRequest, Survivors
+from outfitter_proto.support.processes import user_namespace
 from outfitter_service.runtime.survivors.processes import Mark, Search
 from outfitter_service.runtime.survivors.survivor_watch import NONE_LEFT, SurvivorWatch
 from runtime.conftest import Serve
@@ -125,6 +126,26 @@ async def test_a_manager_that_cannot_see_the_owner_does_not_wait_for_survivors(s
         await manager.state("w", "ended", RUN)
         [step] = [step for step in await manager.history() if step.get("to") == "ended"]
         assert step["explanation"].endswith("this manager does not see them")
+
+
+async def test_nobody_claims_that_no_process_of_another_user_namespace_is_left(serve: Serve) -> None:
+    """Some may be in a further one, where the worker's user id means another user."""
+    async with serve(static(1)) as manager:
+        await manager.say(asking(user_ns=1), deregister("w", RUN))
+        await manager.state("w", "ended", RUN)
+        [step] = [step for step in await manager.history() if step.get("to") == "ended"]
+        assert step["explanation"].endswith("the worker is in another user namespace")
+
+
+async def test_a_user_namespace_that_is_the_managers_makes_no_difference(serve: Serve, start: Start) -> None:
+    survivor = start()
+    async with serve(static(1)) as manager:
+        await manager.say(asking(user_ns=user_namespace()), deregister("w", RUN))
+        await manager.until(lambda records: records.get(KEY, {}).get("delayed_by"))
+        survivor.kill()
+        await manager.state("w", "ended", RUN)
+        [step] = [step for step in await manager.history() if step.get("to") == "ended"]
+        assert "user namespace" not in step["explanation"]
 
 
 @pytest.mark.parametrize(("program", "number"), [(IDLE, signal.SIGTERM), (DEAF, signal.SIGKILL)])

@@ -2,8 +2,11 @@
 
 `outfitter run` sets the variables, and processes inherit them, whatever becomes of their parents. A worker inside an
 allocation replaces them by its own and adds the outer allocation's key to OUTFITTER_OUTER. The real user id must
-be the worker's as well: otherwise any user of the machine could hold a device with a forged environment. A process that
-overwrites its initial environment is not found, and neither is one that the kernel does not let this process read.
+be the worker's as well: otherwise any user of the machine could hold a device with a forged environment. A worker in
+another user namespace knows only its user's id there. Of such a worker, only processes in that namespace are found.
+
+A process that overwrites its initial environment is not found, and neither is one that the kernel does not let this
+process read.
 
 All functions block for milliseconds: call them in a thread.
 """
@@ -19,10 +22,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from outfitter_proto.keys import allocation_names
+from outfitter_proto.keys import AllocationNames, allocation_names
 from outfitter_proto.support.descriptors import SCARCE
 from outfitter_proto.support.printable import printable
-from outfitter_proto.support.processes import read_real_uid, real_uid
+from outfitter_proto.support.processes import read_real_uid, real_uid, user_namespace
 
 ROUNDS = 20
 """How often one search lists the processes at most. Later rounds read only what an earlier one could not."""
@@ -41,12 +44,14 @@ _OUTER = b"OUTFITTER_OUTER"
 
 
 class Mark(NamedTuple):
-    """What a worker's processes have in common: the allocation in their environment, and their real user id."""
+    """What a worker's processes have in common: the allocation in their environment, and their real user id, as it is
+    in the user namespace `user_ns`; None: in this process's."""
 
     host: str
     worker: str
     incarnation: str
     uid: int
+    user_ns: int | None = None
 
 
 class MarksOfHost:
@@ -84,7 +89,7 @@ def search(marks: Collection[Mark] | MarksOfHost) -> Search:
     """
     survivors: defaultdict[Mark, list[Survivor]] = defaultdict(list)
     refused: set[int] = set()
-    users = None if isinstance(marks, MarksOfHost) else {mark.uid for mark in marks}
+    users = _users(marks)
     read: set[int] = {os.getpid()}
     sure_rounds, missed = 0, ""
     for count in range(ROUNDS):
@@ -107,6 +112,13 @@ def search(marks: Collection[Mark] | MarksOfHost) -> Search:
         if sure_rounds == SURE_ROUNDS:
             return Search(survivors, frozenset(refused))
     return Search(survivors, frozenset(refused), missed)
+
+
+def _users(marks: Collection[Mark] | MarksOfHost) -> set[int] | None:
+    """The users that processes with these marks have here; None: it may be any."""
+    if isinstance(marks, MarksOfHost) or any(mark.user_ns is not None for mark in marks):
+        return None
+    return {mark.uid for mark in marks}
 
 
 def _may_be_of(pid: int, users: Collection[int] | None) -> bool:
@@ -259,13 +271,30 @@ def _marks(pid: int, environ: bytes, marks: Container[Mark]) -> list[Mark]:
         name, _, value = entry.partition(b"=")
         if name in _FIELDS or name == _OUTER:
             values.setdefault(name, os.fsdecode(value))
-    uid = read_real_uid(pid)
     host, worker, incarnation = (values.get(name, "") for name in _FIELDS)
-    found = {Mark(host, worker, incarnation, uid)}
+    allocations = {AllocationNames(host, worker, incarnation)}
     for key in values.get(_OUTER, "").split():
         with suppress(ValueError):
-            found.add(Mark(*allocation_names(key), uid))
+            allocations.add(allocation_names(key))
+    users = _users_of(pid)
+    found = (Mark(*names, *user) for names in allocations for user in users)
     return [mark for mark in found if mark in marks]
+
+
+def _users_of(pid: int) -> list[tuple[int, int | None]]:
+    """A process's real user id in this process's user namespace (None), and in its own if that is another one.
+
+    Raises:
+        OSError: it has ended, or may not be read.
+    """
+    uid, namespace = read_real_uid(pid), user_namespace(pid)
+    users: list[tuple[int, int | None]] = [(uid, None)]
+    if namespace not in (None, user_namespace()):
+        for line in _read(f"/proc/{pid}/uid_map").splitlines():
+            first, first_here, count = map(int, line.split())
+            if first_here <= uid < first_here + count:
+                users.append((first + uid - first_here, namespace))
+    return users
 
 
 def _command(pid: int) -> str:

@@ -20,6 +20,7 @@ from msgspec import UNSET
 
 from outfitter_proto.records import Allocation, Survivors
 from outfitter_proto.support.backoff import Backoff
+from outfitter_proto.support.processes import user_namespace
 from outfitter_service.runtime.identity import Identity
 from outfitter_service.runtime.survivors import processes
 from outfitter_service.runtime.survivors.processes import Mark, Search, Survivor
@@ -71,7 +72,8 @@ class SurvivorWatch:
             return None
         if self._sees != (owner.boot_id, owner.pid_ns):
             return NOT_SEEN
-        mark = Mark(record.host, record.worker, record.incarnation, survivors.uid)
+        user_ns = None if survivors.user_ns in (UNSET, None, user_namespace()) else survivors.user_ns
+        mark = Mark(record.host, record.worker, record.incarnation, survivors.uid, user_ns)
         return await _Vigil(self, mark, survivors, delayed).run()
 
     async def find(self, mark: Mark) -> Search:
@@ -152,6 +154,8 @@ class _Vigil:
     def _outcome(self, found: Search) -> str:
         if found.missed:
             return f"not all processes of the worker were searched for: {found.missed}"
+        if self._mark.user_ns is not None:
+            return "not all processes of the worker were searched for: the worker is in another user namespace"
         if self._mark.uid in found.refused:
             return f"not all processes of the worker were searched for: some of user {self._mark.uid} are unreadable"
         return NONE_LEFT

@@ -16,6 +16,8 @@ from support.processes.ending import wait_until_ended
 
 LEAVE = "sleep 1000 >/dev/null 2>&1 & echo $!; exit 7"
 """Leaves a process behind."""
+LEAVE_AND_WAIT = "setsid sleep 1000 >/dev/null 2>&1 & echo $!; wait"
+IN_A_USER_NAMESPACE = ["unshare", "--user", "--map-user=4242"]
 DAEMON = """
 import os, signal, sys, time
 if os.fork() == 0:
@@ -65,6 +67,19 @@ def test_a_signal_after_the_commands_end_ends_what_it_left_behind(one_gpu: Manag
         process.send_signal(number)
         assert finish(process)[0] == 7
         wait_until_ended(survivor)
+
+
+def test_what_a_run_in_a_user_namespace_leaves_behind_keeps_the_devices(one_gpu: Manager) -> None:
+    command = [*IN_A_USER_NAMESPACE, *OUTFITTER, "run", "--worker", "w", "--", "sh", "-c", LEAVE_AND_WAIT]
+    with subprocess.Popen(command, env=one_gpu.environment, stdout=subprocess.PIPE, text=True) as process:
+        survivor = int(line_of(process))
+        try:
+            process.kill()
+            one_gpu.wait_for(lambda: f"{survivor} (sleep)" in str((one_gpu.record("w") or {}).get("delayed_by")))
+        finally:
+            os.kill(survivor, signal.SIGKILL)
+    one_gpu.wait_for_state("w", "ended")
+    assert "not all processes of the worker were searched for" in one_gpu.outfitter("history").stdout
 
 
 def test_kill_survivors_ends_even_a_daemon_that_does_not_want_to(one_gpu: Manager) -> None:

@@ -10,12 +10,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+from msgspec import UNSET, to_builtins
 
 from cli.commands.worker.conftest import PATIENCE, line_of
 from outfitter import RuntimeContext
 from outfitter.errors import InvalidRequestError
 from outfitter_proto.records import Survivors
-from outfitter_proto.support.processes import process_owner
+from outfitter_proto.support.processes import process_owner, user_namespace
 from support.managers.process import OUTFITTER, Manager, StartManager
 
 HOLDING = """
@@ -96,10 +97,11 @@ def test_the_survivors_of_another_users_process_have_its_user(one_gpu: Manager) 
     with subprocess.Popen(["sleep", "1000"], user=user) as other:
         try:
             context = RuntimeContext({"gpu": 1}, owner=process_owner(other.pid) or False, survivors=True)
-            assert context._settings.registration.survivors == Survivors(uid=user)
+            survivors = Survivors(uid=user, user_ns=user_namespace() or UNSET)
+            assert context._settings.registration.survivors == survivors
             hold = ["hold", "--worker", "w", "--survivors", "--owner-pid", str(other.pid)]
             with one_gpu.popen(*hold, stdin=subprocess.PIPE) as process:
-                assert one_gpu.wait_for_state("w", "allocated")["request"]["survivors"] == {"uid": user}
+                assert one_gpu.wait_for_state("w", "allocated")["request"]["survivors"] == to_builtins(survivors)
                 process.communicate(timeout=60)
         finally:
             other.kill()

@@ -54,12 +54,6 @@ class OwnerProcess:
         return bool(poller.poll(0))
 
     @property
-    def uid(self) -> int:
-        """Its real user id: its children have it, too."""
-        uid = processes.real_uid(self.pid)
-        return os.getuid() if uid is None else uid
-
-    @property
     def is_ending(self) -> bool:
         """Whether its main thread has begun to end. The kernel closes the files of a dying process a moment before it
         reports the death."""

@@ -78,7 +78,7 @@ def hold(
 
     import anyio
 
-    from outfitter_proto.records import Survivors
+    from outfitter_proto.support.processes import survivors_of
     from outfitter_service import standard_error
     from outfitter_service.cli._lib.holding import lines, owner
     from outfitter_service.cli._lib.holding.hold_session import ENDING, HoldSession, Request
@@ -99,7 +99,7 @@ def hold(
                 owner=process.identity,
                 wait_s=wait,
                 incarnation=incarnation,
-                survivors=Survivors(uid=process.uid) if survivors else None,
+                survivors=survivors_of(process.identity) if survivors else None,
             )
             asked = Request(where, message, process, incarnation is not None, reads_stdin, wait_for_manager)
             return await HoldSession(asked, signals=signals, writer=writer).run()

@@ -75,8 +75,7 @@ def run(
     import anyio
     from msgspec import UNSET
 
-    from outfitter_proto.records import Survivors
-    from outfitter_proto.support.processes import process_owner
+    from outfitter_proto.support.processes import process_owner, survivors_of
     from outfitter_service import standard_error
     from outfitter_service.cli._lib.running.child import Child
     from outfitter_service.cli._lib.running.left_behind import LeftBehind, adopt
@@ -87,10 +86,9 @@ def run(
     show_warnings_of_libraries()
     where = connection(config, options.given(ctx))
     executable.check(command[0], os.environ)  # no record changes its PATH
-    survivors = Survivors(uid=os.getuid(), kill_after_s=max(kill_after, SHORTEST_S) if kill_survivors else UNSET)
-    message = registration_options.registration(
-        where.host, **request, owner=process_owner(), wait_s=wait, survivors=survivors
-    )
+    owner = process_owner()
+    survivors = survivors_of(owner, kill_after_s=max(kill_after, SHORTEST_S) if kill_survivors else UNSET)
+    message = registration_options.registration(where.host, **request, owner=owner, wait_s=wait, survivors=survivors)
     earlier = adopt()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored, nobody can wait for processes
     with SignalFile(RECEIVED) as signals, Child(command, mask=signals.blocked_before) as child:
