@@ -301,6 +301,15 @@ def test_under_outfitter_run_another_worker_registers_for_itself(
     assert [registration.worker for registration in manager.registrations] == ["w", "another"]
 
 
+def test_under_outfitter_run_a_bus_in_another_spelling_takes_nobodys_name(
+    attached: RuntimeContext, manager: ScriptedManager, url: str
+) -> None:
+    with RuntimeContext({"gpu": 1}, bus=url.replace("/bus.db", "/./bus.db")) as context:
+        assert context.worker != attached.worker
+        assert attached.get_external_resource_infos("gpu")
+    assert [registration.worker for registration in manager.registrations] == [attached.worker, context.worker]
+
+
 def test_attaching_to_what_is_not_there_says_so(
     real: WorkerSetup, manager: ScriptedManager, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,7 +2,8 @@
 
 An argument wins over `OUTFITTER_BUS`, `OUTFITTER_CLUSTER`, `OUTFITTER_HOST`, `OUTFITTER_WORKER` and
 `OUTFITTER_OPERATOR`. `outfitter run` sets `OUTFITTER_INCARNATION` for the program that it starts. A context in that
-program attaches to the allocation of `outfitter run`, unless its arguments name another worker.
+program attaches to the allocation of `outfitter run`, unless its arguments say something else than the environment.
+Then it is another worker, with a name of its own.
 """
 
 from __future__ import annotations
@@ -65,6 +66,8 @@ def resolve(
     if incarnation:
         arguments = (("BUS", bus), ("CLUSTER", cluster), ("HOST", host), ("WORKER", worker))
         attach = all(value is None or value == environment.get(f"OUTFITTER_{name}") for name, value in arguments)
+    # this process's own worker goes on: another context must not take its name, or it would end it
+    named = environment.get("OUTFITTER_WORKER") if attach or not incarnation else None
     operator = operator or environment.get("OUTFITTER_OPERATOR") or None
     if operator is not None:
         names.check_name(operator, "operator")
@@ -73,7 +76,7 @@ def resolve(
         raise InvalidRequestError("survivors needs an owner: leave owner=False out", code="invalid-request")
     registration = Register(
         host=names.check_name(host or names.default_host(), "host"),
-        worker=names.check_name(worker or environment.get("OUTFITTER_WORKER") or identity.new_worker_name(), "worker"),
+        worker=names.check_name(worker or named or identity.new_worker_name(), "worker"),
         incarnation=incarnation if attach and incarnation else identity.new_incarnation(),
         resources=None if resources is None else _requests(resources),
         operators=None if operators is None else {name: _requests(amounts) for name, amounts in operators.items()},
