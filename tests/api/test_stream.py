@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import AsyncExitStack
 
+import anyio
 import pytest
-from aiohttp import ClientSession
+from aiohttp import ClientSession, web
 
 from outfitter_service.api import stream
 from outfitter_service.api.application import application
 from outfitter_service.api.model import event_log
-from outfitter_service.http.connections import MOST
+from outfitter_service.http.connections import MOST, Connections
 from outfitter_service.http.listener import Listening, serving
 from support.api import OPEN, Events, allocation, change, fleet_of, follower_of, host_record, serving_api
 
@@ -97,6 +99,42 @@ async def test_a_reader_that_takes_nothing_is_closed(monkeypatch: pytest.MonkeyP
         while status != 200:  # the slow reader's place becomes free
             async with client.get(PATH) as next_one:
                 status = next_one.status
+
+
+async def test_little_waits_for_a_reader_that_takes_nothing_and_then_its_connection_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(stream, "WRITE_WITHIN_S", 0.05)
+    fleet, connections = fleet_of(), list[asyncio.Transport]()
+
+    async def note(request: web.Request, _: web.StreamResponse) -> None:
+        assert request.transport is not None
+        connections.append(request.transport)
+
+    def noting(held: Connections) -> web.Application:
+        app = application(follower_of(fleet), held, OPEN)
+        app.on_response_prepare.append(note)
+        return app
+
+    async with serving(noting, Listening(address="127.0.0.1:0")) as address, ClientSession() as client:
+        async with client.get(f"http://{address}{PATH}") as slow:
+            await Events(slow).until_open()
+            for number in range(8):  # of two megabytes, more than the buffers of both sides hold
+                fleet.change(change(allocation("a", f"w{number}", "pending", reason="x" * 1_900_000)))
+            most = 0
+            while not connections[0].is_closing():
+                most = max(most, connections[0].get_write_buffer_size())
+                await anyio.lowlevel.checkpoint()
+            assert 0 < most <= 3 * 65_536
+
+
+async def test_an_event_of_several_pieces_arrives_whole() -> None:
+    fleet = fleet_of()
+    async with serving_api(follower_of(fleet)) as client, client.get(PATH) as response:
+        events = Events(response)
+        await events.until_open()
+        fleet.change(change(allocation("a", "w", "pending", reason="x" * 100_000)))
+        assert len((await events.next())[1]["record"]["reason"]) == 100_000
 
 
 async def test_a_reader_of_one_host_gets_nothing_of_others() -> None:

@@ -1,11 +1,13 @@
 """The event stream: each change as a server-sent event.
 
 A reader that comes back names its last event and gets all later ones; if some are gone, it first gets `reset`. A reader
-that is too slow is closed: it comes back, and then learns what it missed. Events are encoded once for all readers.
+that is too slow is closed: it comes back, and then learns what it missed. Events are encoded once for all readers, and
+a reader is sent a piece of them when it has taken the earlier ones. So memory does not grow with slow readers.
 """
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Sequence
 
 import anyio
@@ -23,6 +25,9 @@ AT_ONCE = 256
 """Most events of one write."""
 BEAT_S = 10.0
 """Seconds between two signs of life, which also say the id of the last event."""
+PIECE_BYTES = 64 * 1024
+"""Most bytes of one write. A reader has room for the next one once it has taken all but this much, and the kernel holds
+about as much."""
 WRITE_WITHIN_S = 20.0
 """How long a reader may take until it has room for more."""
 RETRY_MS = 1000
@@ -63,9 +68,11 @@ class Streams:
                 }
             )
             await response.prepare(request)
+            _bound(request)
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._end_with_server, tasks.cancel_scope)
-                await self._send(response, fleet, request.headers.get("Last-Event-ID"), query.host)
+                if not await self._send(response, fleet, request.headers.get("Last-Event-ID"), query.host):
+                    _abort(request)
                 tasks.cancel_scope.cancel()
             return response
         finally:
@@ -77,16 +84,16 @@ class Streams:
 
     async def _send(
         self, response: web.StreamResponse, fleet: Fleet, last_id: str | None, host: str | UnsetType
-    ) -> None:
-        """Send events until the reader is too slow, goes, or the model is replaced."""
+    ) -> bool:
+        """Send events until the reader is behind the log or the model is replaced. False: the reader takes nothing."""
         events = fleet.events
         sequence = events.last if last_id is None else events.sequence_of(last_id)
         if not await _write(response, b"retry: %d\n%s" % (RETRY_MS, _hello(events, sequence))):
-            return
+            return False
         sequence = events.last if sequence is None else sequence
         written = anyio.current_time()
         while self._follower.fleet is fleet and events.has_all_after(sequence):
-            found = events.after(sequence, AT_ONCE)
+            found = events.after(sequence, AT_ONCE, PIECE_BYTES)
             if found:
                 sequence = found[-1].sequence
             else:
@@ -98,8 +105,9 @@ class Streams:
                 data = b"id: %s\n\n" % events.id_of(sequence).encode()
             if data:
                 if not await _write(response, data):
-                    return
+                    return False
                 written = anyio.current_time()
+        return True
 
 
 def _hello(events: EventLog, sequence: int | None) -> bytes:
@@ -114,10 +122,25 @@ def _selected(events: Sequence[Event], host: str | UnsetType) -> bytes:
 
 
 async def _write(response: web.StreamResponse, data: bytes) -> bool:
-    """Whether the reader took it in time."""
+    """Whether the reader took it, each piece in time."""
+    shared = memoryview(data)
     try:
-        with anyio.fail_after(WRITE_WITHIN_S):
-            await response.write(data)
+        for start in range(0, len(data), PIECE_BYTES):
+            with anyio.fail_after(WRITE_WITHIN_S):
+                await response.write(shared[start : start + PIECE_BYTES])
     except (ConnectionError, TimeoutError):
         return False
     return True
+
+
+def _bound(request: web.Request) -> None:
+    """Let little wait for the reader: in our memory, with and without TLS, and in the kernel's."""
+    if request.transport is not None:
+        request.transport.set_write_buffer_limits(high=PIECE_BYTES)
+        request.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, PIECE_BYTES)
+
+
+def _abort(request: web.Request) -> None:
+    """End the connection without waiting for the reader to take what was sent."""
+    if request.transport is not None:
+        request.transport.abort()

@@ -75,9 +75,16 @@ class EventLog:
         """Whether all events after this number are still here."""
         return self.last - len(self._events) <= sequence <= self.last
 
-    def after(self, sequence: int, most: int) -> Sequence[Event]:
-        """The first `most` events after this number. `has_all_after` must be true."""
-        return [self._events[number] for number in range(sequence + 1, min(self.last, sequence + most) + 1)]
+    def after(self, sequence: int, most: int, most_bytes: int) -> Sequence[Event]:
+        """The first events after this number: at most `most` with `most_bytes` in all, but one at least.
+        `has_all_after` must be true."""
+        found: list[Event] = []
+        for number in range(sequence + 1, min(self.last, sequence + most) + 1):
+            most_bytes -= len(self._events[number].wire)
+            if found and most_bytes < 0:
+                break
+            found.append(self._events[number])
+        return found
 
     async def wait(self, sequence: int) -> None:
         """Wait for an event after this number."""
