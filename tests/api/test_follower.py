@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from outfitter_proto import topics as all_topics
@@ -232,6 +233,25 @@ async def test_it_says_how_far_it_is_also_while_records_come_without_a_pause(
             await until(lambda: follower.behind)
             await until(lambda: follower.as_of != first)
             tasks.cancel_scope.cancel()
+
+
+async def test_it_has_what_it_says_it_has_also_in_the_middle_of_many_records(
+    bus: Bus, bus_url: str, cluster: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(followers, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(followers, "SLICE", 1)
+    ledger, partition, count = topics(cluster).allocations, partition_of("a", PARTITIONS), 1000
+    records = [allocation("a", f"w{number}") for number in range(count)]
+    async with following(bus_url, cluster) as follower:
+        fleet = await caught_up(follower)
+        writer = await bus.open_writer(f"{cluster}-host-a", partition, topics=[ledger])
+        await writer.commit([(ledger, [Entry(record.key.encode(), encode(record)) for record in records])])
+        committed = datetime.now(UTC)
+        while fleet.events.last < count:
+            assert follower.as_of is not None
+            assert follower.as_of < committed, (follower.behind, fleet.events.last)
+            await anyio.lowlevel.checkpoint()
+        await writer.aclose()
 
 
 async def test_the_ledger_is_followed_while_history_is_slow_so_that_the_first_picture_is_no_old_one(

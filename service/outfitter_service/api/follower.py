@@ -138,6 +138,8 @@ class Follower:
         self._host = host
         self._readers: dict[int, Reader] = {}
         """The readers of the ledger by partition."""
+        self._positions: dict[int, int] = {}
+        """Up to where the model has each partition of the ledger. A reader's position may be beyond."""
         self._failures: dict[tuple[str, int], str] = {}
         """Why a partition of a topic cannot be read now."""
 
@@ -250,12 +252,12 @@ class Follower:
             fleet.prepare(host)
             await anyio.lowlevel.checkpoint()
         self._readers, self.as_of = readers, look.moment
+        self._positions = {partition: reader.position for partition, reader in readers.items()}
         return look
 
     async def _follow_ledger(self, partition: int, fleet: Fleet, scope: anyio.CancelScope) -> None:
-        async for messages in _messages(
-            self._readers[partition], note=self._noting(self._topics.allocations, partition)
-        ):
+        reader = self._readers[partition]
+        async for messages in _messages(reader, note=self._noting(self._topics.allocations, partition)):
             if messages is None:  # a deletion may have been compacted away
                 scope.cancel()
                 return
@@ -263,6 +265,7 @@ class Follower:
                 fleet.change(ledger_view.decode(message))
                 if number % SLICE == 0:
                     await anyio.lowlevel.checkpoint()
+            self._positions[partition] = reader.position
 
     def _noting(self, topic: str, partition: int) -> Callable[[BusError | None], None]:
         """A function that notes why a partition cannot be read, or None when it can."""
@@ -335,7 +338,7 @@ class Follower:
 
     def _behind(self, look: _Look) -> int:
         """How many offsets before these ends have not been read."""
-        return sum(max(0, end - self._readers[partition].position) for partition, end in look.ends.items())
+        return sum(max(0, end - self._positions[partition]) for partition, end in look.ends.items())
 
     def _lateness(self, moment: datetime) -> str | None:
         """Why the model is an old picture although nothing fails; None: it is not."""
