@@ -5,15 +5,17 @@ from __future__ import annotations
 import ssl
 from pathlib import Path
 
+import anyio
 import pytest
 import trustme
 from aiohttp import ClientConnectionError, ClientOSError, ClientSession
 
+from outfitter_service.api import stream
 from outfitter_service.api.access import AccessError, guard, is_loopback, read_token
 from outfitter_service.api.application import application
 from outfitter_service.http.listener import Listening, serving
 from outfitter_service.http.tls import Certificate
-from support.api import fleet_of, follower_of, serving_api
+from support.api import Events, fleet_of, follower_of, serving_api
 
 TOKEN = "0123456789abcdef-token"
 
@@ -71,6 +73,20 @@ async def test_only_the_current_token_gets_in_on_every_path_of_the_api(token_fil
         token_file.unlink()
         async with client.get("/api/v1/hosts", headers={"Authorization": "Bearer "}) as response:
             assert response.status == 503
+
+
+async def test_a_stream_that_was_opened_with_an_earlier_token_ends(
+    token_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "BEAT_S", 0.05)
+    with_token = guard("127.0.0.1:0", str(token_file))
+    async with serving_api(follower_of(fleet_of()), with_token) as client:
+        async with client.get("/api/v1/events", headers={"Authorization": f"Bearer {TOKEN}"}) as response:
+            events = Events(response)
+            await events.until_open()
+            token_file.write_text("another-token-of-today")
+            with anyio.fail_after(20):
+                assert await events.next() == ("end", None)
 
 
 @pytest.mark.parametrize(("host", "status"), [("evil.example", 403), ("evil.example:80", 403), ("localhost:1", 200)])

@@ -26,7 +26,7 @@ MOST_CONNECTIONS = MOST + MOST_STREAMS
 def add_to(app: web.Application, follower: Follower, guard: access.Guard, *, page: str = "/console/") -> Streams:
     """Add the API's routes to an application, and the console at the path `page`. Its other routes stay as they are.
     Returns the streams of events."""
-    streams = Streams(follower)
+    streams = Streams(follower, guard)
     document = msgspec.json.encode(openapi.document(ROUTES, EVENTS, secured=guard.secured))
 
     async def send_document(_: web.Request) -> web.Response:

@@ -14,6 +14,7 @@ import anyio
 from aiohttp import web
 from msgspec import UNSET, Struct, UnsetType
 
+from outfitter_service.api.access import Guard
 from outfitter_service.api.follower import Follower
 from outfitter_service.api.model.event_log import Event, EventLog
 from outfitter_service.api.model.fleet import Fleet
@@ -24,7 +25,7 @@ MOST_STREAMS = 256
 AT_ONCE = 256
 """Most events of one write."""
 BEAT_S = 10.0
-"""Seconds between two signs of life, which also say the id of the last event."""
+"""Seconds between two signs of life, which also say the id of the last event, and between two looks at the token."""
 PIECE_BYTES = 64 * 1024
 """Most bytes of one write. A reader has room for the next one once it has taken all but this much, and the kernel holds
 about as much."""
@@ -43,8 +44,9 @@ class StreamQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 class Streams:
     """The open streams of one server. `count`: how many there are now."""
 
-    def __init__(self, follower: Follower) -> None:
+    def __init__(self, follower: Follower, guard: Guard) -> None:
         self._follower = follower
+        self._guard = guard
         self._stopping = anyio.Event()
         self.count = 0
 
@@ -71,6 +73,7 @@ class Streams:
             _bound(request)
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._end_with_server, tasks.cancel_scope)
+                tasks.start_soon(self._end_with_right, request, tasks.cancel_scope)
                 if not await self._send(response, fleet, request.headers.get("Last-Event-ID"), query.host):
                     _abort(request)
                 tasks.cancel_scope.cancel()
@@ -81,6 +84,15 @@ class Streams:
     async def _end_with_server(self, scope: anyio.CancelScope) -> None:
         await self._stopping.wait()
         scope.cancel()
+
+    async def _end_with_right(self, request: web.Request, scope: anyio.CancelScope) -> None:
+        """End the stream when its token is no longer the one that lets in."""
+        while not scope.cancel_called:
+            await anyio.sleep(BEAT_S)
+            try:
+                self._guard.check(request)
+            except RefusedError:
+                scope.cancel()
 
     async def _send(
         self, response: web.StreamResponse, fleet: Fleet, last_id: str | None, host: str | UnsetType
