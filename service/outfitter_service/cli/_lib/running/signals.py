@@ -1,7 +1,8 @@
 """Reads signals with their sender, so that `outfitter run` knows whether to pass one on.
 
 A terminal's signals come from the kernel and go to the whole foreground group, also to the command. Passing them on
-would deliver Ctrl-C twice. Other programs signal only `outfitter run` itself.
+would deliver Ctrl-C twice. A signal of another process is passed on: it does not tell whether it went to the whole
+group, and most go to `outfitter run` alone.
 """
 
 from __future__ import annotations
