@@ -315,7 +315,8 @@ class RuntimeContext(OperatorContext):
             )
 
     def _check_amounts(self) -> None:
-        """Under `outfitter run`: check that the existing allocation has the amounts that this context needs."""
+        """Under `outfitter run`: check that the existing allocation has the amounts that this context and its operators
+        need."""
         if not self._settings.attach:
             return
         held = self._allocation_watch().read().record
@@ -327,6 +328,18 @@ class RuntimeContext(OperatorContext):
                     f"run it with --resource {name}={request.amount}",
                     code="invalid-request", record=held,
                 )  # fmt: skip
+        shares = (held.request.operators if held is not None else None) or {}
+        missing = [
+            f"--operator {operator}:{name}={request.amount}"
+            for operator, requests in (self._settings.registration.operators or {}).items()
+            for name, request in requests.items()
+            if name not in shares.get(operator, {}) or shares[operator][name].amount < request.amount
+        ]
+        if missing:
+            raise InvalidRequestError(
+                f"`outfitter run` did not ask for these shares of operators: run it with {' '.join(missing)}",
+                code="invalid-request", record=held,
+            )  # fmt: skip
 
     def _allocation_watch(self) -> AllocationWatch:
         self._check_process()

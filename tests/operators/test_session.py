@@ -293,6 +293,24 @@ def test_under_outfitter_run_needing_more_than_was_asked_for_is_an_error(attache
         RuntimeContext({"gpu": 3}).__enter__()
 
 
+@pytest.mark.parametrize(
+    ("operators", "needed"),
+    [
+        ({"score": {"gpu": 1}}, "score:gpu=1"),
+        ({"infer": {"gpu": 2}}, "infer:gpu=2"),
+        ({"infer": {"nic": 1}}, "infer:nic=1"),
+    ],
+)
+def test_under_outfitter_run_operators_that_it_did_not_ask_for_are_an_error(
+    attached: RuntimeContext, operators: dict[str, dict[str, int]], needed: str
+) -> None:
+    """They would see the devices of all others."""
+    with pytest.raises(outfitter.InvalidRequestError, match=f"run it with --operator {needed}"):
+        RuntimeContext(operators=operators).__enter__()
+    with RuntimeContext(operators={"infer": {"gpu": 1}}) as context:
+        assert len(context.for_operator("infer").get_external_resource_infos("gpu")) == 1
+
+
 def test_under_outfitter_run_another_worker_registers_for_itself(
     attached: RuntimeContext, manager: ScriptedManager
 ) -> None:
