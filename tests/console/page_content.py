@@ -12,6 +12,7 @@ from msgspec import structs
 from playwright.sync_api import Page, expect
 
 from outfitter_proto.records import ResourceInventory
+from outfitter_service.core.state.resource_state import HELD_BACK
 from support.console import fleets
 from support.console.served import served
 
@@ -76,6 +77,58 @@ def test_a_resource_that_cannot_be_had_is_a_trouble_with_its_reason(
         page = open_page(fleet.url)
         assert titles(page) == [title]
         expect(page.locator(".troubles p")).to_contain_text("Nobody gets any fpga there: timed out after 10 s.")
+
+
+NOT_YET = {"reason": "the driver of gpu has not reported yet", "reason_code": "not-reported"}
+BUSY = {"reason": "waits for 2 gpu: 1 of 1 free", "reason_code": "busy"}
+TROUBLES: dict[str, tuple[list[Any], str, str]] = {
+    "lent twice": (
+        [fleets.holder("one", 0, worker="a"), fleets.holder("one", 0, worker="b")],
+        "1 device is lent twice",
+        "a and b have GPU-one-0 on one. Stop one of them, keep the topics, and report what outfitter verify says.",
+    ),
+    "no answer": (
+        [fleets.waiter("one", "w", 1, 12, **NOT_YET), fleets.waiter("one", "x", 2, 1, **NOT_YET)],
+        "1 worker waits for a driver's answer",
+        "w on one: the driver of gpu has not reported yet. outfitter doctor on the host says what the driver lacks.",
+    ),
+    "beside free": (
+        [fleets.waiter("one", "w", 1, 20, 2, **BUSY), fleets.waiter("one", "x", 2, 1, 2, **BUSY)],
+        "1 worker waits although devices are free",
+        "w on one: waits for 2 gpu: 1 of 1 free. A large request may keep them for itself: outfitter",
+    ),
+    "held back": (
+        [fleets.host("one", ["unknown"], reason=f"{HELD_BACK}one/w/1 holds 0 of gpu")],
+        "1 device on one is held back",
+        "GPU-one-0 is held back: one/w/1 holds 0 of gpu. End that worker, or let the driver report",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", TROUBLES)
+def test_what_the_alerts_fire_for_is_a_trouble_whether_it_was_there_before_or_has_just_come(
+    kind: str, open_page: OpenPage
+) -> None:
+    records, title, text = TROUBLES[kind]
+    with served([fleets.host("one", ["healthy"])]) as fleet:
+        page = open_page(fleet.url)
+        expect(page.get_by_role("heading", level=1)).to_have_text("All is well")
+        fleet.change(*records)
+        assert titles(page) == [title]
+        page.reload()
+        assert titles(page) == [title]
+        expect(page.locator(".troubles p")).to_contain_text(text)
+
+
+def test_who_may_share_a_device_is_no_trouble(open_page: OpenPage) -> None:
+    sharers = [fleets.holder("one", 0, worker=worker, shared=["gpu"]) for worker in ("a", "b", "c")]
+    with served([fleets.host("one", ["healthy"]), *sharers[:2]]) as fleet:
+        page = open_page(fleet.url)
+        expect(page.get_by_role("heading", level=1)).to_have_text("All is well")
+        fleet.change(sharers[2])
+        page.locator("[data-host=one]").click()
+        expect(page.get_by_role("complementary")).to_contain_text("c")
+        expect(page.get_by_role("heading", level=1)).to_have_text("All is well")
 
 
 def test_who_waits_for_one_reason_shares_a_row_and_the_longest_wait_comes_first(open_page: OpenPage) -> None:

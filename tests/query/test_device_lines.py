@@ -40,3 +40,12 @@ def test_a_held_device_for_which_the_hosts_record_has_no_room_has_the_health_tha
 
 def test_a_held_device_that_no_complete_record_lists_is_not_reported() -> None:
     assert health_of(long_host(1), {"id": "other"})["other"] == ("unknown", NOT_REPORTED, False)
+
+
+def test_a_holder_says_whether_it_may_share_the_device() -> None:
+    ledger = LedgerView()
+    ledger.put(change(host := host_record("a")))
+    ledger.put(change(allocation("a", "alone", devices=["a-0"])))
+    ledger.put(change(allocation("a", "shares", devices=["a-0"], shared=["gpu"])))
+    (line, _) = lines_of(ledger, host)
+    assert {holder.worker: holder.shared for holder in line.holders} == {"alone": False, "shares": True}

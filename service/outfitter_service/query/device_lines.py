@@ -16,7 +16,7 @@ NOT_REPORTED = "its driver does not report it"
 
 class DeviceHolder(Struct, frozen=True, kw_only=True):
     """An allocation that holds a device. `since`: when it got into its state. `delayed_by`: why a releasing device is
-    not free yet."""
+    not free yet. `shared`: it may share the device with others."""
 
     worker: str
     incarnation: str
@@ -24,6 +24,7 @@ class DeviceHolder(Struct, frozen=True, kw_only=True):
     token: int | None
     since: datetime
     delayed_by: str | None = None
+    shared: bool = False
 
 
 class DeviceLine(Struct, frozen=True, kw_only=True):
@@ -69,8 +70,11 @@ def lines_of(ledger: LedgerView, host: Host) -> list[DeviceLine]:
 def _holders_by_device(ledger: LedgerView, host: str) -> dict[str, list[DeviceHolder]]:
     holders: dict[str, list[DeviceHolder]] = {}
     for record in ledger.live(host):
+        alone = {
+            device.get("id") for name in record.resources.keys() - record.shared for device in record.resources[name]
+        }
         for device_id in ledger_view.held_ids(record):
-            holders.setdefault(device_id, []).append(_holder(record))
+            holders.setdefault(device_id, []).append(_holder(record, shared=device_id not in alone))
     return holders
 
 
@@ -104,7 +108,7 @@ def _health_of(info: Mapping[str, str]) -> tuple[str, str | None]:
     return info.get("health", "healthy"), info.get("health.reason")
 
 
-def _holder(record: Allocation) -> DeviceHolder:
+def _holder(record: Allocation, *, shared: bool) -> DeviceHolder:
     return DeviceHolder(
         worker=record.worker,
         incarnation=record.incarnation,
@@ -112,6 +116,7 @@ def _holder(record: Allocation) -> DeviceHolder:
         token=record.token,
         since=record.since,
         delayed_by=record.delayed_by or None,
+        shared=shared,
     )
 
 

@@ -11,6 +11,9 @@ from outfitter_proto.records import Health
 from outfitter_service.core.model import DriverFailure, KnownDevice
 from outfitter_service.core.state.device_names import ExpectedNames, one_name_each
 
+HELD_BACK = "held back: "
+"""How the reason of a held-back device begins."""
+
 
 class Suspect(Struct, frozen=True):
     """The record under `key` holds device `id`, granted as `resource`, which is no longer reported."""
@@ -67,7 +70,7 @@ class ResourceState(Struct, frozen=True, kw_only=True):
         held_back = frozenset(
             [device.id for device in self.as_reported if device.id in ids and device.health == Health.HEALTHY]
         )
-        reason = f"held back: {suspect} and may be this device"
+        reason = f"{HELD_BACK}{suspect} and may be this device"
         devices = tuple(
             [
                 structs.replace(device, health=Health.UNKNOWN, reason=reason) if device.id in held_back else device

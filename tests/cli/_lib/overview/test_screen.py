@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from outfitter_proto.records import MessageSource
+from outfitter_proto.records import ManagerIdentity, MessageSource
 from outfitter_service.api.items import HostItem, QueueItem, ResourceSummary, WorkerItem
 from outfitter_service.cli._lib.overview import screen
 from outfitter_service.cli._lib.overview.picture import Picture, views_of
 from outfitter_service.cli._lib.overview.troubles import troubles_of
+from outfitter_service.core.state.resource_state import HELD_BACK
 from outfitter_service.query.device_lines import DeviceHolder, DeviceLine
 from outfitter_service.query.letters import ShownLetter
 
@@ -49,9 +50,23 @@ def device(
     )
 
 
-def waiter(name: str = "w", on: str = "h", *, code: str = "busy", reason: str = "waits for 1 gpu") -> QueueItem:
+def lent_twice(name: str, *, shared: bool = False) -> DeviceLine:
+    """A device with two holders. `shared`: they may share it."""
+    once = device(name, holder="a")
+    first, second = (structs.replace(once.holders[0], worker=worker, shared=shared) for worker in ("a", "b"))
+    return structs.replace(once, holders=[first, second])
+
+
+def waiter(
+    name: str = "w",
+    on: str = "h",
+    *,
+    code: str = "busy",
+    reason: str = "waits for 1 gpu",
+    ago: timedelta = 5 * MINUTE,
+) -> QueueItem:
     return QueueItem(
-        host=on, worker=name, incarnation="1", queue_position=1, since=NOW - 5 * MINUTE, priority=0, amounts={"gpu": 2},
+        host=on, worker=name, incarnation="1", queue_position=1, since=NOW - ago, priority=0, amounts={"gpu": 2},
         reason=reason, reason_code=code, wait_until=None,
     )  # fmt: skip
 
@@ -137,6 +152,30 @@ TROUBLES: dict[str, tuple[dict[str, Any], bool, str, str]] = {
         "1 message was refused in the last hour  1m",
         "The last: is no JSON.",
     ),
+    "lent twice": (
+        {"devices": [lent_twice("GPU-0"), lent_twice("GPU-1", shared=True)]},
+        True,
+        "1 device is lent twice  1m",
+        "a and b have GPU-0 on h. Stop one of them",
+    ),
+    "held back": (
+        {"devices": [device(health="unknown", reason=f"{HELD_BACK}h/w/1 holds 0 of gpu")]},
+        False,
+        "1 device on h is held back",
+        "held back: h/w/1 holds 0 of gpu. End",
+    ),
+    "no answer": (
+        {"queue": [waiter(code="not-reported", reason="the driver of gpu has not reported yet", ago=10 * MINUTE)]},
+        True,
+        "1 worker waits for a driver's answer  10m",
+        "the driver of gpu has not reported yet. `outfitter doctor`",
+    ),
+    "beside free": (
+        {"queue": [waiter(ago=15 * MINUTE), waiter("x", ago=14 * MINUTE)]},
+        False,
+        "1 worker waits although devices are free  15m",
+        "w on h: waits for 1 gpu. A large request",
+    ),
     "outage": ({"outage": "no broker"}, True, "The bus cannot be read", "no broker."),
 }
 
@@ -153,6 +192,15 @@ def test_each_trouble_is_said_with_what_to_do(kind: str) -> None:
 
 def test_what_is_over_an_hour_old_is_no_trouble() -> None:
     found = picture(failed=[failed(ago=61 * MINUTE)], letters=[letter(ago=61 * MINUTE)])
+    assert troubles_of(found, views_of(found), NOW) == []
+
+
+def test_a_driver_has_time_to_answer_from_the_start_of_its_manager_on() -> None:
+    manager = ManagerIdentity(instance="i", version="0.1.0", since=NOW - 9 * MINUTE)
+    found = picture(
+        hosts=[structs.replace(host(), manager=manager)],
+        queue=[waiter(code="not-reported", reason="not reported yet", ago=60 * MINUTE)],
+    )
     assert troubles_of(found, views_of(found), NOW) == []
 
 

@@ -158,21 +158,21 @@ function unlisted(device, short) {
 /** A host's devices after a run's record has changed (null: it was deleted). */
 function devicesAfter(host, worker, incarnation, record) {
   const held = heldBy(record), devices = [], short = shortLists(host.resources, host.devices);
-  const holder = info => {
+  const holder = ({ properties: info, shared }) => {
     const { state, token, since, delayed_by } = record;
-    return { worker, incarnation, state, token, since, delayed_by, info };
+    return { worker, incarnation, state, token, since, delayed_by, shared, info };
   };
   for (const device of host.devices) {
     const others = device.holders.filter(each => !isOf(each, worker, incarnation));
     if (held.has(device.id)) {
-      const next = { ...device, holders: [...others, holder(held.get(device.id).properties)] };
+      const next = { ...device, holders: [...others, holder(held.get(device.id))] };
       devices.push(device.listed ? next : unlisted(next, short));
     } else if (others.length === device.holders.length) devices.push(device);
     else if (others.length || device.listed) devices.push({ ...device, holders: others });
   }
   const known = new Set(devices.map(device => device.id));
-  for (const [id, { resource, properties }] of held) {
-    const holders = [holder(properties)];
+  for (const [id, of] of held) {
+    const { resource, properties } = of, holders = [holder(of)];
     const device = { host: host.name, resource, id, sharing: "exclusive", state: null, properties, holders };
     if (!known.has(id)) devices.push(unlisted(device, short));
   }
@@ -184,6 +184,9 @@ function heldBy(record) {
   const held = new Map();
   if (!HOLDING.has(record?.state)) return held;
   for (const [resource, infos] of Object.entries(record.resources ?? {}))
-    for (const properties of infos) if (properties.id) held.set(properties.id, { resource, properties });
+    for (const properties of infos) {
+      const shared = (record.shared ?? []).includes(resource) && (held.get(properties.id)?.shared ?? true);
+      if (properties.id) held.set(properties.id, { resource, properties, shared });
+    }
   return held;
 }

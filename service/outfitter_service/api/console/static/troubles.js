@@ -1,21 +1,27 @@
 // What needs a person, worst first, and who waits: one entry for all that have one cause.
-import { isFailing } from "./fleet.js";
+import { isFailing, stateOf } from "./fleet.js";
 import { addressOf, amounts, count, some } from "./words.js";
 
-const RECENT_MS = 3600 * 1000;
+const MINUTE_MS = 60 * 1000, RECENT_MS = 60 * MINUTE_MS;
+const UNANSWERED_MS = 10 * MINUTE_MS, BESIDE_FREE_MS = 15 * MINUTE_MS; // as for the alerts on workers that wait
+const HELD_BACK = "held back: "; // how the reason of such a device begins
 
 /** The troubles. Each has `urgent`, a `title`, a `text` that says what it means and what to do, `since` (milliseconds,
  * or null), and where to look: an `address`, or the state `only` of which the fleet has devices. */
 export function troublesOf(fleet, feed, now) {
   const hosts = [...fleet.hosts.values()].sort((a, b) => b.weight - a.weight || (a.name < b.name ? -1 : 1));
   const found = [
+    ...lentTwice(hosts),
     ...outage(feed),
     ...withoutManager(hosts.filter(host => !host.managed && host.holders.size + host.waiting.length)),
     ...failingDrivers(hosts),
     ...unhealthy(hosts.filter(host => host.counts.unhealthy)),
     ...infeasible(hosts),
+    ...unanswered(hosts.filter(host => host.managed), now),
+    ...besideFree(hosts, now),
     ...notFree(hosts),
-    ...unheard(hosts.filter(host => host.managed && host.counts.unknown)),
+    ...heldBack(hosts),
+    ...unheard(hosts),
     ...failed(fleet, now),
     ...refused(fleet, now),
     ...stopped(hosts.filter(host => !host.managed && !(host.holders.size + host.waiting.length))),
@@ -28,6 +34,25 @@ const where = hosts => (hosts.length === 1 ? hosts[0].name : count(hosts.length,
 const oldest = times => Math.min(...times.map(Date.parse));
 const atFirst = hosts => ({ address: addressOf("host", hosts[0].name) });
 const total = (hosts, of) => hosts.reduce((sum, host) => sum + of(host), 0);
+
+function lentTwice(hosts) {
+  const twice = new Map(); // one device may be in two resources
+  for (const host of hosts)
+    for (const device of host.devices.filter(each => each.holders.length > 1)) {
+      const alone = device.holders.filter(holder => !holder.shared);
+      if (alone.length > 1) twice.set(`${host.name}/${device.id}`, { device, alone });
+    }
+  if (!twice.size) return [];
+  const [{ device, alone }] = twice.values();
+  return [{
+    urgent: true,
+    title: `${count(twice.size, "device")} ${twice.size === 1 ? "is" : "are"} lent twice`,
+    text: `${alone.map(holder => holder.worker).join(" and ")} have ${device.id} on ${device.host}. Stop one of them, `
+      + "keep the topics, and report what `outfitter verify` says.",
+    since: Math.max(...alone.map(holder => Date.parse(holder.since))),
+    address: addressOf("device", device.host, device.id),
+  }];
+}
 
 function outage({ outage: reason }) {
   if (!reason) return [];
@@ -116,6 +141,42 @@ function infeasible(hosts) {
   }];
 }
 
+function unanswered(hosts, now) {
+  const waiters = hosts.flatMap(host => host.waiting.filter(waiter => waiter.code === "not-reported").map(waiter =>
+    ({ ...waiter, begin: Math.max(Date.parse(waiter.since), Date.parse(host.manager?.since ?? waiter.since)) })));
+  const late = waiters.filter(waiter => now - waiter.begin >= UNANSWERED_MS).sort((a, b) => a.begin - b.begin);
+  if (!late.length) return [];
+  const [first] = late;
+  return [{
+    urgent: true,
+    title: `${count(late.length, "worker")} ${late.length === 1 ? "waits" : "wait"} for a driver's answer`,
+    text: `${first.worker} on ${first.host}: ${sentence(first.reason)}`
+      + "`outfitter doctor` on the host says what the driver lacks.",
+    since: first.begin,
+    address: addressOf("worker", first.host, first.worker),
+  }];
+}
+
+function besideFree(hosts, now) {
+  const late = hosts.flatMap(host => {
+    const isLate = waiter => waiter.code === "busy" && now - Date.parse(waiter.since) >= BESIDE_FREE_MS;
+    const waiters = host.waiting.filter(isLate);
+    if (!waiters.length || !host.counts.free) return [];
+    const free = new Set(host.devices.filter(device => stateOf(device, host) === "free").map(each => each.resource));
+    return waiters.filter(waiter => Object.keys(waiter.amounts).some(name => free.has(name)));
+  });
+  if (!late.length) return [];
+  const first = late.reduce((a, b) => (Date.parse(b.since) < Date.parse(a.since) ? b : a));
+  return [{
+    urgent: false,
+    title: `${count(late.length, "worker")} ${late.length === 1 ? "waits" : "wait"} although devices are free`,
+    text: `${first.worker} on ${first.host}: ${sentence(first.reason)}`
+      + "A large request may keep them for itself: `outfitter explain` says more.",
+    since: Date.parse(first.since),
+    address: addressOf("worker", first.host, first.worker),
+  }];
+}
+
 function notFree(hosts) {
   const delayed = hosts.flatMap(host => host.devices.flatMap(device =>
     device.holders.filter(holder => holder.delayed_by).map(holder => ({ device, holder }))));
@@ -130,16 +191,37 @@ function notFree(hosts) {
   }];
 }
 
-function unheard(hosts) {
-  if (!hosts.length) return [];
-  const devices = total(hosts, host => host.counts.unknown);
-  const first = hosts[0].devices.find(device => device.health !== "healthy" && device.health !== "unhealthy");
+const isHeldBack = device => device.health === "unknown" && device.reason?.startsWith(HELD_BACK);
+
+/** The devices for which `isMeant`, of managed hosts with devices of unknown health, and these hosts. */
+function ofUnknownHealth(hosts, isMeant) {
+  const affected = hosts.filter(host => host.managed && host.counts.unknown && host.devices.some(isMeant));
+  return [affected.flatMap(host => host.devices.filter(isMeant)), affected];
+}
+
+function heldBack(hosts) {
+  const [devices, affected] = ofUnknownHealth(hosts, isHeldBack);
+  if (!devices.length) return [];
+  const [first] = devices;
   return [{
     urgent: false,
-    title: `The health of ${count(devices, "device")} on ${where(hosts)} is unknown`,
-    text: `Nobody gets ${devices === 1 ? "it" : "one"} before its driver reports it healthy${because(first?.reason)}.`,
+    title: `${count(devices.length, "device")} on ${where(affected)} ${devices.length === 1 ? "is" : "are"} held back`,
+    text: `${first.id} is ${sentence(first.reason)}End that worker, or let the driver report the old id as an alias.`,
     only: "unknown",
-    ...(hosts.length === 1 ? atFirst(hosts) : {}),
+    ...(affected.length === 1 ? atFirst(affected) : {}),
+  }];
+}
+
+function unheard(hosts) {
+  const [devices, affected] = ofUnknownHealth(hosts, device => device.health === "unknown" && !isHeldBack(device));
+  if (!devices.length) return [];
+  const one = devices.length === 1;
+  return [{
+    urgent: false,
+    title: `The health of ${count(devices.length, "device")} on ${where(affected)} is unknown`,
+    text: `Nobody gets ${one ? "it" : "one"} before its driver reports it healthy${because(devices[0].reason)}.`,
+    only: "unknown",
+    ...(affected.length === 1 ? atFirst(affected) : {}),
   }];
 }
 

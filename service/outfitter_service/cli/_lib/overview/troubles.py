@@ -8,10 +8,17 @@ from datetime import datetime, timedelta
 
 from msgspec import Struct
 
+from outfitter_service.api.items import QueueItem
 from outfitter_service.cli._lib.overview.picture import HostView, Picture
+from outfitter_service.core.state.resource_state import HELD_BACK
+from outfitter_service.query.device_lines import DeviceLine
 
 RECENT = timedelta(hours=1)
 """How long a failed worker and a refused message are shown."""
+UNANSWERED = timedelta(minutes=10)
+"""A driver that has not answered for this long will not do so by itself: see the alert OutfitterWorkersWaitInVain."""
+BESIDE_FREE = timedelta(minutes=15)
+"""Who waits this long beside free devices is shown: see the alert OutfitterWorkersWaitAlthoughFree."""
 _NAMED = 3
 
 
@@ -29,6 +36,24 @@ def troubles_of(picture: Picture, views: Sequence[HostView], now: datetime) -> l
     """The troubles of a picture. `views`: its hosts, the most urgent first."""
     found = [trouble for look in _LOOKS for trouble in look(picture, views, now)]
     return sorted(found, key=lambda trouble: not trouble.urgent)
+
+
+def _lent_twice(picture: Picture, _views: Sequence[HostView], _now: datetime) -> Iterator[Trouble]:
+    alone = {
+        (device.host, device.id): [holder for holder in device.holders if not holder.shared]
+        for device in picture.devices
+        if len(device.holders) > 1
+    }
+    twice = {device: holders for device, holders in alone.items() if len(holders) > 1}
+    if twice:
+        (host, device_id), holders = next(iter(twice.items()))
+        yield Trouble(
+            urgent=True,
+            title=f"{_count(len(twice), 'device')} {_verb(list(twice), 'is', 'are')} lent twice",
+            text=f"{' and '.join(holder.worker for holder in holders)} have {device_id} on {host}. "
+            "Stop one of them, keep the topics, and report what `outfitter verify` says.",
+            since=max(holder.since for holder in holders),
+        )
 
 
 def _outage(picture: Picture, _views: Sequence[HostView], _now: datetime) -> Iterator[Trouble]:
@@ -81,21 +106,28 @@ def _failing_drivers(_picture: Picture, views: Sequence[HostView], _now: datetim
 
 
 def _ill_devices(_picture: Picture, views: Sequence[HostView], _now: datetime) -> Iterator[Trouble]:
-    for state, urgent, remedy in (
+    for illness, urgent, remedy in (
         ("unhealthy", True, "Look at it, or replace it."),
+        ("held back", False, "End that worker, or let the driver report the old id as an alias."),
         ("unknown", False, "Nobody gets it before its driver reports it healthy."),
     ):
-        hosts = [view for view in views if view.item.managed and state in view.states]
+        hosts = [view for view in views if view.item.managed and illness in map(_illness, view.devices)]
         if not hosts:
             continue
-        number = sum(view.states.count(state) for view in hosts)
-        first = hosts[0].devices[hosts[0].states.index(state)]
-        is_ill = f"{_verb(range(number), 'is', 'are')} {state}"
+        ill = [device for view in hosts for device in view.devices if _illness(device) == illness]
+        first, number = ill[0], len(ill)
         yield Trouble(
             urgent=urgent,
-            title=f"{_count(number, 'device')} on {_where(hosts)} {is_ill}",
+            title=f"{_count(number, 'device')} on {_where(hosts)} {_verb(range(number), 'is', 'are')} {illness}",
             text=f"{first.id} on {first.host}: {_sentence(first.reason)}{remedy}",
         )
+
+
+def _illness(device: DeviceLine) -> str:
+    """The health of a device. Held-back ones, which are of unknown health, have a word of their own."""
+    if device.health in {"healthy", "unhealthy"}:
+        return device.health
+    return "held back" if (device.reason or "").startswith(HELD_BACK) else "unknown"
 
 
 def _infeasible(picture: Picture, _views: Sequence[HostView], _now: datetime) -> Iterator[Trouble]:
@@ -106,6 +138,48 @@ def _infeasible(picture: Picture, _views: Sequence[HostView], _now: datetime) ->
             urgent=True,
             title=f"{_count(len(waiters), 'worker')} {_verb(waiters, 'wants', 'want')} more than the host has",
             text=f"{first.worker} on {first.host}: {_sentence(first.reason)}Register with less, or add devices.",
+            since=first.since,
+        )
+
+
+def _unanswered(_picture: Picture, views: Sequence[HostView], now: datetime) -> Iterator[Trouble]:
+    def begin(view: HostView, item: QueueItem) -> datetime:
+        manager = view.item.manager
+        return item.since if manager is None else max(item.since, manager.since)
+
+    waiters = [
+        (begin(view, item), item)
+        for view in views
+        for item in (view.waiting if view.item.managed else ())
+        if item.reason_code == "not-reported" and now - begin(view, item) >= UNANSWERED
+    ]
+    if waiters:
+        since, first = min(waiters, key=lambda waiter: waiter[0])
+        yield Trouble(
+            urgent=True,
+            title=f"{_count(len(waiters), 'worker')} {_verb(waiters, 'waits', 'wait')} for a driver's answer",
+            text=f"{first.worker} on {first.host}: {_sentence(first.reason)}"
+            "`outfitter doctor` on the host says what the driver lacks.",
+            since=since,
+        )
+
+
+def _beside_free(_picture: Picture, views: Sequence[HostView], now: datetime) -> Iterator[Trouble]:
+    waiters: list[QueueItem] = []
+    for view in views:
+        free = {device.resource for device, state in zip(view.devices, view.states, strict=True) if state == "free"}
+        waiters += [
+            item
+            for item in view.waiting
+            if item.reason_code == "busy" and now - item.since >= BESIDE_FREE and not free.isdisjoint(item.amounts)
+        ]
+    if waiters:
+        first = min(waiters, key=lambda item: item.since)
+        yield Trouble(
+            urgent=False,
+            title=f"{_count(len(waiters), 'worker')} {_verb(waiters, 'waits', 'wait')} although devices are free",
+            text=f"{first.worker} on {first.host}: {_sentence(first.reason)}"
+            "A large request may keep them for itself: `outfitter explain` says more.",
             since=first.since,
         )
 
@@ -147,11 +221,14 @@ def _refused(picture: Picture, _views: Sequence[HostView], now: datetime) -> Ite
 
 
 _LOOKS: tuple[Callable[[Picture, Sequence[HostView], datetime], Iterable[Trouble]], ...] = (
+    _lent_twice,
     _outage,
     _without_manager,
     _failing_drivers,
     _ill_devices,
     _infeasible,
+    _unanswered,
+    _beside_free,
     _not_free,
     _failed,
     _refused,
