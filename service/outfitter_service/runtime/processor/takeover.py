@@ -88,7 +88,7 @@ class Takeover:
         await self._topic_check.check()
         early = await self._read_ledger(taking=self._writer_identity)
         if early is not None:
-            _refuse_foreign(self._assignment, early, take_over=self._limits.take_over)
+            refuse_foreign(self._assignment, early, take_over=self._limits.take_over)
             await self._check(early, taken=False)
             self._early_restore = early, at, at_utc
         self.may_fence = True
@@ -135,7 +135,7 @@ class Takeover:
             BusError: the ledger could not be read.
         """
         restored = await self._reuse_early_restore() or await self._restore()
-        _refuse_foreign(self._assignment, restored, take_over=self._limits.take_over)
+        refuse_foreign(self._assignment, restored, take_over=self._limits.take_over)
         await self._check(restored, taken=True)
         _refuse_older(self._assignment, restored, self._newest_commit)
         if self._judges_successors:
@@ -180,7 +180,7 @@ class Takeover:
         if writer.tainted:
             raise RecycledError("a request to the bus was retried: the writer is replaced")
         restored = await self._restore()
-        _refuse_foreign(self._assignment, restored, take_over=self._limits.take_over)
+        refuse_foreign(self._assignment, restored, take_over=self._limits.take_over)
         return restored
 
     async def batch_bytes(self, writer: Writer) -> int:
@@ -260,9 +260,13 @@ def _refuse_older(assignment: Assignment, restored: Restored, known: CommitNumbe
         )
 
 
-def _refuse_foreign(assignment: Assignment, restored: Restored, *, take_over: bool) -> None:
+def refuse_foreign(assignment: Assignment, restored: Restored, *, take_over: bool) -> None:
     """Give up if managers of the other scope, or of another machine, work for this writer's hosts. `take_over`: accept
-    a ledger that another machine wrote."""
+    a ledger that another machine wrote.
+
+    Raises:
+        ForeignManagerError: they do.
+    """
     identity = assignment.identity
     _refuse_rivals(assignment, restored.rivals)
     last = restored.checkpoint

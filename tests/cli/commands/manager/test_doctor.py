@@ -15,6 +15,7 @@ from typing import Any
 
 import anyio
 import pytest
+from msgspec import structs
 
 from outfitter_proto import codec, names
 from outfitter_proto import topics as all_topics
@@ -26,7 +27,9 @@ from outfitter_service.cli._lib.diagnosis import machine as checks
 from outfitter_service.cli._lib.diagnosis.checks import CHECKS
 from outfitter_service.cli._lib.diagnosis.examination import examine
 from outfitter_service.cli._lib.diagnosis.finding import Finding, Machine, Verdict
+from outfitter_service.runtime.changelog.shape import backup_id
 from outfitter_service.runtime.machine_lock import LockHolder, socket_name
+from support.api import checkpoint
 from support.documents import ROOT
 from support.kafka.broker import KafkaBroker
 from support.managers.process import StartManager, add_device
@@ -194,6 +197,18 @@ def elsewhere(folder: Path, host: str) -> list[Finding]:
     return [item for item in found if repr(host) in item.seen]
 
 
+def write(folder: Path, *entries: Entry) -> None:
+    """Write records of host gpu-3 to a new ledger."""
+
+    async def commit() -> None:
+        async with connect(f"sqlite:///{folder}/bus/bus.db") as bus:
+            await all_topics.create(bus, "outfitter", partitions=2)
+            async with await bus.open_writer("outfitter-host-gpu-3", partition_of("gpu-3", 2)) as writer:
+                await writer.commit([(names.topics("outfitter").allocations, list(entries))])
+
+    anyio.run(commit)
+
+
 def test_a_manager_of_another_host_on_this_machine_is_a_warning(start_manager: StartManager, tmp_path: Path) -> None:
     manager = start_manager()
     given = {"bus": manager.bus_url, "host": manager.host}
@@ -222,19 +237,54 @@ def test_a_manager_of_this_host_on_another_machine_is_a_problem(
     )
     record = Host(host="gpu-3", manager=manager, since=now)
 
-    async def write() -> None:
-        async with connect(f"sqlite:///{tmp_path}/bus/bus.db") as bus:
-            await all_topics.create(bus, "outfitter", partitions=2)
-            async with await bus.open_writer("outfitter-host-gpu-3", partition_of("gpu-3", 2)) as writer:
-                entry = Entry(record.key.encode(), codec.encode(record))
-                await writer.commit([(names.topics("outfitter").allocations, [entry])])
-
-    anyio.run(write)
+    write(tmp_path, Entry(record.key.encode(), codec.encode(record)))
     monkeypatch.setattr("outfitter_service.runtime.identity.machine_id", lambda: "here")
     found = elsewhere(tmp_path, "gpu-3")
     assert [item.verdict for item in found] == [Verdict.PROBLEM] * number
     assert all("there serves host 'gpu-3' since 2026-01-31T12:00:00Z" in item.seen for item in found)
     assert all("--take-over" in item.remedy for item in found)
+
+
+# --- the ledger ---
+
+
+OF_HOST, OF_CLUSTER = 'host = "gpu-3"\n', 'scope = "cluster"\n'
+
+
+def ledger_findings(folder: Path, text: str = OF_HOST) -> list[Finding]:
+    file = folder / "outfitter.toml"
+    file.write_text(text if "bus =" in text else f'bus = "sqlite:///{folder}/bus/bus.db"\n{text}')
+    return list(bus_checks.ledger(Machine(config=str(file), given={})))
+
+
+def test_a_ledger_with_which_a_manager_starts_is_well(start_manager: StartManager, tmp_path: Path) -> None:
+    manager = start_manager()
+    assert ledger_findings(tmp_path, f'bus = "{manager.bus_url}"\nhost = "{manager.host}"\n') == []
+
+
+def test_managers_of_the_other_scope_are_a_problem(tmp_path: Path) -> None:
+    record = checkpoint("host/gpu-3", partition=partition_of("gpu-3", 2))
+    write(tmp_path, Entry(record.key.encode(), codec.encode(record)))
+    (found,) = ledger_findings(tmp_path, OF_CLUSTER)
+    assert found.verdict is Verdict.PROBLEM
+    assert "must not share topics" in found.seen
+    assert "give it another --cluster" in found.remedy
+
+
+def test_a_restored_ledger_is_a_problem_until_it_is_adopted(tmp_path: Path) -> None:
+    restored = structs.replace(checkpoint("host/gpu-3"), ledger_id=backup_id(datetime(2026, 1, 31, tzinfo=UTC)))
+    write(tmp_path, Entry(restored.key.encode(), codec.encode(restored)))
+    (found,) = ledger_findings(tmp_path)
+    assert (found.verdict, "restored from a backup of 2026-01-31" in found.seen) == (Verdict.PROBLEM, True)
+    assert "--adopt-ledger" in found.remedy
+
+
+@pytest.mark.parametrize("scope", [OF_HOST, OF_CLUSTER])
+def test_a_damaged_record_is_a_problem_with_the_command_that_continues_without_it(tmp_path: Path, scope: str) -> None:
+    write(tmp_path, Entry(b"gpu-3/w/run-1", b'{"type":"allocation", broken'))
+    (found,) = ledger_findings(tmp_path, scope)
+    assert found.verdict is Verdict.PROBLEM
+    assert "outfitter ledger forget gpu-3/w/run-1" in found.remedy
 
 
 # --- the machine ---
@@ -243,8 +293,8 @@ def test_a_manager_of_this_host_on_another_machine_is_a_problem(
 def test_a_wrong_bus_is_said_once_and_stops_no_other_check(tmp_path: Path) -> None:
     code, found = doctor(tmp_path, 'bus = "nonsense://x"\n')
     assert code == 1
-    assert [found[name][-1]["verdict"] for name in ("topics", "rights", "managers")] == [
-        "problem", "not checked", "not checked",
+    assert [found[name][-1]["verdict"] for name in ("topics", "rights", "managers", "ledger")] == [
+        "problem", "not checked", "not checked", "not checked",
     ]  # fmt: skip
     assert found["pidfd"] == []
 

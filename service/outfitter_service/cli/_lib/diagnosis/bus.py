@@ -1,4 +1,4 @@
-"""Checks of the bus: its topics, this user's rights there, and other managers of this host."""
+"""Checks of the bus: its topics, this user's rights there, other managers of this host, and the ledger."""
 
 from __future__ import annotations
 
@@ -82,6 +82,28 @@ def managers(machine: Machine) -> Iterator[Finding]:
             remedy = "end it, or give the manager's service a directory of its own (RuntimeDirectory=)"
             yield Finding(Verdict.WARNING, f"{holder} holds the machine's lock for host {where.host!r}", remedy)
     yield from _elsewhere(where)
+
+
+def ledger(machine: Machine) -> Iterator[Finding]:
+    """Whether a manager would start on the ledger."""
+    from outfitter_service.runtime.manager.start_check import refusals
+
+    if (where := _where(machine)) is None:
+        yield _UNREADABLE
+        return
+    if (settings := inspect(machine.config, machine.given).settings) is None:  # the scope is not known
+        yield UNCONFIGURED
+        return
+    try:
+        found = _asked(where, lambda bus: refusals(bus, settings))
+    except (MissingBusError, UnknownTopicError):  # a manager's first start is without a ledger
+        return
+    except BusError:
+        yield _UNREADABLE
+        return
+    for sentences in found:
+        seen, _, remedy = sentences.partition(". ")
+        yield Finding(Verdict.PROBLEM, seen, remedy or "do what the message says, then run this again")
 
 
 def _where(machine: Machine) -> Connection | None:

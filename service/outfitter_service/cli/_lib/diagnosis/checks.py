@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outfitter_service.cli._lib.diagnosis.bus import managers, rights, topics
+from outfitter_service.cli._lib.diagnosis.bus import ledger, managers, rights, topics
 from outfitter_service.cli._lib.diagnosis.finding import Check
 from outfitter_service.cli._lib.diagnosis.machine import address, clock, descriptors, pidfd, processes
 from outfitter_service.cli._lib.diagnosis.setup import configuration, devices, drivers, secrets
@@ -15,6 +15,7 @@ CHECKS: tuple[Check, ...] = (
     topics,
     rights,
     managers,
+    ledger,
     address,
     descriptors,
     pidfd,
