@@ -18,6 +18,14 @@ LEAVE = "sleep 1000 >/dev/null 2>&1 & echo $!; exit 7"
 """Leaves a process behind."""
 LEAVE_AND_WAIT = "setsid sleep 1000 >/dev/null 2>&1 & echo $!; wait"
 IN_A_USER_NAMESPACE = ["unshare", "--user", "--map-user=4242"]
+LAUNCHED = 20
+LAUNCHER = f"""
+for _ in $(seq {LAUNCHED}); do
+    sh -c 'trap "echo term; exit" TERM; echo up; sleep 1000 >/dev/null 2>&1 & wait' 2>/dev/null &
+done
+wait
+"""
+"""Starts so many processes that say when they get SIGTERM, and dies of it without a word."""
 DAEMON = """
 import os, signal, sys, time
 if os.fork() == 0:
@@ -80,6 +88,13 @@ def test_what_a_run_in_a_user_namespace_leaves_behind_keeps_the_devices(one_gpu:
             os.kill(survivor, signal.SIGKILL)
     one_gpu.wait_for_state("w", "ended")
     assert "not all processes of the worker were searched for" in one_gpu.outfitter("history").stdout
+
+
+def test_sigterm_reaches_also_those_whose_parent_dies_of_it_at_once(one_gpu: Manager) -> None:
+    with one_gpu.popen("run", "--worker", "w", "--", "sh", "-c", LAUNCHER) as process:
+        assert [line_of(process) for _ in range(LAUNCHED)] == LAUNCHED * ["up"]
+        assert one_gpu.outfitter("deregister", "--worker", "w").returncode == 0
+        assert finish(process)[1].split() == LAUNCHED * ["term"]
 
 
 def test_kill_survivors_ends_even_a_daemon_that_does_not_want_to(one_gpu: Manager) -> None:

@@ -94,7 +94,7 @@ class LeftBehind:
         await anyio.sleep(SAID_AFTER_S)
         while True:
             if descendants := _descendants(self._earlier):
-                named = ", ".join(f"{pid} ({_command_line(pid)})" for pid in [*descendants][:MOST_NAMED])
+                named = ", ".join(f"{pid} ({_command_line(pid)})" for pid in descendants[:MOST_NAMED])
                 more = f" and {len(descendants) - MOST_NAMED} more" if len(descendants) > MOST_NAMED else ""
                 warn(
                     f"{command} has ended; keeps the devices until what it left behind has ended, too: {named}{more} "
@@ -103,11 +103,14 @@ class LeftBehind:
             await anyio.sleep(SAID_AGAIN_AFTER_S)
 
     def _send(self, number: signal.Signals) -> None:
-        for pid, parent in _descendants(self._earlier).items():
+        descendants = _descendants(self._earlier)
+        ours = {os.getpid(), *descendants}
+        for pid in descendants:
             with suppress(OSError, ValueError):
                 pidfd = os.pidfd_open(pid)
                 try:
-                    if read_stat(pid, 4) == parent:  # else another process has its pid, or the next round finds it
+                    # else another process has its pid; its parent may have died of this signal, which gave it another
+                    if read_stat(pid, 4) in ours:
                         signal.pidfd_send_signal(pidfd, number)
                 finally:
                     os.close(pidfd)
@@ -131,20 +134,20 @@ def adopt() -> dict[int, int]:
     return {}
 
 
-def _descendants(earlier: Mapping[int, int]) -> dict[int, int]:
-    """The parents of all descendants, by pid, those who are nearer first; without those of `earlier` and theirs."""
+def _descendants(earlier: Mapping[int, int]) -> list[int]:
+    """The pids of all descendants, those who are nearer first; without those of `earlier` and theirs."""
     children: defaultdict[int, list[int]] = defaultdict(list)
     for name in os.listdir("/proc"):  # noqa: PTH208 - a path is slower
         if name.isdecimal():
             with suppress(OSError, ValueError):
                 children[read_stat(int(name), 4)].append(int(name))
-    parents: dict[int, int] = {}
+    found: set[int] = set()
     queue = [os.getpid()]
     for parent in queue:
-        new = [pid for pid in children[parent] if pid not in parents and not _is_among(earlier, pid)]
-        parents |= dict.fromkeys(new, parent)
+        new = [pid for pid in children[parent] if pid not in found and not _is_among(earlier, pid)]
+        found |= set(new)
         queue += new
-    return parents
+    return queue[1:]
 
 
 def _is_among(earlier: Mapping[int, int], pid: int) -> bool:
