@@ -24,6 +24,17 @@ print("foreground", os.tcgetpgrp(0) == os.getpgrp(), flush=True)
 print("read", sys.stdin.readline().strip(), flush=True)
 """
 
+SUSPENDED = """
+import os, signal
+signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+os.setpgid(0, 0)
+os.tcsetpgrp(0, os.getpid())
+print("ready", flush=True)
+os.kill(os.getpid(), signal.SIGSTOP)
+print("read", input(), flush=True)
+"""
+"""Stops as an interactive bash does at `suspend`: alone, in the foreground, in a process group of its own."""
+
 
 def test_ctrl_z_stops_run_and_its_command_and_fg_continues_both(one_gpu: Manager) -> None:
     with terminal(
@@ -38,6 +49,28 @@ def test_ctrl_z_stops_run_and_its_command_and_fg_continues_both(one_gpu: Manager
         shell.type("typed\n")
         shell.until("read typed")
         shell.until("over 0")
+    one_gpu.wait_for_state("w", "ended")
+
+
+def test_a_command_that_stops_alone_stops_run_too_and_fg_gives_it_the_terminal_back(one_gpu: Manager) -> None:
+    with terminal(
+        one_gpu.environment, *OUTFITTER, "run", "--worker", "w", "--", sys.executable, "-c", SUSPENDED
+    ) as shell:
+        shell.until("ready")
+        shell.until("stopped")
+        assert one_gpu.wait_for_state("w", "allocated"), "a stopped command keeps its devices"
+        shell.type("fg\n")
+        shell.type("typed\n")
+        shell.until("read typed")
+        shell.until("over 0")
+    one_gpu.wait_for_state("w", "ended")
+
+
+def test_a_command_that_stopped_alone_ends_with_its_terminal(one_gpu: Manager) -> None:
+    with terminal(
+        one_gpu.environment, *OUTFITTER, "run", "--worker", "w", "--", sys.executable, "-c", SUSPENDED
+    ) as shell:
+        shell.until("stopped")
     one_gpu.wait_for_state("w", "ended")
 
 

@@ -67,6 +67,17 @@ class Child:
         """Whether `wait` has seen its end."""
         return self.started and self._ended.is_set()
 
+    @property
+    def stopped(self) -> bool:
+        """Whether a signal has stopped it, and nobody has continued it."""
+        stops = os.WSTOPPED | os.WNOHANG | os.WNOWAIT
+        return self.started and not self.ended and os.waitid(os.P_PID, self.pid, stops) is not None
+
+    @property
+    def apart(self) -> bool:
+        """Whether it has left this process's group: then signals that the terminal sends here do not reach it."""
+        return self.started and not self.ended and os.getpgid(self.pid) != os.getpgrp()
+
     def take_foreground(self) -> None:
         """Move it into this process's group. A terminal's signals reach it from now on, but wait for its start."""
         os.setpgid(self.pid, os.getpgrp())

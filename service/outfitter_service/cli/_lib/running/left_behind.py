@@ -50,6 +50,10 @@ class LeftBehind:
         self._must_be_killed = anyio.Event()
         self._none_left = anyio.Event()
 
+    def includes(self, pid: int) -> bool:
+        """Whether this process is one of them."""
+        return pid in _descendants(self._earlier)
+
     def end(self) -> None:
         """Send SIGTERM to all of them, the command as well, and SIGKILL after `kill_after` seconds."""
         self._must_end.set()

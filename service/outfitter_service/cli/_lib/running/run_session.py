@@ -22,6 +22,7 @@ from outfitter.session.worker_session import MANAGER_PATIENCE, WorkerSession
 from outfitter_proto.bus import Create
 from outfitter_proto.records import Allocation, Register
 from outfitter_service.cli._lib import output
+from outfitter_service.cli._lib.running import job_control
 from outfitter_service.cli._lib.running.child import Child
 from outfitter_service.cli._lib.running.left_behind import LeftBehind
 from outfitter_service.cli._lib.running.no_devices import hiding
@@ -38,7 +39,7 @@ WITHDRAWING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQU
 PASSED_ON: Final = (*WITHDRAWING, signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH)
 """Signals that are passed on to the running command. `WITHDRAWING` end what it left behind, once it has ended."""
 
-RECEIVED: Final = (*PASSED_ON, signal.SIGCHLD)
+RECEIVED: Final = (*PASSED_ON, signal.SIGCHLD, signal.SIGCONT)
 """Signals that a session reads."""
 
 TERM_AHEAD: Final = 1 / 3
@@ -94,15 +95,28 @@ class RunSession:
     def _handle_signal(self, received: Received) -> None:
         if received.number == signal.SIGCHLD:
             self._left_behind.reap()
+            self._stop_with_command()
+        elif received.number == signal.SIGCONT:
+            if self._child.stopped:
+                job_control.continue_command(self._child.pid)
         elif self._child.ended:
             if received.number in WITHDRAWING:
                 self._left_behind.end()
         elif self._child.started:
-            if not received.by_kernel:  # the terminal has sent it to the command, too
+            if not received.by_kernel or self._child.apart:  # else the terminal has sent it to the command, too
                 self._child.send(received.number)
         elif received.number in WITHDRAWING and self._withdrawn_by is None:
             self._withdrawn_by = received.number
             self._waiting.cancel()
+
+    def _stop_with_command(self) -> None:
+        """Stop if the command has stopped alone and the terminal's foreground is ours or a descendant's.
+
+        Anywhere else nothing waits for that, and a stopped process sends no heartbeats.
+        """
+        group = job_control.foreground() if self._child.stopped else None
+        if group is not None and (group == os.getpgrp() or self._left_behind.includes(group)):
+            job_control.stop()
 
     async def _hold_allocation(self) -> int:
         code = 0
