@@ -27,7 +27,10 @@ def outfitter_resources() -> dict[str, Devices]:
 
 @pytest.fixture
 def outfitter(outfitter_resources: dict[str, Devices], monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeOutfitter]:
-    """A `FakeOutfitter`. During the test it answers each `RuntimeContext`, whoever makes it. Nothing connects."""
+    """A `FakeOutfitter`. During the test it answers each `RuntimeContext`, whoever makes it.
+
+    Nothing in this process connects. Programs that the test starts do.
+    """
     from outfitter.testing import FakeOutfitter
 
     for name in ("BUS", "CLUSTER", "HOST", "WORKER", "OPERATOR", "INCARNATION"):

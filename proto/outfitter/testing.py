@@ -4,8 +4,9 @@
     with fake.context(resources={"gpu": 1}) as context:
         my_operator(context)
 
-Its contexts behave as `RuntimeContext`, without a bus, a manager or a thread. The fake has no queue and no exclusivity:
-every worker gets the devices that the test has listed. For code that builds its own context, a test can patch
+Its contexts behave as `RuntimeContext`, without a bus or a manager, and without a thread unless `wait=` runs. The fake
+has no queue and no exclusivity: every worker gets the devices that the test has listed. It plays no part in the
+programs that your code starts: they connect as usual. For code that builds its own context, a test can patch
 `RuntimeContext` with `fake.context`, or run within `fake.installed()`. With pytest, see `outfitter.pytest_plugin`.
 """
 
@@ -230,6 +231,16 @@ class FakeOutfitter:
             self._post(worker, ended)
             self._lock.notify_all()
 
+    def refuse_waiting(self, registration: Register) -> None:
+        """Refuse a worker that still waits, because its `wait_s` is over."""
+        with self._lock:
+            worker = self._workers.get(_key(registration))
+            if worker is None or (answer := self._answer(worker)).state is not AllocationState.PENDING:
+                return
+            reason = f"waited {registration.wait_s:g} s; last: {answer.reason}"
+            code = ReasonCode.WAITED_TOO_LONG
+            self._post(worker, structs.replace(answer, state=AllocationState.FAILED, reason=reason, reason_code=code))
+
     # --- inside ----------------------------------------------------------------------------------------------
 
     def _answer_all(self, state: AllocationState, code: str | None, reason: str | None) -> None:
@@ -375,7 +386,16 @@ class _FakeBackend:
             return self._ready
         self._fake._watches[_key(self._registration)] = (self.allocation_watch, self._on_lease_at_risk)
         self._fake.admit(self._registration, self._post)
+        if (wait_s := self._registration.wait_s) is not None:
+            self._limit_wait(wait_s)
         return self._ready
+
+    def _limit_wait(self, seconds: float) -> None:
+        if not self._ready.done():
+            timer = threading.Timer(seconds, self._fake.refuse_waiting, [self._registration])
+            timer.daemon = True
+            self._ready.add_done_callback(lambda _: timer.cancel())
+            timer.start()
 
     def stop(self, reason: str) -> Future[None]:
         self._fake.dismiss(self._registration, reason)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from threading import Timer
+
 import pytest
 
 import outfitter
@@ -47,6 +50,29 @@ def test_a_test_can_take_the_manager_away() -> None:
         fake.context({"gpu": 1}).__enter__()
 
 
+@pytest.mark.parametrize("wait", [0, 0.05])
+def test_a_worker_that_waits_longer_than_it_may_is_refused(wait: float) -> None:
+    fake = FakeOutfitter({"gpu": [{}]})
+    fake.keep_waiting("busy")
+    with pytest.raises(outfitter.WaitedTooLongError, match=f"waited {wait} s; last: busy"):
+        fake.context({"gpu": 1}, wait=wait).__enter__()
+    assert fake.departures == []
+    fake.grant()
+    assert fake.context({"gpu": 1}, wait=wait).__enter__()
+
+
+def test_a_worker_that_gets_its_devices_in_time_keeps_them() -> None:
+    fake = FakeOutfitter({"gpu": [{}]})
+    fake.keep_waiting("busy")
+    before = set(threading.enumerate())
+    Timer(0, lambda: (fake.wait_for(lambda: fake.registrations), fake.grant())).start()
+    with fake.context({"gpu": 1}, wait=3600) as context:
+        assert context.get_external_resource_infos("gpu")
+        for thread in set(threading.enumerate()) - before:
+            thread.join(10)
+        assert set(threading.enumerate()) <= before, "nothing waits for the end of the hour"
+
+
 def test_asking_for_more_than_the_test_has_listed_fails_at_once() -> None:
     with pytest.raises(outfitter.AllocationFailedError, match="2 of 'gpu' asked for, and the fake has 1"):
         FakeOutfitter({"gpu": [{}]}).context({"gpu": 2}).__enter__()
@@ -58,8 +84,6 @@ def test_waiting_for_what_does_not_happen_ends() -> None:
 
 
 def test_the_fake_starts_no_thread_and_opens_no_bus(tmp_path: object) -> None:
-    import threading
-
     before = set(threading.enumerate())
     with FakeOutfitter({"gpu": [{}]}).context(bus="sqlite:////nowhere/at/all.db"):
         assert set(threading.enumerate()) <= before
