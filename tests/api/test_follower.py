@@ -62,9 +62,9 @@ async def caught_up(follower: Follower) -> Fleet:
     return follower.fleet
 
 
-def step(host: str, worker: str) -> Transition:
+def step(host: str, worker: str, at: datetime = NOW) -> Transition:
     return Transition(
-        at=NOW, host=host, worker=worker, incarnation="i", event="register", to="allocated", explanation="granted",
+        at=at, host=host, worker=worker, incarnation="i", event="register", to="allocated", explanation="granted",
         record=allocation(host, worker),
     )  # fmt: skip
 
@@ -124,6 +124,23 @@ async def test_it_begins_with_the_last_steps_of_a_long_history_and_says_that_oth
         await until(lambda: len(fleet.steps) == 2)
         assert {item.value.record.worker for item in fleet.steps.newest_first()} == {"2", "3"}
         assert fleet.steps.oldest == NOW
+
+
+async def test_steps_begin_where_those_of_the_partition_with_the_shortest_part_begin(
+    bus: Bus, bus_url: str, cluster: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(followers, "NEWEST", 2)
+    history, month = topics(cluster).history, timedelta(days=30)
+    quiet = next(host for host in "bcdef" if partition_of(host, PARTITIONS) != partition_of("a", PARTITIONS))
+    await publish(bus, history, quiet, step(quiet, "w", NOW - month), key=f"{quiet}/w/i")
+    async with following(bus_url, cluster) as follower:
+        assert (await caught_up(follower)).steps.oldest is None
+    for hour in range(4):
+        await publish(bus, history, "a", step("a", "w", NOW + timedelta(hours=hour)), key="a/w/i")
+    async with following(bus_url, cluster) as follower:
+        fleet = await caught_up(follower)
+        assert len(fleet.steps) == 3
+        assert fleet.steps.oldest == NOW + timedelta(hours=2)
 
 
 async def test_for_one_host_it_reads_its_partition_and_shows_nothing_else(bus: Bus, bus_url: str, cluster: str) -> None:

@@ -81,7 +81,7 @@ class _Tail(ABC, Generic[T]):
 
     `kept`: the items of all partitions. `next_offset`: after the last added message; None: before the first one.
     `live_from`: messages from this offset on came after the start, so they are events. `caught_up`: everything before
-    it is added, or it is known that nothing can be.
+    it is added, or it is known that nothing can be. `has_gap`: messages before the next one are left out.
     """
 
     def __init__(self, fleet: Fleet, kept: Tail[T]) -> None:
@@ -90,32 +90,40 @@ class _Tail(ABC, Generic[T]):
         self.next_offset: int | None = None
         self.live_from: int | None = None
         self.caught_up = anyio.Event()
+        self.has_gap = False
 
     def add(self, message: Message) -> None:
         self.next_offset = message.offset + 1
-        self._add(message, announce=self.live_from is not None and message.offset >= self.live_from)
+        at = self._add(message, announce=self.live_from is not None and message.offset >= self.live_from)
+        if self.has_gap and at is not None:
+            self.kept.leave_out_before(at)
+            self.has_gap = False
 
     @abstractmethod
-    def _add(self, message: Message, *, announce: bool) -> None:
-        """Add a message to the model, and with `announce` the event of it."""
+    def _add(self, message: Message, *, announce: bool) -> datetime | None:
+        """Add a message to the model, and with `announce` the event of it. Returns its time; None: it is no item."""
 
 
 class _Steps(_Tail[Step]):
     """Adds steps of history. Other records of the history are left out."""
 
-    def _add(self, message: Message, *, announce: bool) -> None:
+    def _add(self, message: Message, *, announce: bool) -> datetime | None:
         record = history_reader.decoded(message, codec.decode_history)
-        if isinstance(record, Transition | Refresh | Note):
-            self.fleet.add_step(message, record, announce=announce)
+        if not isinstance(record, Transition | Refresh | Note):
+            return None
+        self.fleet.add_step(message, record, announce=announce)
+        return record.at
 
 
 class _Letters(_Tail[ShownLetter]):
     """Adds dead letters."""
 
-    def _add(self, message: Message, *, announce: bool) -> None:
+    def _add(self, message: Message, *, announce: bool) -> datetime | None:
         letter = history_reader.decoded(message, codec.decode_dead_letter)
-        if letter is not None:
-            self.fleet.add_letter(message, letter, announce=announce)
+        if letter is None:
+            return None
+        self.fleet.add_letter(message, letter, announce=announce)
+        return letter.at
 
 
 class Follower:
@@ -293,7 +301,7 @@ class Follower:
             except BusError as error:
                 note(error)
             else:
-                tail.kept.is_complete = False
+                tail.has_gap = True
                 if tail.caught_up.is_set():  # retention was faster than we: events are missing
                     scope.cancel()
             await anyio.sleep(backoff.next_delay())
@@ -303,7 +311,7 @@ class Follower:
         if tail.live_from is None:
             tail.live_from = await self._bus.stable_end(topic, partition)
         start = max(first, tail.live_from - NEWEST if tail.next_offset is None else tail.next_offset)
-        tail.kept.is_complete = tail.kept.is_complete and (start == 0 or tail.next_offset is not None)
+        tail.has_gap = tail.has_gap or (tail.next_offset is None and start > first)
         return await self._bus.open_reader(topic, partition, start=start, committed=True)
 
     async def _look(

@@ -144,7 +144,7 @@ class StepItem(Struct, frozen=True, kw_only=True):
 
 
 class TailPage(Page[T], Generic[T], frozen=True, kw_only=True):
-    """A part of a list with the newest items first. `oldest`: earlier items are left out here and are in the topic;
+    """A part of a list with the newest items first. `oldest`: earlier items may be left out here and are in the topic;
     null: nothing is left out."""
 
     oldest: datetime | None = None

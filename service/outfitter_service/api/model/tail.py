@@ -36,11 +36,11 @@ def position_of(at: datetime, partition: int, offset: int) -> str:
 
 
 class Tail(Generic[T]):
-    """The newest items, in the order of time. `is_complete`: nothing older was left out. `unavailable`: why the topic
-    cannot be read, or None."""
+    """The newest items, in the order of time. `oldest`: of any partition, earlier items may be left out; None: nothing
+    is left out. `unavailable`: why the topic cannot be read, or None."""
 
     def __init__(self) -> None:
-        self.is_complete = True
+        self.oldest: datetime | None = None
         self.unavailable: str | None = None
         self._items: list[TailItem[T]] = []
         self._bytes = 0
@@ -48,10 +48,9 @@ class Tail(Generic[T]):
     def __len__(self) -> int:
         return len(self._items)
 
-    @property
-    def oldest(self) -> datetime | None:
-        """The time of the oldest item, if older ones were left out; else None."""
-        return None if self.is_complete or not self._items else self._items[0].at
+    def leave_out_before(self, at: datetime) -> None:
+        """Earlier items are left out, at least of one partition."""
+        self.oldest = at if self.oldest is None else max(self.oldest, at)
 
     def add(self, item: TailItem[T]) -> None:
         """Add an item in its place, and drop the oldest ones beyond the bounds."""
@@ -67,7 +66,7 @@ class Tail(Generic[T]):
             excess += 1
         if excess:
             del self._items[:excess]
-            self.is_complete = False
+            self.leave_out_before(self._items[0].at)
 
     def newest_first(self, before: str | None = None) -> Iterator[TailItem[T]]:
         """The items before a position (None: all), the newest first."""
