@@ -5,7 +5,7 @@ then becomes the command. A new interpreter instead would double the time of a s
 
 It runs in its parent's process group, as under env(1) or nice(1), so that job control in a terminal works as usual. The
 kernel kills it when `outfitter run` dies (PR_SET_PDEATHSIG), because a device that is granted again must not be in use.
-This does not cover processes that the command starts, nor set-user-ID programs.
+This does not cover processes that the command starts, set-user-ID programs, nor a command that changes its user.
 """
 
 from __future__ import annotations

@@ -62,10 +62,11 @@ def run(
     Processes that COMMAND leaves behind keep the devices: `outfitter run` ends only after they have ended. It says for
     whom it waits; Ctrl-C or SIGTERM then ends them, and --kill-survivors does so at once.
 
-    COMMAND dies with `outfitter run`, whatever kills it. If processes of COMMAND survive that, the manager keeps their
-    devices until they have ended, or ends them (--kill-survivors), where it can see them. If the allocation is lost
-    while COMMAND runs (somebody deregistered it, or its lease is about to end and no manager on this machine watches
-    the process), it and its descendants get SIGTERM, and SIGKILL after --kill-after, or sooner: before the lease ends.
+    COMMAND dies with `outfitter run`, whatever kills it, unless it has changed its user. If processes of COMMAND
+    survive that, the manager keeps their devices until they have ended, or ends them (--kill-survivors), where it can
+    see them. If the allocation is lost while COMMAND runs (somebody deregistered it, or its lease is about to end and
+    no manager on this machine watches the process), it and its descendants get SIGTERM, and SIGKILL after --kill-after,
+    or sooner: before the lease ends.
     """  # fmt: skip
     del bus, host, cluster  # `connection` reads these from all sources
     from outfitter_proto.support import descriptors
