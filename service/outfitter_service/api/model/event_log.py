@@ -75,7 +75,7 @@ class EventLog:
         """Whether all events after this number are still here."""
         return self.last - len(self._events) <= sequence <= self.last
 
-    def after(self, sequence: int, most: int, most_bytes: int) -> Sequence[Event]:
+    def after(self, sequence: int, most: int, most_bytes: int = MOST_BYTES) -> Sequence[Event]:
         """The first events after this number: at most `most` with `most_bytes` in all, but one at least.
         `has_all_after` must be true."""
         found: list[Event] = []
