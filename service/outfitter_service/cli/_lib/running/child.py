@@ -71,7 +71,9 @@ class Child:
     def stopped(self) -> bool:
         """Whether a signal has stopped it, and nobody has continued it."""
         stops = os.WSTOPPED | os.WNOHANG | os.WNOWAIT
-        return self.started and not self.ended and os.waitid(os.P_PID, self.pid, stops) is not None
+        with suppress(ChildProcessError):  # it has ended, and `wait` has not seen that yet
+            return self.started and not self.ended and os.waitid(os.P_PID, self.pid, stops) is not None
+        return False
 
     @property
     def apart(self) -> bool:
