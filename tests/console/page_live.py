@@ -103,6 +103,18 @@ def test_a_held_device_for_which_the_hosts_record_has_no_room_is_as_well_as_its_
         expect(tile).to_have_attribute("aria-label", "one: 1 held, 1 free")
 
 
+def test_a_worker_that_failed_is_no_trouble_any_more_once_it_runs_again(open_page: OpenPage) -> None:
+    with served([fleets.host("one", ["healthy"])]) as fleet:
+        page = open_page(fleet.url)
+        failed = structs.replace(fleets.ended("one", "w"), state="failed", reason="too-large")
+        fleet.change(failed, structs.replace(failed, worker="w-2"))
+        expect(page.locator(".troubles b")).to_have_text("2 workers failed in the last hour")
+        fleet.change(fleets.holder("one", 0, worker="w", incarnation="run-2"))
+        expect(page.locator(".troubles b")).to_have_text("1 worker failed in the last hour")
+        page.reload()
+        expect(page.locator(".troubles b")).to_have_text("1 worker failed in the last hour")
+
+
 def test_a_device_that_is_set_apart_is_shown_with_the_reason_until_it_is_not(open_page: OpenPage) -> None:
     with served([fleets.host("one", ["healthy"] * 2)]) as fleet:
         page = open_page(f"{fleet.url}#host/one")

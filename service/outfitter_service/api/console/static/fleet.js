@@ -5,6 +5,7 @@
 
 export const STATES = ["unhealthy", "unknown", "cordoned", "held", "free"];
 const HOLDING = new Set(["preparing", "allocated", "releasing"]);
+const NEWEST = new Set(["pending", "preparing", "allocated"]); // no other run of the worker is newer
 const UNREPORTED = "its driver does not report it";
 const KEPT = 1000; // failed workers and refused messages that are kept
 const FAILING = new Set(["driver-failed", "misconfigured", "no-driver"]);
@@ -94,8 +95,14 @@ export class Fleet {
     const waiting = host.waiting.filter(waiter => !isOf(waiter, worker, incarnation));
     if (record?.state === "pending") inOrder((waiting.push(waiterOf(record)), waiting));
     this.#put({ ...host, waiting, devices: devicesAfter(host, worker, incarnation, record) });
+    if (NEWEST.has(record?.state)) this.#dropFailed(`${name}/${worker}/`);
     if (record?.state === "failed") this.#addFailed(key, record);
     else this.failed.delete(key);
+  }
+
+  /** Drop the failed runs of a worker, of which a newer run is shown. */
+  #dropFailed(prefix) {
+    for (const key of this.failed.keys()) if (key.startsWith(prefix)) this.failed.delete(key);
   }
 
   #addFailed(key, { host, worker, incarnation, since, reason }) {
