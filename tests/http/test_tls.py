@@ -45,11 +45,13 @@ def test_a_half_renewed_certificate_keeps_the_earlier_one_until_it_is_whole(tmp_
             authority.key.write_bytes(content)
         assert served.context() is first
         assert served.context() is first
+        assert served.is_refused
     assert served.renewals == 0
     assert served.failures >= 2
     authority.key.write_bytes(new_key)
     assert served.context() is not first
     assert served.renewals == 1
+    assert not served.is_refused
 
 
 def test_a_certificate_behind_a_symbolic_link_is_renewed_as_kubelet_renews_a_volume(tmp_path: Path) -> None:

@@ -41,6 +41,9 @@ class _NeverRenewed:
     """As much of a certificate as metrics show."""
 
     renewals = failures = 0
+    is_refused = False
+
+    def context(self) -> None: ...
 
 
 def _series(exposition: bytes) -> Series:

@@ -95,9 +95,11 @@ def test_a_renewed_certificate_is_shown_to_the_next_client_and_open_connections_
             assert earlier.getresponse().read() == b"ok\n"
         assert metric(webhook, "outfitter_webhook_certificate_renewals_total") == 1
         assert metric(webhook, "outfitter_webhook_certificate_failures_total") == 0
+        assert metric(webhook, "outfitter_webhook_certificate_refused") == 0
         authority.key.write_text("garbage")
         assert webhook.post(review(GPU))[0] == 200
         assert metric(webhook, "outfitter_webhook_certificate_failures_total") == 1
+        assert metric(webhook, "outfitter_webhook_certificate_refused") == 1
     assert "the renewed certificate cannot be read" in webhook.log
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, Info, ProcessCollector, disable_created_metrics
-from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
@@ -17,17 +17,23 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 
 class _Renewals(Collector):
-    """Reads at each scrape what the certificate counts."""
+    """Looks at the certificate's files at each scrape."""
 
     def __init__(self, certificate: Certificate) -> None:
         self._certificate = certificate
 
     def collect(self) -> Iterator[Metric]:
+        self._certificate.context()  # a scraper keeps its connection, so it alone would not make us look
         for name, documentation, count in (
             ("renewals", "Renewed certificates that the webhook took.", self._certificate.renewals),
             ("failures", "Renewed certificates that the webhook could not read.", self._certificate.failures),
         ):
             yield CounterMetricFamily(f"outfitter_webhook_certificate_{name}", documentation, value=count)
+        yield GaugeMetricFamily(
+            "outfitter_webhook_certificate_refused",
+            "Whether the certificate in the files cannot be read, so that an earlier one counts.",
+            value=self._certificate.is_refused,
+        )
 
 
 class WebhookMetrics:
