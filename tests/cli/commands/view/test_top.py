@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import termios
 from pathlib import Path
 
 import pytest
@@ -74,6 +77,16 @@ def test_in_a_terminal_it_follows_until_q(busy: Manager) -> None:
         shell.until("waiting: 0")
         shell.type("q")
         shell.until("over 0")
+
+
+def test_a_terminal_is_as_before_when_sigterm_ends_it(busy: Manager) -> None:
+    with terminal(busy.environment, *OUTFITTER, "top") as shell:
+        shell.until("waiting: 1")
+        os.killpg(os.tcgetpgrp(shell.master), signal.SIGTERM)
+        shell.until("\x1b[?25h")  # the cursor is shown
+        shell.until("\x1b[?1049l")  # the alternate screen is left
+        shell.until("over -15")
+        assert termios.tcgetattr(shell.master)[3] & termios.ECHO
 
 
 def test_in_a_terminal_a_picture_that_gets_old_says_so(busy: Manager, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ A picture that cannot be replaced stays, and the screen says how old it is and w
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import termios
 import tty
@@ -51,25 +52,36 @@ async def once(source: Source, console: Console) -> None:
 
 
 async def run(source: Source, console: Console) -> None:
-    """Show pictures until `q`.
+    """Show pictures until `q`. SIGTERM ends the process, too, once the terminal is as it was.
 
     Raises:
         OutfitterCliError: there was no picture, and there will be none. Once there was one, nothing ends the screen.
     """
+    terminated = False
+    with anyio.open_signal_receiver(signal.SIGTERM) as signals:
+        with _single_keys(), Live(console=console, screen=True, auto_refresh=False) as live:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(_wait_for_q, tasks.cancel_scope)
+                tasks.start_soon(_show, source, console, live)
+                async for _ in signals:
+                    terminated = True
+                    tasks.cancel_scope.cancel()
+    if terminated:
+        signal.raise_signal(signal.SIGTERM)
+
+
+async def _show(source: Source, console: Console, live: Live) -> None:
     picture: Picture | None = None
-    with _single_keys(), Live(console=console, screen=True, auto_refresh=False) as live:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_wait_for_q, tasks.cancel_scope)
-            while True:
-                stale = None
-                try:
-                    picture = await source.picture()
-                except OutfitterCliError as error:
-                    if picture is None and not isinstance(error, NoPictureError):
-                        raise
-                    stale = str(error)
-                live.update(_drawn(picture, stale, console), refresh=True)
-                await anyio.sleep(INTERVAL_S)
+    while True:
+        stale = None
+        try:
+            picture = await source.picture()
+        except OutfitterCliError as error:
+            if picture is None and not isinstance(error, NoPictureError):
+                raise
+            stale = str(error)
+        live.update(_drawn(picture, stale, console), refresh=True)
+        await anyio.sleep(INTERVAL_S)
 
 
 def _drawn(picture: Picture | None, stale: str | None, console: Console) -> Group:
