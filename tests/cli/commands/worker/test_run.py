@@ -90,6 +90,22 @@ def test_a_command_is_found_as_it_will_be_executed(shared_manager: Manager, tmp_
     assert (done.returncode, done.stdout) == (0, "ran\n"), done.stderr
 
 
+@pytest.mark.parametrize("command", ["tool", "./bin/tool"])
+def test_a_script_that_names_no_interpreter_is_the_shells(
+    shared_manager: Manager, tmp_path: Path, command: str
+) -> None:
+    """As under nice(1) and env(1), by execvp(3)."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/tool").write_text('echo "ran $1"\n')
+    (tmp_path / "bin/tool").chmod(0o755)
+    found = shared_manager.environment | {"PATH": f"bin:{os.environ['PATH']}"}
+    done = subprocess.run(
+        [*OUTFITTER, "run", "--", command, "once more"],
+        env=found, cwd=tmp_path, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "ran once more\n"), done.stderr
+
+
 def test_a_wait_that_is_too_long_is_124(one_gpu: Manager) -> None:
     with one_gpu.popen("run", "--", "cat", stdin=subprocess.PIPE) as first:
         one_gpu.wait_for(lambda: any(record["state"] == "allocated" for record in one_gpu.records()))

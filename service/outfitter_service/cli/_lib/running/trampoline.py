@@ -6,6 +6,7 @@ numbers) that were blocked before it blocked its own. It imports very little.
 """
 
 import ctypes
+import errno
 import os
 import signal
 import sys
@@ -34,11 +35,23 @@ def become(command: list[str], environment: Mapping[str, str], mask: Iterable[in
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     try:
-        os.execvpe(command[0], command, environment)  # noqa: S606 - no shell is wanted
+        try:
+            os.execvpe(command[0], command, environment)  # noqa: S606 - no shell is wanted
+        except OSError as error:
+            if error.errno != errno.ENOEXEC or not _is_text(error.filename):
+                raise
+            # as execvp(3): a script that names no interpreter
+            os.execve("/bin/sh", ["/bin/sh", error.filename, *command[1:]], environment)  # noqa: S606
     except (FileNotFoundError, NotADirectoryError) as error:
         fail(f"{command[0]}: {error.strerror}", NOT_FOUND)
     except (OSError, ValueError) as error:
         fail(f"{command[0]}: {getattr(error, 'strerror', None) or error}", CANNOT_EXECUTE)
+
+
+def _is_text(path: str) -> bool:
+    """Whether a file may be a script, and not a program for another machine."""
+    with open(path, "rb") as file:  # noqa: PTH123 - pathlib is much to import
+        return b"\0" not in file.read(256)
 
 
 def fail(message: str, code: int) -> NoReturn:
