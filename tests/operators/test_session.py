@@ -21,10 +21,11 @@ import pytest
 import outfitter
 from operators.conftest import HOST, WorkerSetup
 from outfitter import RuntimeContext
+from outfitter.session.late_deregistration import deregister_late
 from outfitter.session.worker_session import MANAGER_PATIENCE, WorkerSession
 from outfitter.testing import FakeOutfitter
 from outfitter_proto import topics
-from outfitter_proto.bus import BusConfigurationError, BusUnavailableError, connect
+from outfitter_proto.bus import BusConfigurationError, BusError, BusUnavailableError, UnknownTopicError, connect
 from outfitter_proto.records import Register
 from support.bus.faulty_bus import FaultyBus
 from support.bus.frozen import frozen
@@ -435,6 +436,18 @@ def test_a_context_that_is_left_while_the_bus_is_away_is_deregistered_once_it_is
         leaving.result()
     manager.wait_until(lambda: bool(manager.deregistrations))
     assert [(left.worker, left.reason) for left in manager.deregistrations] == [("w", "finished")]
+
+
+async def test_a_late_deregistration_is_tried_again_whatever_the_bus_says() -> None:
+    """While topics are restored, they are missing."""
+    answers: list[BusError | TimeoutError | None] = [UnknownTopicError("t"), None]
+
+    async def publish() -> None:
+        if (error := answers.pop(0)) is not None:
+            raise error
+
+    await deregister_late(publish, "gpu-3/w/1")
+    assert answers == []
 
 
 def test_a_signal_that_wakes_nobody_is_handled_while_a_context_is_entered() -> None:

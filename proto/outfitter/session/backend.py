@@ -23,7 +23,6 @@ from outfitter.session.settings import Settings
 from outfitter.session.watch import AllocationWatch
 from outfitter.session.worker_session import WorkerSession
 from outfitter_proto.bus import BusError, Create, connect
-from outfitter_proto.keys import allocation_key
 
 LEAVE_WITHIN = 8.0
 """Seconds that leaving a context waits for its thread: longer than deregistering and closing the bus take."""
@@ -117,15 +116,7 @@ class SessionThread:
         self.allocation_watch.close(error if isinstance(error, Exception) else None)
         self._done.set_result(None)
         if self._session is not None and self._session.is_left_registered:
-            self._deregister_late()
-
-    def _deregister_late(self) -> None:
-        registration = self._settings.registration
-        who = allocation_key(registration.host, registration.worker, registration.incarnation)
-        try:
-            anyio.run(deregister_late, self._publish_deregistration, who)
-        except BusError as error:
-            log.warning("%s: cannot deregister: %s", who, error)
+            anyio.run(deregister_late, self._publish_deregistration, self._session.key)
 
     async def _publish_deregistration(self) -> None:
         settings = self._settings

@@ -12,7 +12,7 @@ import anyio
 
 from outfitter.session.lease import boot_time
 from outfitter.session.outage_log import WorkerOutageLog
-from outfitter_proto.bus.port import BusAccessError, BusUnavailableError
+from outfitter_proto.bus.port import BusError
 from outfitter_proto.support.backoff import Backoff
 
 RETRY_BACKOFF_S = (0.5, 5.0)
@@ -24,15 +24,14 @@ _DEREGISTERING = "deregistering"
 async def deregister_late(publish: Callable[[], Awaitable[object]], who: str) -> None:
     """Call `publish`, which publishes the deregistration, until the bus has it. `who`: the worker, for the log lines.
 
-    Raises:
-        BusError: the bus is there and cannot be used.
+    It also tries again after errors that would end a session. While topics are restored, for example, they are missing.
     """
     backoff, outage_log = Backoff(*RETRY_BACKOFF_S), WorkerOutageLog(who, boot_time)
     while True:
         await anyio.sleep(backoff.next_delay())
         try:
             await publish()
-        except (BusUnavailableError, BusAccessError, TimeoutError) as error:
+        except (BusError, TimeoutError) as error:
             outage_log.met(_DEREGISTERING, str(error) or "no answer in time")
         else:
             outage_log.passed(_DEREGISTERING)

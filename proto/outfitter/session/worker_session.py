@@ -80,7 +80,7 @@ class WorkerSession:
         on_lease_at_risk: called once each time the lease of granted devices gets at risk, instead of a log line. It
             must not block.
 
-    `is_left_registered`: `deregister` has failed; see `late_deregistration`.
+    `key`: the allocation's. `is_left_registered`: `deregister` has failed; see `late_deregistration`.
     """
 
     def __init__(
@@ -104,9 +104,9 @@ class WorkerSession:
         self._patience = None if attach else manager_patience
         self._on_lease_at_risk = on_lease_at_risk
         self._leaving_reason: str | None = None
-        self._key = keys.allocation_key(registration.host, registration.worker, registration.incarnation)
-        self._outage_log = WorkerOutageLog(self._key, self.allocation_watch.lease.clock)
-        self._host_partition = HostPartition(bus, self._topics, registration.host, worker=self._key)
+        self.key = keys.allocation_key(registration.host, registration.worker, registration.incarnation)
+        self._outage_log = WorkerOutageLog(self.key, self.allocation_watch.lease.clock)
+        self._host_partition = HostPartition(bus, self._topics, registration.host, worker=self.key)
         self._records = RecordReader(self._host_partition, self.allocation_watch, registration, attach=attach)
         self._registered = registered
         self.is_left_registered = False
@@ -197,7 +197,7 @@ class WorkerSession:
         limit = self.registration.wait_s
         with anyio.move_on_after(None if limit is None else limit + VERDICT_GRACE):
             return await self._await_verdict()
-        raise WaitedTooLongError(f"no verdict on {self._key} within {limit:g} s", record=self.record)
+        raise WaitedTooLongError(f"no verdict on {self.key} within {limit:g} s", record=self.record)
 
     async def confirm(self) -> Allocation | None:
         """Register again, wait until the manager has decided that, and return the newest record. `follow` must run."""
@@ -256,7 +256,7 @@ class WorkerSession:
         except (BusError, TimeoutError) as error:
             self.is_left_registered = True
             why = str(error) or f"no answer within {DEREGISTER_WITHIN:g} s"
-            log.warning("%s: could not deregister: %s", self._key, why)
+            log.warning("%s: could not deregister: %s", self.key, why)
             return False
         return True
 
@@ -328,7 +328,7 @@ class WorkerSession:
         await self._records.read_to(await self._host_partition.stable_end())
         if self.record is None:
             raise AllocationEndedError(
-                f"there is no allocation {self._key} on {self._bus.url}: it has ended, or was never registered there"
+                f"there is no allocation {self.key} on {self._bus.url}: it has ended, or was never registered there"
             )
 
     async def _await_manager(self, patience: float) -> None:

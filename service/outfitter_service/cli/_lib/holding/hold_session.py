@@ -214,7 +214,7 @@ class HoldSession:
             return True
         if self._end is End.GIVEN_BACK:
             with self._giving_back_late:
-                await deregister_late(partial(session.publish_deregistration, reason), session.registration.worker)
+                await deregister_late(partial(session.publish_deregistration, reason), session.key)
                 return True
             self._code = 0 if self._request.owner.has_ended else FAILED
         return False
