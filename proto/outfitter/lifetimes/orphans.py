@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 import select
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from outfitter.errors import UnwatchableProcessError
 from outfitter_proto.records import Owner
@@ -52,9 +53,7 @@ class OrphanGuard:
         if (other.pid, other.start_ticks) != (os.getpid(), start_ticks()):
             process_fd = open_process(other)
             self._stopped_fd = os.eventfd(0, os.EFD_CLOEXEC)
-            threading.Thread(
-                target=_guard, args=(process_fd, self._stopped_fd, _last_words(other)), name="orphan guard", daemon=True
-            ).start()
+            _start_thread(process_fd, self._stopped_fd, _last_words(other))
         self._started = True
         return self._backend.start()
 
@@ -164,9 +163,17 @@ def _last_words(other: Owner) -> bytes:
     ).encode()
 
 
-def _guard(process_fd: int, stopped_fd: int, last_words: bytes) -> None:
+def _start_thread(*args: Any) -> None:
+    """Start the thread. gevent's in its place would run only while the main thread yields."""
+    if (monkey := sys.modules.get("gevent.monkey")) is None:
+        threading.Thread(target=_guard, args=(*args, select.poll), name="orphan guard", daemon=True).start()
+    else:
+        monkey.get_original("_thread", "start_new_thread")(_guard, (*args, monkey.get_original("select", "poll")))
+
+
+def _guard(process_fd: int, stopped_fd: int, last_words: bytes, make_poll: Callable[[], select.poll]) -> None:
     """The thread. It makes few objects, because each may start the garbage collector, and with it user code."""
-    either, stopped, heard = select.poll(), select.poll(), select.poll()
+    either, stopped, heard = make_poll(), make_poll(), make_poll()
     either.register(process_fd, select.POLLIN)
     for poll in (either, stopped):
         poll.register(stopped_fd, select.POLLIN)
