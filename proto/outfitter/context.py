@@ -17,7 +17,7 @@ from msgspec import structs
 from outfitter.errors import ContextStateError, InvalidRequestError, LeaseLostError, UsedAfterForkError
 from outfitter.lifetimes import claims, sharing
 from outfitter.operators import OperatorContext, OperatorView
-from outfitter.session import identity, settings, status
+from outfitter.session import arguments, identity, settings, status
 from outfitter.session.status import AllocationStatus
 from outfitter.session.watch import AllocationWatch
 from outfitter_proto import names
@@ -98,6 +98,11 @@ class RuntimeContext(OperatorContext):
         ends_with: EndsWith | None = None,
         survivors: bool = False,
     ) -> None:
+        arguments.check_kinds(
+            resources=resources, operators=operators, operator=operator, bus=bus, cluster=cluster, host=host,
+            worker=worker, labels=labels, wait_for_manager=wait_for_manager, owner=owner,
+            on_lease_at_risk=on_lease_at_risk, shared=shared, ends_with=ends_with,
+        )  # fmt: skip
         self._settings = settings.resolve(
             resources=resources, operators=operators, operator=operator, bus=bus, cluster=cluster, host=host,
             worker=worker, lease=lease, wait=wait, priority=priority, labels=labels, owner=owner,

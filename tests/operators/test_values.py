@@ -222,6 +222,17 @@ def test_incarnations_are_names_in_the_order_of_their_birth(monkeypatch: pytest.
         ({"labels": {"\udfff": "a"}}, r"'\\udfff'"),
         ({"resources": {"\ud800": 1}}, r"'\\ud800'"),
         ({"operators": {"a\ud800": {"gpu": 1}}}, r"'a\\ud800'"),
+        ({"resources": ["gpu"]}, r"resources is \['gpu'\]; it must be amounts by resource"),
+        ({"operators": {"a": 1}}, r"operators.a is 1; it must be amounts by resource"),
+        ({"operators": ["a"]}, r"operators is \['a'\]"),
+        ({"labels": ["x"]}, r"labels is \['x'\]"),
+        ({"worker": 5}, r"worker is 5; it must be text"),
+        ({"bus": 5}, r"bus is 5; it must be text"),
+        ({"owner": 4711}, r"owner is 4711; it must be True, False or an Owner"),
+        ({"owner": "yes"}, r"owner is 'yes'"),
+        ({"ends_with": True}, r"ends_with is True; it must be a pid"),
+        ({"wait_for_manager": "yes"}, r"wait_for_manager is 'yes'; it must be True, False or seconds"),
+        ({"on_lease_at_risk": 5}, r"on_lease_at_risk is 5; it must be a function"),
     ],
 )
 def test_what_no_manager_would_take_is_refused_by_the_constructor(arguments: dict[str, object], message: str) -> None:
