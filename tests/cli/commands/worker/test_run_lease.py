@@ -13,10 +13,11 @@ import pytest
 from cli.commands.worker.conftest import PATIENCE, finish, line_of
 from support.managers.process import OUTFITTER, Manager, StartManager
 
-APART = (
+WITH_FOREIGN_PROC = (
     "unshare", *([] if os.geteuid() == 0 else ["--user", "--map-root-user"]), "--pid", "--fork", "--kill-child",
-    "--mount-proc",
 )  # fmt: skip
+"""What starts a program in a PID namespace of its own, where /proc has the pids of this one."""
+APART = (*WITH_FOREIGN_PROC, "--mount-proc")
 """What starts a program in a PID namespace of its own."""
 USING = """
 import fcntl, os, signal, sys
@@ -71,11 +72,20 @@ def test_all_processes_are_dead_when_the_next_worker_gets_the_device(
     assert manager.wait_for_state("w", "ended")["reason_code"] == "lease-expired"
 
 
-def test_a_lost_allocation_ends_the_command_and_its_children_at_once(one_gpu: Manager) -> None:
+@pytest.mark.parametrize("program", [OUTFITTER, [*WITH_FOREIGN_PROC, *OUTFITTER]], ids=["here", "with-foreign-proc"])
+def test_a_lost_allocation_ends_the_command_and_its_children_at_once(one_gpu: Manager, program: list[str]) -> None:
     """Not one after the other: here the command ends only after its child."""
-    with one_gpu.popen(
-        "run", "--worker", "w", "--", sys.executable, "-c", CHILD_FIRST, stdin=subprocess.PIPE
-    ) as process:
+    command = [*program, "run", "--worker", "w", "--", sys.executable, "-c", CHILD_FIRST]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, env=one_gpu.environment, stdin=pipe, stdout=pipe, text=True) as process:
         assert line_of(process) == "ready"
         assert one_gpu.outfitter("deregister", "--worker", "w").returncode == 0
         assert process.wait(PATIENCE) == 15
+
+
+def test_run_is_refused_where_proc_does_not_show_it(shared_manager: Manager) -> None:
+    """It could not end what its command starts."""
+    hiding = ["sh", "-c", 'mount -t tmpfs none /proc && exec "$@"', "sh"]
+    command = [*WITH_FOREIGN_PROC, "--mount", *hiding, *OUTFITTER, "run", "--", "true"]
+    done = subprocess.run(command, env=shared_manager.environment, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, "/proc does not show this process" in done.stderr) == (125, True), done.stderr

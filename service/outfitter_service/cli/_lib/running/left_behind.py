@@ -4,6 +4,9 @@ Their devices must not be lent again while they live. As a child subreaper (prct
 every descendant whose own parent ends, however it was started. So no descendant is left once it has no child.
 
 Descendants from before are not the command's: a shell script that executes `outfitter run` may have children.
+
+/proc may be another PID namespace's, as with `unshare --pid` alone. So pids that come from /proc name a process there
+only, never in a system call.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ import anyio
 
 from outfitter_proto.support.printable import printable
 from outfitter_proto.support.processes import read_stat, start_ticks
-from outfitter_service.query.errors import warn
+from outfitter_service.query.errors import OutfitterCliError, warn
 
 PR_SET_CHILD_SUBREAPER = 36
 SAID_AFTER_S = 2.0
@@ -51,7 +54,7 @@ class LeftBehind:
         self._none_left = anyio.Event()
 
     def includes(self, pid: int) -> bool:
-        """Whether this process is one of them."""
+        """Whether a process, named by its pid in /proc, is one of them."""
         return pid in _descendants(self._earlier)
 
     def end(self) -> None:
@@ -108,16 +111,16 @@ class LeftBehind:
 
     def _send(self, number: signal.Signals) -> None:
         descendants = _descendants(self._earlier)
-        ours = {os.getpid(), *descendants}
+        ours = {_pid_in_proc(), *descendants}
         for pid in descendants:
             with suppress(OSError, ValueError):
-                pidfd = os.pidfd_open(pid)
+                folder = os.open(f"/proc/{pid}", os.O_DIRECTORY)  # names the process as a pidfd does
                 try:
                     # else another process has its pid; its parent may have died of this signal, which gave it another
                     if read_stat(pid, 4) in ours:
-                        signal.pidfd_send_signal(pidfd, number)
+                        signal.pidfd_send_signal(folder, number)
                 finally:
-                    os.close(pidfd)
+                    os.close(folder)
 
 
 def adopt() -> dict[int, int]:
@@ -127,7 +130,15 @@ def adopt() -> dict[int, int]:
 
     Raises:
         OSError: the kernel refuses.
+        OutfitterCliError: /proc does not show this process, and so none of its descendants.
     """
+    try:
+        _pid_in_proc()
+    except OSError as error:
+        raise OutfitterCliError(
+            "/proc does not show this process, so nothing could end what the command starts: mount it "
+            "(`mount -t proc proc /proc`), or pass it to the container"
+        ) from error
     library = ctypes.CDLL(None, use_errno=True)
     if library.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         code = ctypes.get_errno()
@@ -146,12 +157,16 @@ def _descendants(earlier: Mapping[int, int]) -> list[int]:
             with suppress(OSError, ValueError):
                 children[read_stat(int(name), 4)].append(int(name))
     found: set[int] = set()
-    queue = [os.getpid()]
+    queue = [_pid_in_proc()]
     for parent in queue:
         new = [pid for pid in children[parent] if pid not in found and not _is_among(earlier, pid)]
         found |= set(new)
         queue += new
     return queue[1:]
+
+
+def _pid_in_proc() -> int:
+    return int(Path("/proc/self").readlink().name)
 
 
 def _is_among(earlier: Mapping[int, int], pid: int) -> bool:
