@@ -58,14 +58,17 @@ async def run(source: Source, console: Console) -> None:
         OutfitterCliError: there was no picture, and there will be none. Once there was one, nothing ends the screen.
     """
     terminated = False
-    with anyio.open_signal_receiver(signal.SIGTERM) as signals:
-        with _single_keys(), Live(console=console, screen=True, auto_refresh=False) as live:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(_wait_for_q, tasks.cancel_scope)
-                tasks.start_soon(_show, source, console, live)
-                async for _ in signals:
-                    terminated = True
-                    tasks.cancel_scope.cancel()
+    with (
+        anyio.open_signal_receiver(signal.SIGTERM) as signals,
+        _single_keys(),
+        Live(console=console, screen=True, auto_refresh=False) as live,
+    ):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_wait_for_q, tasks.cancel_scope)
+            tasks.start_soon(_show, source, console, live)
+            async for _ in signals:
+                terminated = True
+                tasks.cancel_scope.cancel()
     if terminated:
         signal.raise_signal(signal.SIGTERM)
 
