@@ -19,6 +19,24 @@ from support.processes.ending import wait_until_ended
 
 # --- exit codes ----------------------------------------------------------------------------------------
 
+ENDED_AND_NOT_REAPED = """
+import anyio, os
+from outfitter_service.cli._lib.running.child import Child
+
+async def main():
+    with Child(["true"], mask=()) as child:
+        child.start(os.environ)
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        print(child.stopped, child.apart, await child.wait())
+
+anyio.run(main)
+"""
+
+
+def test_a_command_whose_end_comes_first_as_a_signal_has_not_stopped() -> None:
+    done = subprocess.run([sys.executable, "-c", ENDED_AND_NOT_REAPED], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("False True 0\n", "")
+
 
 @pytest.mark.parametrize(
     ("command", "code"),
