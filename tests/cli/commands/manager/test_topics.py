@@ -163,6 +163,30 @@ def test_growing_says_what_it_moved_and_the_check_what_stands_elsewhere(bus: str
         manager.kill9()
 
 
+@pytest.mark.parametrize("of_one_host", [False, True])
+def test_watch_follows_a_host_that_is_moved(bus: str, tmp_path: Path, of_one_host: bool) -> None:
+    topics(bus, "create", "--partitions", "2")
+    host = next(f"watched{n}" for n in range(99) if partition_of(f"watched{n}", 2) != partition_of(f"watched{n}", 3))
+    manager = Manager(tmp_path, files_config(tmp_path / "gpus", gpus=1), bus=bus, host=host)
+    try:
+        manager.start()
+        assert manager.outfitter("register", "--worker", "w", "--lease", "none", "--wait", "20s").returncode == 0
+        with manager.popen("watch", *(["--host", host] if of_one_host else [])) as watching:
+            assert watching.stdout is not None
+            while f"{host}/w  allocated" not in watching.stdout.readline():
+                pass
+            manager.stop()
+            assert topics(bus, "grow", "--partitions", "3").returncode == 0
+            manager.start()
+            assert manager.outfitter("deregister", "--worker", "w").returncode == 0
+            while all(word not in (line := watching.stdout.readline()) for word in ("ended", "deleted")):
+                pass
+            watching.terminate()
+        assert f"{host}/w  allocated -> ended" in line
+    finally:
+        manager.kill9()
+
+
 async def test_partitions_that_were_added_without_moving_anything_are_told_by_the_check(
     bus: str, tmp_path: Path
 ) -> None:

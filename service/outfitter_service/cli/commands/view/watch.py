@@ -11,9 +11,14 @@ from outfitter_proto import keys
 from outfitter_service.cli._lib import options, output
 
 if TYPE_CHECKING:
-    from outfitter_proto.bus import Reader
+    from anyio.abc import TaskGroup
+
+    from outfitter_proto.bus import Bus
     from outfitter_service.config import Connection
     from outfitter_service.query.ledger_view import Change
+
+NEW_PARTITIONS_AFTER_S = 5.0
+"""Seconds until partitions that somebody adds are followed, at most."""
 
 
 @click.command()
@@ -24,7 +29,7 @@ def watch(where: Connection, /, worker: options.WorkerNames | None, host: str | 
     """Print each change of an allocation or of a host's devices as a line, until Ctrl-C.
 
     Of all hosts, or of --host; of all workers, or of WORKER: its name, HOST/WORKER or HOST/WORKER/INCARNATION. The live
-    allocations and hosts at the start come first.
+    allocations and hosts at the start come first. Those of a host that `outfitter topics grow` moves come again.
     With --json a line is {"partition", "offset", "key", "record"}: the record as on the bus, or null if it was deleted.
     """
     show = functools.partial(_show_json if as_json else _Words().show, worker)
@@ -37,40 +42,88 @@ async def _follow(where: Connection, host: str | None, show: functools.partial[N
     from outfitter_proto import names
     from outfitter_service.query import ledger_view
 
-    topic = names.topics(where.cluster).allocations
-
     async with ledger_view.opened(where) as bus, anyio.create_task_group() as group:
-        for partition in await ledger_view.partitions(bus, where.cluster, host):
-            end = await bus.stable_end(topic, partition)
-            reader = await bus.open_reader(topic, partition, start=None, committed=True)
-            group.start_soon(_follow_partition, reader, end, host, show)
+        partitions = _Partitions(bus, names.topics(where.cluster).allocations, host, show, group)
+        while True:
+            await partitions.follow_new_ones()
+            await anyio.sleep(NEW_PARTITIONS_AFTER_S)
 
 
-async def _follow_partition(reader: Reader, end: int, host: str | None, show: functools.partial[None]) -> None:
-    from outfitter_proto.bus.reading import read_on, read_to
+class _Partitions:
+    """Shows what changes in all partitions or in one host's, also in those that `outfitter topics grow` adds."""
+
+    def __init__(
+        self, bus: Bus, topic: str, host: str | None, show: functools.partial[None], group: TaskGroup
+    ) -> None:
+        self._bus = bus
+        self._topic = topic
+        self._host = host
+        self._show_change = show
+        self._group = group
+        self._count = 0
+        self._followed: set[int] = set()
+        self._live: set[str] = set()
+        """The keys whose last shown record was not over."""
+
+    async def follow_new_ones(self) -> None:
+        """Ask how many partitions there are, and follow those that are not followed yet."""
+        from outfitter_proto.partitioning import partition_of
+
+        count = self._count = (await self._bus.topic(self._topic)).partitions
+        partitions = range(count) if self._host is None else (partition_of(self._host, count),)
+        new = [partition for partition in partitions if partition not in self._followed]
+        self._followed.update(new)
+        for partition in new:
+            self._group.start_soon(self._follow, partition)
+
+    async def _follow(self, partition: int) -> None:
+        from outfitter_proto.bus.reading import read_on, read_to
+        from outfitter_service.query import ledger_view
+
+        current: dict[str, Change] = {}
+        end = await self._bus.stable_end(self._topic, partition)
+        async with await self._bus.open_reader(self._topic, partition, start=None, committed=True) as reader:
+            async for messages in read_to(reader, end):
+                for change in map(ledger_view.decode, messages):
+                    current.pop(change.key, None)
+                    current[change.key] = change
+            for change in current.values():
+                if change.record is not None and (not _is_over(change) or change.key in self._live):
+                    self._show(change)
+            async for messages in read_on(reader):
+                if any(message.value is None for message in messages):
+                    await self.follow_new_ones()
+                for change in map(ledger_view.decode, messages):
+                    if not self._was_moved(change):
+                        self._show(change)
+
+    def _was_moved(self, change: Change) -> bool:
+        """Whether a record was deleted here because its host has another partition now."""
+        from outfitter_proto.partitioning import partition_of
+
+        host = keys.host_of(change.message.key or b"")
+        if change.message.value is not None or host is None:
+            return False
+        return partition_of(host, self._count) != change.message.partition
+
+    def _show(self, change: Change) -> None:
+        from outfitter_service.query import ledger_view
+
+        if keys.writer_of(change.message.key or b"") is not None:
+            return
+        if self._host is not None and not ledger_view.is_about(change, self._host):
+            return
+        if change.message.value is None or _is_over(change):
+            self._live.discard(change.key)
+        else:
+            self._live.add(change.key)
+        self._show_change(change)
+
+
+def _is_over(change: Change) -> bool:
     from outfitter_proto.records import FINAL_STATES, Allocation
-    from outfitter_service.query import ledger_view
 
-    current: dict[str, Change] = {}
-    async with reader:
-        async for messages in read_to(reader, end):
-            for change in map(ledger_view.decode, messages):
-                current.pop(change.key, None)
-                current[change.key] = change
-        for change in current.values():
-            over = isinstance(change.record, Allocation) and change.record.state in FINAL_STATES
-            if change.record is not None and not over:
-                _show(change, host, show)
-        async for messages in read_on(reader):
-            for change in map(ledger_view.decode, messages):
-                _show(change, host, show)
-
-
-def _show(change: Change, host: str | None, show: functools.partial[None]) -> None:
-    from outfitter_service.query import ledger_view
-
-    if keys.writer_of(change.message.key or b"") is None and (host is None or ledger_view.is_about(change, host)):
-        show(change)
+    return isinstance(change.record, Allocation) and change.record.state in FINAL_STATES
 
 
 def _show_json(worker: options.WorkerNames | None, change: Change) -> None:
