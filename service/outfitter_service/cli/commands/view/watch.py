@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import click
@@ -40,21 +41,22 @@ async def _follow(where: Connection, host: str | None, show: functools.partial[N
     import anyio
 
     from outfitter_proto import names
+    from outfitter_proto.bus import BusUnavailableError
     from outfitter_service.query import ledger_view
 
     async with ledger_view.opened(where) as bus, anyio.create_task_group() as group:
         partitions = _Partitions(bus, names.topics(where.cluster).allocations, host, show, group)
+        await partitions.follow_new_ones()
         while True:
-            await partitions.follow_new_ones()
             await anyio.sleep(NEW_PARTITIONS_AFTER_S)
+            with suppress(BusUnavailableError):  # what it follows says so
+                await partitions.follow_new_ones()
 
 
 class _Partitions:
     """Shows what changes in all partitions or in one host's, also in those that `outfitter topics grow` adds."""
 
-    def __init__(
-        self, bus: Bus, topic: str, host: str | None, show: functools.partial[None], group: TaskGroup
-    ) -> None:
+    def __init__(self, bus: Bus, topic: str, host: str | None, show: functools.partial[None], group: TaskGroup) -> None:
         self._bus = bus
         self._topic = topic
         self._host = host
