@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -160,6 +161,22 @@ def test_a_key_given_twice_in_one_file_is_an_error(look: Look, name: str, text: 
 def test_errors_name_the_line_of_their_key(look: Look) -> None:
     (error,) = look("\n# x\nexternal-resources: gpu\nexternal-resource:\n  gpu:\n    amount: abc\n").errors
     assert error.file.endswith("config.yaml line 6")
+
+
+def test_a_working_directory_that_this_user_may_not_enter_has_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sources, "DEFAULT_FILES", (Path("outfitter.toml"),))
+    user = os.geteuid()
+    tmp_path.chmod(0)
+    try:
+        if user == 0:
+            os.seteuid(65534)  # root may enter everything
+        assert sources.find(None, {}) is None
+    finally:
+        os.seteuid(user)
+        tmp_path.chmod(0o700)
 
 
 def test_files_are_looked_for_in_a_fixed_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,12 +68,20 @@ def find(path: str | Path | None, environment: Mapping[str, str]) -> Path | None
     if named:
         return Path(named)
     for file in DEFAULT_FILES:
-        if not file.exists():
+        if not _is_there(file):
             continue
         if (doubt := file_ownership.doubt(file)) is None:
             return file
         log.warning("%s", _passed_over(file, doubt))
     return None
+
+
+def _is_there(file: Path) -> bool:
+    """Whether a default file exists. In a working directory that this user may not enter there is none for it."""
+    try:
+        return file.exists()
+    except PermissionError:
+        return False
 
 
 def _passed_over(file: Path, doubt: str) -> str:
