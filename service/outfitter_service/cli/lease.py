@@ -171,8 +171,8 @@ def _end_after(seconds: float, wait: float, owner_pid: int) -> None:
 
     def end() -> None:
         _say(
-            f"not done after {wait:g} s: the bus does not answer, or nobody reads standard output; "
-            f"process {owner_pid} keeps what was granted until it ends"
+            f"not done after {wait:g} s: the bus does not answer, the machine is too busy, or nobody reads standard "
+            f"output; process {owner_pid} keeps what was granted until it ends"
         )
         os._exit(1)
 

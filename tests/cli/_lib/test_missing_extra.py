@@ -26,9 +26,9 @@ exit 7
 """
 
 
-def put(folder: Path, text: str) -> Path:
+def put(folder: Path, text: str, name: str = "outfitter") -> Path:
     folder.mkdir()
-    script = folder / "outfitter"
+    script = folder / name
     script.write_text(text)
     script.chmod(0o755)
     return script
@@ -60,6 +60,16 @@ def test_it_hides_no_other_one_on_the_path(tmp_path: Path) -> None:
     for path in (("worker", "other"), ("other", "worker"), ("other",), ("worker", "worker", "other")):
         done = run(worker, *(tmp_path / folder for folder in path))
         assert (done.returncode, done.stdout, done.stderr) == (7, "the other one: status --host a b\n", "")
+
+
+@pytest.mark.parametrize("name", ["outfitter-lease", "outfitter-lease-spark"])
+def test_the_other_programs_hide_none_of_their_name(tmp_path: Path, name: str) -> None:
+    worker = put(tmp_path / "worker", WITHOUT.format(python=sys.executable, module="click"), name)
+    put(tmp_path / "outfitter", OTHER)
+    put(tmp_path / "other", OTHER, name)
+    done = run(worker, tmp_path / "outfitter", tmp_path / "worker", tmp_path / "other")
+    assert (done.returncode, done.stdout, done.stderr) == (7, "the other one: status --host a b\n", "")
+    assert run(worker, tmp_path / "outfitter").returncode == 127
 
 
 def test_two_environments_without_the_extra_do_not_send_each_other_round(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
-"""What the command `outfitter` does in an environment without the extra `service`, as a worker's mostly is.
+"""What our programs do in an environment without the extra `service`, as a worker's mostly is.
 
-That environment comes first on the PATH and so hides the command of another one. So we hand over to the next
-`outfitter` on the PATH, and say what to install where there is none. Standard library only.
+That environment comes first on the PATH and so hides the programs of another one. So we hand over to the next one of
+the same name on the PATH, and say what to install where there is none. Standard library only.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from typing import NoReturn
 
 NEEDED = ("click", "aiohttp", "cramjam", "prometheus_client", "rich", "ruamel", "structlog")
 """A module of each package of the extra. Some of them come with other packages, without the rest."""
+
+PROGRAMS = ("outfitter", "outfitter-lease", "outfitter-lease-spark")
 
 NOT_FOUND = 127
 """The exit code of shells for a command that they do not find."""
@@ -28,9 +30,10 @@ def missing() -> list[str]:
 
 
 def hand_over(lacking: list[str]) -> NoReturn:
-    """Replace this process by the next `outfitter` on the PATH, if we are that command. Else say what to install."""
-    if os.path.basename(sys.argv[0]) == "outfitter":  # noqa: PTH119 - pathlib costs more than all the rest
-        _replace(sys.argv[0])
+    """Replace this process by the next program of its name on the PATH. Else say what to install."""
+    program = os.path.basename(sys.argv[0])  # noqa: PTH119 - pathlib costs more than all the rest
+    if program in PROGRAMS:
+        _replace(program, sys.argv[0])
     text = (
         f"outfitter: the command line is an extra, and {sys.prefix} has no {', '.join(lacking)}: "
         "pip install 'outfitter[service]', or put another environment's outfitter on the PATH\n"
@@ -40,13 +43,13 @@ def hand_over(lacking: list[str]) -> NoReturn:
     raise SystemExit(NOT_FOUND)
 
 
-def _replace(this: str) -> None:
-    """Try each other `outfitter` on the PATH in turn. Returns if there is none that can be started."""
+def _replace(program: str, this: str) -> None:
+    """Try each other one of this name on the PATH in turn. Returns if there is none that can be started."""
     import shutil
 
     passed_over = [os.path.realpath(this), *filter(None, os.environ.get(PASSED_OVER, "").split(os.pathsep))]
     for folder in os.get_exec_path():
-        other = shutil.which("outfitter", path=folder or os.curdir)
+        other = shutil.which(program, path=folder or os.curdir)
         if other is None or os.path.realpath(other) in passed_over:
             continue
         passed_over.append(os.path.realpath(other))
