@@ -132,7 +132,7 @@ class RunSession:
             )
             session.leave_because("withdrawn")  # unless a later step sets another reason
             async with session, anyio.create_task_group() as tasks:
-                tasks.start_soon(self._print_progress, session.allocation_watch)
+                tasks.start_soon(print_progress, session.allocation_watch)
                 record = await self._obtain(session)
                 try:
                     code = await self._execute(session, record)
@@ -175,28 +175,6 @@ class RunSession:
             **variables(self._where.bus, self._where.cluster, self._message),
         }
 
-    # --- while waiting -----------------------------------------------------------------------------------
-
-    async def _print_progress(self, allocation_watch: AllocationWatch) -> None:
-        """Print why the worker waits, at each change, and then the result."""
-        begun, printed = datetime.now(UTC), ""
-        snapshot = allocation_watch.read()
-        while not snapshot.over:
-            record = snapshot.record
-            if record is not None:
-                if status_of(record) is AllocationStatus.YOURS and allocation_watch.lease.at_risk:
-                    pass  # the grant was read late: the session asks the manager whether it still counts
-                elif status_of(record) is AllocationStatus.YOURS:
-                    if printed:
-                        waited = output.age((datetime.now(UTC) - begun).total_seconds())
-                        warn(f"has {ledger_view.devices_in_words(record)} after {waited}")
-                    return
-                words = ledger_view.waiting_in_words(record)
-                if words != printed:
-                    warn(words)
-                    printed = words
-            snapshot = await allocation_watch.changed(snapshot.version)
-
     # --- while the command runs --------------------------------------------------------------------------
 
     async def _guard(self, allocation_watch: AllocationWatch) -> None:
@@ -226,6 +204,27 @@ class RunSession:
         """Seconds until all processes must get SIGTERM, so that they have time to end before the lease."""
         longest = (lease.seconds or math.inf) * (TERM_AHEAD - KILL_AHEAD)
         return _until_kill(lease) - min(self._kill_after, longest)
+
+
+async def print_progress(allocation_watch: AllocationWatch) -> None:
+    """Print why the worker waits, at each change, and then the result."""
+    begun, printed = datetime.now(UTC), ""
+    snapshot = allocation_watch.read()
+    while not snapshot.over:
+        record = snapshot.record
+        if record is not None:
+            yours = status_of(record) is AllocationStatus.YOURS
+            if yours and not allocation_watch.lease.at_risk:
+                if printed:
+                    waited = output.age((datetime.now(UTC) - begun).total_seconds())
+                    warn(f"has {ledger_view.devices_in_words(record)} after {waited}")
+                return
+            # a grant that was read late has no words: the session asks the manager whether it still counts
+            words = printed if yours else ledger_view.waiting_in_words(record)
+            if words != printed:
+                warn(words)
+                printed = words
+        snapshot = await allocation_watch.changed(snapshot.version)
 
 
 def _until_kill(lease: Lease) -> float:
