@@ -31,7 +31,7 @@ def resources(tmp_path_factory: pytest.TempPathFactory) -> tuple[ResourceConfig,
         ("fpga=1; gpu;", {"intel.com/fpga": "1", "nvidia.com/gpu": "1"}),
         ("gpu=0;fpga", {"nvidia.com/gpu": "0", "intel.com/fpga": "3"}),
         ("gpu=0", {"nvidia.com/gpu": "0"}),
-        ("none", {}),
+        ("none", {"nvidia.com/gpu": "0", "intel.com/fpga": "0"}),
     ],
 )
 def test_each_resource_is_requested_with_the_configured_amount_or_its_own(
@@ -96,4 +96,4 @@ def test_any_text_gives_amounts_or_problems(resources: tuple[ResourceConfig, ...
     except ConfigurationError:
         return
     assert amounts.keys() <= {"nvidia.com/gpu", "intel.com/fpga"}
-    assert all(int(amount) >= 1 for amount in amounts.values())
+    assert all(int(amount) >= 0 for amount in amounts.values())

@@ -133,10 +133,11 @@ def test_an_equal_quantity_of_its_own_stays_as_it_is(amounts_of: AmountsOf, amou
 @pytest.mark.parametrize(
     ("own", "outcome"), [("3", Outcome.DENIED), ("0", Outcome.UNCHANGED), ("0.0", Outcome.UNCHANGED)]
 )
+@pytest.mark.parametrize("text", ["gpu=0", "none"])
 def test_a_container_that_is_to_have_none_may_have_none_of_its_own(
-    amounts_of: AmountsOf, own: str, outcome: Outcome
+    amounts_of: AmountsOf, text: str, own: str, outcome: Outcome
 ) -> None:
-    none = {"outfitter.dev/resources": "gpu=0"}
+    none = {"outfitter.dev/resources": text}
     container = {"name": "a", "resources": {"limits": {"nvidia.com/gpu": own}}}
     assert answer(review(none, container), amounts_of)[1] is outcome
     assert answer(review(none, {"name": "a"}, {"name": "b"}), amounts_of)[1] is Outcome.UNCHANGED

@@ -7,6 +7,7 @@ Errors are those of `outfitter config check`: all at once, in the same words.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from msgspec import structs
@@ -45,14 +46,14 @@ class _WrongItemError(ValueError):
 def annotated_amounts(
     text: str, resources: Iterable[ResourceConfig], driver_of: DriverOf = no_driver
 ) -> dict[str, str]:
-    """Extended resource name → quantity, for `resources.requests` and `resources.limits`. `none` gives nothing.
-    An amount of 0 gives "0": the container must have none.
+    """Extended resource name → quantity, for `resources.requests` and `resources.limits`. An amount of 0
+    gives "0": the container must have none. `none` gives it for all resources that have a name in Kubernetes.
 
     Raises:
         ConfigurationError: the annotation is wrong. It has all problems, of which the first `MOST_PROBLEMS` are listed.
     """
     if text.strip() == NONE:
-        return {}
+        return _nothing({config.name: config for config in resources}, driver_of)
     if not text.strip():
         raise ConfigurationError([_problem("is empty", "name resources, such as gpu or gpu=2;fpga, or write none")])
     if len(text) > MOST_CHARACTERS:
@@ -71,6 +72,15 @@ def annotated_amounts(
     if problems:
         more = f"and {len(problems) - MOST_PROBLEMS} more problems" if len(problems) > MOST_PROBLEMS else None
         raise ConfigurationError([*problems[:MOST_PROBLEMS], *([_problem(more)] if more else [])])
+    return amounts
+
+
+def _nothing(configured: Mapping[str, ResourceConfig], driver_of: DriverOf) -> dict[str, str]:
+    """An amount of 0 of each resource that can be requested."""
+    amounts: dict[str, str] = {}
+    for name in configured:
+        with suppress(_WrongItemError):
+            amounts |= _amounts_of(_Item(name, name, "0"), configured, driver_of)
     return amounts
 
 
