@@ -73,7 +73,7 @@ def test_a_time_is_the_same_option_in_every_command_that_takes_one() -> None:
             if isinstance(parameter, click.Option) and parameter.name in found:
                 found[parameter.name].append((parameter.metavar, parameter.help, parameter.type, parameter.callback))
     assert [len(found[name]) for name in found] == [3, 1]
-    assert all(set(each) == {each[0]} for each in found.values())
+    assert [set(each) for each in found.values()] == [{each[0]} for each in found.values()]
     assert found["since"][0][3] is found["until"][0][3] is options.moment
 
 

@@ -280,8 +280,8 @@ class Demonstration:
         deadline = time.monotonic() + SCENE_WITHIN
         while not condition():
             for name, process in self._processes.items():
-                # the exit code of `outfitter run` if its command was ended: 128 plus the signal
-                if process.poll() not in {None, 0, -signal.SIGKILL, 128 + signal.SIGTERM}:
+                # `outfitter run` dies of the signal that ended its command
+                if process.poll() not in {None, 0, -signal.SIGKILL, -signal.SIGTERM}:
                     raise OutfitterCliError(f"{name} ended with {process.returncode}: {self._log(name)[-2000:]}")
             if time.monotonic() > deadline:
                 raise OutfitterCliError(f"waited {SCENE_WITHIN:g} s in vain until {what}")
