@@ -95,15 +95,13 @@ def test_ctrl_c_in_a_terminal_reaches_the_command_once(shared_manager: Manager, 
     counts = """
 import signal, sys
 count = 0
-def interrupted(number, frame):
-    global count
+signals = {signal.SIGINT, signal.SIGTERM}
+signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+print("ready", flush=True)
+while signal.sigwait(signals) == signal.SIGINT:
     count += 1
     print("interrupted", count, flush=True)
-signal.signal(signal.SIGINT, interrupted)
-signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(count))
-print("ready", flush=True)
-while True:
-    signal.pause()
+sys.exit(count)
 """
     pid, terminal = pty.fork()
     if pid == 0:
