@@ -444,7 +444,10 @@ class World:
         enough for its operators."""
         host_state = self.ledger.host_state(HOST)
         for resource, amount in record.request.amounts.items():
-            spec = self.rules.specs[resource]
+            spec = self.rules.specs.get(resource)
+            if spec is None:
+                assert self._lacks_names(), f"{record.key} waits for {resource}, which is not configured"
+                return
             operators = (record.request.operators or {}).values()
             named = [wanted[resource].amount for wanted in operators if resource in wanted]
             enough = sum(named) <= amount or (spec.shared and max(named) <= amount)
@@ -486,11 +489,15 @@ class World:
                 assert self.now < record.wait_until or self._is_unanswered(record), f"{key} waits too long"
 
     def _is_unanswered(self, record: Allocation) -> bool:
-        """A driver has yet to answer."""
+        """A driver has yet to answer, or to name again what it named before a restart."""
         host_state = self.ledger.host_state(HOST)
-        return self.is_being_asked(record) or any(
-            not host_state.inventory(resource).reported and host_state.inventory(resource).failure is None
-            for resource in record.request.amounts
+        return (
+            self.is_being_asked(record)
+            or self._lacks_names()
+            or any(
+                not host_state.inventory(resource).reported and host_state.inventory(resource).failure is None
+                for resource in record.request.amounts
+            )
         )
 
     def pass_time(self, seconds: float) -> None:
