@@ -17,10 +17,10 @@ import pytest
 from outfitter_proto import topics as all_topics
 from outfitter_proto.bus import BusConfigurationError, BusUnavailableError, Entry, OffsetOutOfRangeError, connect
 from outfitter_proto.bus.embedded.connecting.database import Database
-from outfitter_service.runtime.clock import Clock
 from runtime.conftest import Serve
 from support.bus.faulty_bus import FaultyBus, no_faults
 from support.checker.verdict import verdict
+from support.jumping_clock import JumpingClock
 from support.kafka.broker import Broker
 from support.managers.in_process import (
     CLUSTER,
@@ -185,15 +185,6 @@ async def test_an_input_that_is_cut_while_it_is_read_goes_on_and_loses_no_more_t
         await in_process.say(register("c", gpu=1))
         await in_process.state("c", "allocated")
         assert in_process.failure is None
-
-
-class JumpingClock(Clock):
-    """The machine's time, and what the test adds to it."""
-
-    ahead_s = 0.0
-
-    def monotonic(self) -> float:
-        return super().monotonic() + self.ahead_s
 
 
 async def test_nobody_is_judged_by_heartbeats_that_were_deleted_unread(url: str, serve: Serve) -> None:

@@ -16,19 +16,34 @@ from outfitter_proto.bus import Bus, connect
 from outfitter_service.runtime.processor.commit import quotas
 from outfitter_service.runtime.processor.limits import Limits
 from support.checker.verdict import verdict
+from support.jumping_clock import JumpingClock
 from support.managers.in_process import TOPICS, InProcessManager, deregister, register, serving, static
 
 MOST_BYTES = 50_000
-LIMITS = Limits(lease_grace_s=0.1, rewritten_bytes=MOST_BYTES)
+LIMITS = Limits(lease_grace_s=0.1, rewritten_bytes=MOST_BYTES, checkpoint_interval_s=1e9)
 WORKERS = [f"w{number}" for number in range(8)]
-OPERATORS = {f"operator-{number}": {} for number in range(200)}
-"""They make a record of 5 kB."""
+OPERATORS: dict[str, Any] = {f"operator-{number}": {} for number in range(200)}
+"""They make a record of some 14 kB."""
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> JumpingClock:
+    """No window ends unless it jumps."""
+    monkeypatch.setattr(quotas, "WINDOW_S", 3600.0)
+    return JumpingClock()
 
 
 @pytest.fixture
 async def bus(tmp_path: Path) -> AsyncIterator[Bus]:
     async with connect(f"sqlite://{tmp_path}/bus.db?synchronous=NORMAL") as bus:
         yield bus
+
+
+@pytest.fixture
+async def manager(bus: Bus, tmp_path: Path, clock: JumpingClock) -> AsyncIterator[InProcessManager]:
+    async with serving(bus, static(1), tmp_path, limits=LIMITS, clock=clock) as manager:
+        yield manager
+    assert (await verdict(bus.url)).violations == ()
 
 
 async def written(manager: InProcessManager, start: int) -> tuple[int, Counter[str]]:
@@ -48,69 +63,64 @@ async def end(manager: InProcessManager) -> int:
     return manager._position
 
 
+async def say_all(manager: InProcessManager, **fields: Any) -> None:
+    """All workers register, with operators or again without."""
+    await manager.say(*(register(worker, lease_s=None, **fields) for worker in WORKERS))
+
+
 async def repeat_all(manager: InProcessManager, times: int) -> None:
     """Each worker registers again, over and over, and each time the manager has decided before the next comes."""
     for number in range(times):
-        await manager.say(*(register(worker, resources={}, lease_s=None) for worker in WORKERS))
+        await say_all(manager, resources={})
         await manager.say(register(f"mark-{number}", resources={}, lease_s=None))
         await manager.state(f"mark-{number}", "allocated")
 
 
-async def test_repeated_registrations_have_so_many_bytes_of_answers_and_no_more(
-    bus: Bus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(quotas, "WINDOW_S", 3600.0)
-    async with serving(bus, static(1), tmp_path, limits=LIMITS) as manager:
-        await manager.say(*(register(w, resources={}, lease_s=None, operators=OPERATORS) for w in WORKERS))
-        largest = max([len(json.dumps(await manager.state(worker, "allocated"))) for worker in WORKERS])
-        start = await end(manager)
-        await repeat_all(manager, 20)
-        size, count = await written(manager, start)
-        marks = sum(count[f"mark-{number}"] for number in range(20))
-        assert marks == 20
-        assert MOST_BYTES <= size <= MOST_BYTES + largest + 20 * 1000
-        assert (await verdict(bus.url)).violations == ()
+async def test_repeated_registrations_have_so_many_bytes_of_answers_and_no_more(manager: InProcessManager) -> None:
+    await say_all(manager, resources={}, operators=OPERATORS)
+    largest = max([len(json.dumps(await manager.state(worker, "allocated"))) for worker in WORKERS])
+    start = await end(manager)
+    await repeat_all(manager, 20)
+    size, count = await written(manager, start)
+    assert sum(count[f"mark-{number}"] for number in range(20)) == 20
+    assert MOST_BYTES <= size <= MOST_BYTES + largest + 20 * 1000
 
 
 async def test_each_repeated_registration_is_answered_later_if_not_now(
-    bus: Bus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    manager: InProcessManager, clock: JumpingClock
 ) -> None:
     """Nothing else happens meanwhile that would have anything written."""
-    monkeypatch.setattr(quotas, "WINDOW_S", 0.5)
-    async with serving(bus, static(1), tmp_path, limits=LIMITS) as manager:
-        await manager.say(*(register(w, resources={}, lease_s=None, operators=OPERATORS) for w in WORKERS))
-        for worker in WORKERS:
-            await manager.state(worker, "allocated")
-        await repeat_all(manager, 5)
-        start = await end(manager)
-        await manager.say(*(register(worker, resources={}, lease_s=None) for worker in WORKERS))
-        with anyio.fail_after(30):
-            while not (await written(manager, start))[1].keys() >= set(WORKERS):
-                await manager._fetch(TOPICS.allocations, await end(manager), timeout=0.2)
-        assert (await verdict(bus.url)).violations == ()
+    await say_all(manager, resources={}, operators=OPERATORS)
+    for worker in WORKERS:
+        await manager.state(worker, "allocated")
+    await repeat_all(manager, 5)
+    start = await end(manager)
+    with anyio.fail_after(30):
+        while not (await written(manager, start))[1].keys() >= set(WORKERS):
+            clock.ahead_s += quotas.WINDOW_S
+            await manager._fetch(TOPICS.allocations, await end(manager), timeout=0.2)
 
 
 async def test_queue_positions_have_so_many_bytes_and_are_right_in_the_end(
-    bus: Bus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    manager: InProcessManager, clock: JumpingClock
 ) -> None:
-    monkeypatch.setattr(quotas, "WINDOW_S", 0.5)
-    async with serving(bus, static(1), tmp_path, limits=LIMITS) as manager:
-        await manager.say(register("holder", lease_s=None))
-        await manager.say(*(register(worker, gpu=1, lease_s=None, operators=OPERATORS) for worker in WORKERS))
-        await manager.state("holder", "allocated")
-        for worker in WORKERS:
-            await manager.state(worker, "pending")
-        start = await end(manager)
-        for number in range(10):
-            await manager.say(register("first", incarnation=str(number), gpu=1, lease_s=None, priority=9))
-            await manager.state("first", "pending", str(number))
-        positions = {worker: number for number, worker in enumerate(WORKERS, start=2)}
-        _, count = await written(manager, start)
-        assert sum(count[worker] for worker in WORKERS) < 10 * len(WORKERS)
-        await manager.until(lambda records: positions == _positions(records))
-        await manager.say(deregister("first", "9"))
-        positions = {worker: number for number, worker in enumerate(WORKERS, start=1)}
-        await manager.until(lambda records: positions == _positions(records))
+    await manager.say(register("holder", gpu=1, lease_s=None))
+    await say_all(manager, gpu=1, operators=OPERATORS)
+    for worker in WORKERS:
+        await manager.state(worker, "pending")
+    start = await end(manager)
+    for number in range(10):
+        await manager.say(register("first", incarnation=str(number), gpu=1, lease_s=None, priority=9))
+        await manager.state("first", "pending", str(number))
+        await manager.say(deregister("first", str(number)))
+        await manager.state("first", "ended", str(number))
+    size, _ = await written(manager, start)
+    assert size < 2 * MOST_BYTES
+    expected = {worker: position for position, worker in enumerate(WORKERS, start=1)}
+    with anyio.fail_after(30):
+        while expected != _positions(await manager.records()):
+            clock.ahead_s += quotas.WINDOW_S
+            await manager._fetch(TOPICS.allocations, await end(manager), timeout=0.2)
 
 
 def _positions(records: dict[str, dict[str, Any]]) -> dict[str, int]:
