@@ -13,7 +13,7 @@ from outfitter_service.core import model as m
 from outfitter_service.core.decide import Decision, decide_in_full
 from support.core.core_driver import HOST, CoreDriver, asks, device, ill
 from support.core.decided import apply, decision_of, touched
-from support.core.world import whole
+from support.core.fingerprint import whole
 
 MAYBE = st.sampled_from([False, False, False, True])
 DEVICES = st.sampled_from(

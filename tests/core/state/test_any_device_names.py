@@ -14,7 +14,7 @@ from outfitter_service.core import model as m
 from outfitter_service.core.state.host_state import exclusive_ids
 from outfitter_service.core.state.ledger import Ledger, PutAllocation, PutRecord, SetInventory
 from support.core.core_driver import HOST, CoreDriver, asks, ill, restarted
-from support.core.world import whole
+from support.core.fingerprint import whole
 
 NAMES = {"d": ("d0", "d1"), "e": ("a0", "b0", "c0")}
 """Two devices by all their names."""

@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Iterable
 from datetime import timedelta
 from itertools import combinations
-from typing import Any
 
 from msgspec import UNSET
 
@@ -31,12 +30,13 @@ from outfitter_proto.records import (
 from outfitter_service.core import model as m
 from outfitter_service.core.decide import Decision, Rules, decide, decide_in_full, implied, is_due, renumber
 from outfitter_service.core.hosts import host_record
-from outfitter_service.core.state.host_state import HostState, queue_entry
+from outfitter_service.core.state.host_state import queue_entry
 from outfitter_service.core.state.ledger import DropAllocation, Ledger, PutAllocation, PutRecord, SetInventory, SetScan
 from outfitter_service.core.state.sizes import items
 from outfitter_service.core.states import GRANTED_STATES
 from support.core.core_driver import HOST, START
 from support.core.decided import apply, change_all, decision_of, is_settled, touched
+from support.core.fingerprint import whole
 
 ALIASES = {"g0": ("p0",), "g1": ("p1", "x1")}
 """Devices with several names; `p0` is also what another resource calls `g0`."""
@@ -117,40 +117,6 @@ def check_operators(record: Allocation) -> None:
                 assert set(own) <= {info["id"] for info in record.resources[resource]}
                 dealt += own
     assert len(set(dealt)) == len(dealt), f"two operators of {record.key} have one device"
-
-
-def fingerprint(host_state: HostState) -> dict[str, Any]:
-    """Everything in the state of a host, in a form that can be compared."""
-    return {
-        "record": host_state.record,
-        "inventories": dict(host_state.inventories),
-        "suspects": host_state.suspects,
-        "free": {name: list(free_list.free) for name, free_list in host_state.free_lists.items() if free_list.devices},
-        "places": {
-            name: dict(free_list.positions) for name, free_list in host_state.free_lists.items() if free_list.devices
-        },
-        "distinct": host_state.distinct,
-        "live": dict(host_state.live),
-        "without": host_state.without_exclusive,
-        "items": host_state.items,
-        "locks": dict(host_state.locks),
-        "sharers": dict(host_state.sharers),
-        "queue": list(host_state.queue),
-        "overlapping": host_state.overlapping,
-        "waiting": {name: list(entries) for name, entries in host_state.waiting.items()},
-        "claims": {name: list(entries) for name, entries in host_state.claims.items()},
-        "unanswered": {name: list(entries) for name, entries in host_state.unanswered.items()},
-        "scan_from": host_state.scan_from,
-        "deadlines": list(host_state.deadlines),
-        "waiting_since": list(host_state.waiting_since),
-        "incarnations": {worker: list(runs) for worker, runs in host_state.incarnations.items()},
-        "past": {worker: list(endings) for worker, endings in host_state.past.items()},
-        "endings": list(host_state.endings),
-    }
-
-
-def whole(ledger: Ledger) -> dict[str, Any]:
-    return {"allocations": dict(ledger.allocations), "token": ledger.token, **fingerprint(ledger.host_state(HOST))}
 
 
 class World:

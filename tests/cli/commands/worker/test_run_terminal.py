@@ -7,12 +7,13 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from cli.commands.worker.conftest import PATIENCE, line_of
 from outfitter_service.cli._lib.running.no_devices import NONE_VISIBLE
 from support.managers.process import OUTFITTER, Manager
-from support.processes.terminal import terminal
+from support.processes.terminal import Terminal, terminal
 
 COMMAND = """
 import os, signal, sys
@@ -36,10 +37,13 @@ print("read", input(), flush=True)
 """Stops as an interactive bash does at `suspend`: alone, in the foreground, in a process group of its own."""
 
 
+def running(manager: Manager, code: str) -> AbstractContextManager[Terminal]:
+    """A terminal in which worker `w` runs this Python code."""
+    return terminal(manager.environment, *OUTFITTER, "run", "--worker", "w", "--", sys.executable, "-c", code)
+
+
 def test_ctrl_z_stops_run_and_its_command_and_fg_continues_both(one_gpu: Manager) -> None:
-    with terminal(
-        one_gpu.environment, *OUTFITTER, "run", "--worker", "w", "--", sys.executable, "-c", COMMAND
-    ) as shell:
+    with running(one_gpu, COMMAND) as shell:
         shell.until("foreground True")
         shell.type("\x1a")
         shell.until("stopped")
@@ -53,9 +57,7 @@ def test_ctrl_z_stops_run_and_its_command_and_fg_continues_both(one_gpu: Manager
 
 
 def test_a_command_that_stops_alone_stops_run_too_and_fg_gives_it_the_terminal_back(one_gpu: Manager) -> None:
-    with terminal(
-        one_gpu.environment, *OUTFITTER, "run", "--worker", "w", "--", sys.executable, "-c", SUSPENDED
-    ) as shell:
+    with running(one_gpu, SUSPENDED) as shell:
         shell.until("ready")
         shell.until("stopped")
         assert one_gpu.wait_for_state("w", "allocated"), "a stopped command keeps its devices"
@@ -67,9 +69,7 @@ def test_a_command_that_stops_alone_stops_run_too_and_fg_gives_it_the_terminal_b
 
 
 def test_a_command_that_stopped_alone_ends_with_its_terminal(one_gpu: Manager) -> None:
-    with terminal(
-        one_gpu.environment, *OUTFITTER, "run", "--worker", "w", "--", sys.executable, "-c", SUSPENDED
-    ) as shell:
+    with running(one_gpu, SUSPENDED) as shell:
         shell.until("stopped")
     one_gpu.wait_for_state("w", "ended")
 

@@ -10,7 +10,7 @@ import anyio
 
 from outfitter_proto.bus import Bus, BusError, MissingBusError, UnknownTopicError
 from outfitter_service.cli._lib.diagnosis.finding import UNCONFIGURED, Finding, Machine, Verdict
-from outfitter_service.config import ConfigurationError, Connection, connection, inspect
+from outfitter_service.config import ConfigurationError, Connection, Settings, connection, inspect
 
 T = TypeVar("T")
 
@@ -38,12 +38,10 @@ def rights(machine: Machine) -> Iterator[Finding]:
     """Whether the brokers let this principal do what a manager does, and sweep."""
     from outfitter_proto import rights as needed
 
-    if (where := _where(machine)) is None:
-        yield _UNREADABLE
+    if isinstance(configured := _configured(machine), Finding):
+        yield configured
         return
-    if (settings := inspect(machine.config, machine.given).settings) is None:  # the scope is not known
-        yield UNCONFIGURED
-        return
+    where, settings = configured
     scope = settings.scope
     of_manager = needed.of_scope(scope, where.cluster, where.host, history=where.history)
     of_sweeper = needed.of_sweeper(where.cluster) if scope == "host" else []
@@ -88,12 +86,10 @@ def ledger(machine: Machine) -> Iterator[Finding]:
     """Whether a manager would start on the ledger."""
     from outfitter_service.runtime.manager.start_check import refusals
 
-    if (where := _where(machine)) is None:
-        yield _UNREADABLE
+    if isinstance(configured := _configured(machine), Finding):
+        yield configured
         return
-    if (settings := inspect(machine.config, machine.given).settings) is None:  # the scope is not known
-        yield UNCONFIGURED
-        return
+    where, settings = configured
     try:
         found = _asked(where, lambda bus: refusals(bus, settings))
     except (MissingBusError, UnknownTopicError):  # a manager's first start is without a ledger
@@ -104,6 +100,14 @@ def ledger(machine: Machine) -> Iterator[Finding]:
     for sentences in found:
         seen, _, remedy = sentences.partition(". ")
         yield Finding(Verdict.PROBLEM, seen, remedy or "do what the message says, then run this again")
+
+
+def _configured(machine: Machine) -> tuple[Connection, Settings] | Finding:
+    """The bus and the settings, or why they are not known."""
+    if (where := _where(machine)) is None:
+        return _UNREADABLE
+    settings = inspect(machine.config, machine.given).settings
+    return UNCONFIGURED if settings is None else (where, settings)
 
 
 def _where(machine: Machine) -> Connection | None:

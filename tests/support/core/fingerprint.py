@@ -1,0 +1,43 @@
+"""Everything that a ledger in memory has, in a form that can be compared."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from outfitter_service.core.state.host_state import HostState
+from outfitter_service.core.state.ledger import Ledger
+from support.core.core_driver import HOST
+
+
+def fingerprint(host_state: HostState) -> dict[str, Any]:
+    """Everything in the state of a host, in a form that can be compared."""
+    return {
+        "record": host_state.record,
+        "inventories": dict(host_state.inventories),
+        "suspects": host_state.suspects,
+        "free": {name: list(free_list.free) for name, free_list in host_state.free_lists.items() if free_list.devices},
+        "places": {
+            name: dict(free_list.positions) for name, free_list in host_state.free_lists.items() if free_list.devices
+        },
+        "distinct": host_state.distinct,
+        "live": dict(host_state.live),
+        "without": host_state.without_exclusive,
+        "items": host_state.items,
+        "locks": dict(host_state.locks),
+        "sharers": dict(host_state.sharers),
+        "queue": list(host_state.queue),
+        "overlapping": host_state.overlapping,
+        "waiting": {name: list(entries) for name, entries in host_state.waiting.items()},
+        "claims": {name: list(entries) for name, entries in host_state.claims.items()},
+        "unanswered": {name: list(entries) for name, entries in host_state.unanswered.items()},
+        "scan_from": host_state.scan_from,
+        "deadlines": list(host_state.deadlines),
+        "waiting_since": list(host_state.waiting_since),
+        "incarnations": {worker: list(runs) for worker, runs in host_state.incarnations.items()},
+        "past": {worker: list(endings) for worker, endings in host_state.past.items()},
+        "endings": list(host_state.endings),
+    }
+
+
+def whole(ledger: Ledger) -> dict[str, Any]:
+    return {"allocations": dict(ledger.allocations), "token": ledger.token, **fingerprint(ledger.host_state(HOST))}
