@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import subprocess
 import sys
@@ -67,9 +66,12 @@ def test_a_connection_is_found_without_loading_what_a_manager_needs(tmp_path: Pa
 
 def test_a_time_is_the_same_option_in_every_command_that_takes_one() -> None:
     found: dict[str, list[tuple[object, ...]]] = {"since": [], "until": []}
-    for entry in COMMANDS.values():
-        module, attribute = entry.target.split(":")
-        for parameter in getattr(importlib.import_module(module), attribute).params:
+    context = click.Context(outfitter)
+    for name in COMMANDS:
+        # loading a command completes its options: one that is only imported differs from those that ran before
+        command = outfitter.get_command(context, name)
+        assert command, name
+        for parameter in command.params:
             if isinstance(parameter, click.Option) and parameter.name in found:
                 found[parameter.name].append((parameter.metavar, parameter.help, parameter.type, parameter.callback))
     assert [len(found[name]) for name in found] == [3, 1]
