@@ -60,6 +60,17 @@ def test_beyond_so_many_that_live_without_a_device_of_their_own_a_worker_is_told
     assert core.register("y", resources={}, incarnation="3").state == "allocated"
 
 
+@pytest.mark.parametrize("limit", [{"max_waiting": 3}, {"max_items": 44}])
+def test_a_waiting_workers_next_run_takes_the_place_of_the_one_before_it_at_a_limit_too(limit: dict[str, int]) -> None:
+    core = CoreDriver(**limit)
+    core.report("a")
+    labels = {f"label-{number}": "" for number in range(10)}
+    for worker in "wxyz":
+        core.register(worker, 1, labels=labels)
+    assert core.register("z", 1, incarnation="2", labels=labels).state == "pending"
+    assert core.register("more", 1, labels=labels).state == "failed"
+
+
 @pytest.mark.parametrize(
     "said",
     [

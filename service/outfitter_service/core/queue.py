@@ -18,7 +18,7 @@ from heapq import heapify, heappop, heappush
 from msgspec import UNSET, structs
 
 from outfitter_proto.keys import AllocationKey
-from outfitter_proto.records import Allocation, ReasonCode, Token, Unavailable
+from outfitter_proto.records import FINAL_STATES, Allocation, ReasonCode, Token, Unavailable
 from outfitter_service.core import discovery, reasons
 from outfitter_service.core import model as m
 from outfitter_service.core.decision import DecisionBuilder
@@ -40,8 +40,10 @@ SCANNED_PER_CHANGE = 2
 def admit(builder: DecisionBuilder, record: Allocation) -> Allocation:
     """Grant a new worker what it wants, or queue it. Returns its record."""
     overlay = builder.overlay(record.host)
+    withdrawn = _withdrawn(builder)
     items, most = sizes.items(record.request), builder.rules.max_items
-    if items and overlay.host_state.items + items > most:
+    others = overlay.host_state.items - sum(sizes.items(earlier.request) for earlier in withdrawn)
+    if items and others + items > most:
         return _fail(builder, record, ReasonCode.TOO_MANY_LIVE, reasons.too_many_items(items, most), new=True)
     discovery.ask_for_new_worker(builder, overlay, record)
     claimed, unevaluated = (
@@ -54,7 +56,7 @@ def admit(builder: DecisionBuilder, record: Allocation) -> Allocation:
         _rescan_from(builder, overlay.host_state, queue_entry(record))
     elif obstacle.code == ReasonCode.BUSY and not unevaluated <= claimed:
         obstacle = structs.replace(obstacle, reason=reasons.NEXT_EVALUATION)
-    if len(overlay.host_state.queue) >= builder.rules.max_waiting:
+    if len(overlay.host_state.queue) - len(withdrawn) >= builder.rules.max_waiting:
         reason = f"{builder.rules.max_waiting} workers of this host wait already, which is the limit"
         code = ReasonCode.TOO_MANY_WAITING
         return builder.step(Step.FAIL, reason, record, new=True, reason=reason, reason_code=code, wait_until=None)
@@ -71,6 +73,14 @@ def admit(builder: DecisionBuilder, record: Allocation) -> Allocation:
         )
     except OversizeError as error:
         return _fail_oversize(builder, record, error, new=True)
+
+
+def _withdrawn(builder: DecisionBuilder) -> list[Allocation]:
+    """The records that wait no longer since this decision: of an earlier run, whose place the new one takes."""
+    before = [
+        builder.ledger.allocations.get(key) for key, after in builder.records.items() if after.state in FINAL_STATES
+    ]
+    return [record for record in before if record is not None and record.state == PENDING]
 
 
 def schedule(builder: DecisionBuilder, host: str) -> None:
