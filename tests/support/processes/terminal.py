@@ -46,12 +46,13 @@ class Terminal:
         self.master = master
         self.text = ""
 
-    def until(self, text: str) -> None:
-        """Read until the text has been printed."""
+    def until(self, text: str) -> str:
+        """Read until the text has been printed. Returns what was printed before it."""
         while text not in self.text:
             assert select.select([self.master], [], [], PATIENCE)[0], f"not {text!r}: {self.text}"
             self.text += os.read(self.master, 1000).decode()
-        self.text = self.text.partition(text)[2]
+        before, _, self.text = self.text.partition(text)
+        return before
 
     def type(self, text: str) -> None:
         os.write(self.master, text.encode())

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from cli.commands.worker.conftest import PATIENCE, line_of
 from outfitter_service.cli._lib.running.no_devices import NONE_VISIBLE
+from support import polling
 from support.managers.process import OUTFITTER, Manager
 from support.processes.terminal import Terminal, terminal
 
@@ -35,6 +36,14 @@ os.kill(os.getpid(), signal.SIGSTOP)
 print("read", input(), flush=True)
 """
 """Stops as an interactive bash does at `suspend`: alone, in the foreground, in a process group of its own."""
+
+
+PAUSED = """
+import os, signal
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+print("pids", os.getppid(), os.getpid(), "ready", flush=True)
+print("passed on", signal.Signals(signal.sigwait([signal.SIGUSR1])).name, flush=True)
+"""
 
 
 def running(manager: Manager, code: str) -> AbstractContextManager[Terminal]:
@@ -71,6 +80,19 @@ def test_a_command_that_stops_alone_stops_run_too_and_fg_gives_it_the_terminal_b
 def test_a_command_that_stopped_alone_ends_with_its_terminal(one_gpu: Manager) -> None:
     with running(one_gpu, SUSPENDED) as shell:
         shell.until("stopped")
+    one_gpu.wait_for_state("w", "ended")
+
+
+def test_a_command_that_is_stopped_and_continued_by_its_pid_does_not_stop_run(one_gpu: Manager) -> None:
+    with running(one_gpu, PAUSED) as shell:
+        shell.until("pids ")
+        run, command = map(int, shell.until(" ready").split())
+        os.kill(command, signal.SIGSTOP)
+        polling.until(lambda: "T (stopped)" in Path(f"/proc/{command}/status").read_text(), lambda: "not stopped")
+        os.kill(run, signal.SIGUSR1)
+        os.kill(command, signal.SIGCONT)
+        shell.until("passed on SIGUSR1")
+        shell.until("over 0")
     one_gpu.wait_for_state("w", "ended")
 
 

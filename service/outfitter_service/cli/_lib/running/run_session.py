@@ -110,11 +110,13 @@ class RunSession:
             self._waiting.cancel()
 
     def _stop_with_command(self) -> None:
-        """Stop if the command has stopped alone and the terminal's foreground is ours or a descendant's.
+        """Stop with a command that does job control: it has a process group of its own, has stopped, and the terminal's
+        foreground is ours or a descendant's.
 
-        Anywhere else nothing waits for that, and a stopped process sends no heartbeats.
+        A command in our group stops with us at Ctrl-Z. If it has stopped alone, it was sent the signal by its pid. Then
+        its sender continues it, too, and a stopped `outfitter run` would send no heartbeats and miss its end.
         """
-        group = job_control.foreground() if self._child.stopped else None
+        group = job_control.foreground() if self._child.stopped and self._child.apart else None
         if group is not None and (group == os.getpgrp() or self._left_behind.includes(group)):
             job_control.stop()
 
