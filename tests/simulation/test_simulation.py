@@ -15,7 +15,6 @@ from simulation.run import run
 SEEDS = range(20)
 QUICKLY_FOUND = (
     "fence-after-restore",
-    "position-from-the-group",
     "checkpoint-apart",
     "token-restarted",
     "zombie-goes-on",
@@ -28,10 +27,8 @@ QUICKLY_FOUND = (
     "names-apart",
     "ahead-for-good",
     "another-request",
-    "deregister-the-eldest",
     "released-as-configured",
     "lost-input-from-the-end",
-    "nobodys-passed-over",
     "any-input",
 )
 TESTS = Path(__file__).parents[1]

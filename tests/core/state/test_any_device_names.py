@@ -214,6 +214,6 @@ class Names(RuleBasedStateMachine):
 
 
 Names.TestCase.settings = settings(
-    max_examples=250, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=120, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 test_names_in_any_order = Names.TestCase
