@@ -74,7 +74,7 @@ class CommitBuilder:
         if not batch.events:
             batch.rules = self._rules_now()  # the limits may have changed since it was opened
         self._announcer.announce_waiting(batch, self.batch_limits.full, self.batch_limits.records)
-        batch.repeat_waiting(self.batch_limits.full)
+        batch.repeat_waiting(self.batch_limits.full, self.batch_limits.records)
 
     def is_due(self, commit: PendingCommit) -> bool:
         """Whether the commit has anything to write (heartbeats move leases in memory only)."""
@@ -124,7 +124,7 @@ class CommitBuilder:
 
     def settled(self, commit: PendingCommit, *, idle: bool) -> None:
         """The commit succeeded, or nothing of it had to be written. `idle`: no internal event waits."""
-        self.batch_limits.grow(commit.position, idle=idle)
+        self.batch_limits.grow(commit.position, idle=idle and not self._quotas.rewrites.has_ready)
         if commit.done:
             self._written_to, self._written_at = commit.position, self._clock.monotonic()
             self._snapshots.settle(commit.batch.output.piece, commit.batch.output.history_bytes)
@@ -154,6 +154,12 @@ class CommitBuilder:
         return self._snapshots.shrink(output.piece, batch.now) or self.batch_limits.shrink(
             batch.events, output.ledger_bytes
         )
+
+    def forget_answers(self, commit: PendingCommit) -> bool:
+        """Answers that had waited are too large even alone: they are not written. Returns False if there are none."""
+        for host, key in commit.batch.quota_use.repeated:
+            self._quotas.rewrites.forget(host, key)
+        return bool(commit.batch.quota_use.repeated)
 
     def begin_again(self) -> None:
         """The cursor has moved to the input's new beginning."""

@@ -139,9 +139,9 @@ class Settlement:
     def narrow(self, commit: PendingCommit, trouble: TooLargeError) -> bool:
         """A commit was too large: try fewer events, then smaller pieces of one event's effects. If an event's own
         record is too large even then, set that event aside, but no deregistration: it waits until the topics take more.
-        Returns False if that would not help."""
+        An answer that had waited is left out. Returns False if that would not help."""
         self._reporter.size_refusals.split(trouble, events=commit.batch.events)
-        if self._builder.shrink(commit):
+        if self._builder.shrink(commit) or self._builder.forget_answers(commit):
             narrowed = True
         elif commit.internal:
             self._give_up(self._event_queue.pop(), trouble)

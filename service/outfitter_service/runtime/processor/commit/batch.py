@@ -76,7 +76,7 @@ class Effects(Struct):
 class QuotaUse(Struct):
     """A commit's use of quotas. Of dead letters, by payer: `used` is the number of letters, `omitted` the messages
     beyond the quota, `summed` the messages that one letter sums up. Of rewritten records: `rewritten` is the number of
-    bytes by host, `repeated` has the host and the key of each answer."""
+    bytes by host, `repeated` has the host and the key of each answer that had waited."""
 
     used: defaultdict[Payer, int] = field(default_factory=lambda: defaultdict(int))
     omitted: dict[Payer, Omitted] = {}
@@ -279,23 +279,29 @@ class Batch:
                 self.output.positions[record.key] = record.queue_position
         return True
 
-    def repeat_waiting(self, full: float) -> None:
-        """Write the answers that wait, until the ledger's batch has `full` bytes."""
-        for key in self._quotas.rewrites.take_waiting():
-            if not self._repeat(key, full, has_waited=True):
+    def repeat_waiting(self, full: float, most: int) -> None:
+        """Write the answers that wait, until the ledger's batch has `full` bytes or the batch has `most` events. Each
+        counts as an event. So each gets a commit of its own after commits were too large."""
+        waiting = self._quotas.rewrites.take_waiting()
+        while self.events < most and (key := next(waiting, None)) is not None:
+            record = self._unwritten(key)
+            if record is None:
+                continue
+            if not self._rewrite(key, record, full):
+                self._quotas.rewrites.postpone(record.host, key)
                 return
-
-    def _repeat(self, key: AllocationKey, full: float = math.inf, *, has_waited: bool = False) -> bool:
-        """Write an allocation's unchanged record again, unless this commit writes it anyway. Returns False if it has to
-        wait, behind those that wait already."""
-        record, rewrites = self.ledger.allocations.get(key), self._quotas.rewrites
-        if record is None or key in self.effects.allocations:
-            return True
-        if (has_waited or not rewrites.has_waiting(record.host)) and self._rewrite(key, record, full):
             self.quota_use.repeated.append((record.host, key))
-            return True
-        rewrites.postpone(record.host, key)
-        return False
+            self.events += 1
+
+    def _repeat(self, key: AllocationKey) -> None:
+        """Write an allocation's unchanged record again. It has to wait behind those that wait already."""
+        record, rewrites = self._unwritten(key), self._quotas.rewrites
+        if record is not None and (rewrites.has_waiting(record.host) or not self._rewrite(key, record, math.inf)):
+            rewrites.postpone(record.host, key)
+
+    def _unwritten(self, key: AllocationKey) -> Allocation | None:
+        """The record under a key; None if there is none, or this commit writes it anyway."""
+        return None if key in self.effects.allocations else self.ledger.allocations.get(key)
 
     def _rewrite(self, key: AllocationKey, record: Allocation, full: float) -> bool:
         """Write a record without a step. Returns False if its host's quota is used up, or the ledger's batch would have

@@ -89,9 +89,18 @@ class RewriteQuota:
         """The answer for `key` waits."""
         self._waiting.setdefault(host, {})[key] = None
 
+    def forget(self, host: str, key: AllocationKey) -> None:
+        """The answer for `key` waits no longer."""
+        self._waiting.get(host, {}).pop(key, None)
+
     def has_waiting(self, host: str) -> bool:
         """Whether answers of a host wait."""
-        return host in self._waiting
+        return bool(self._waiting.get(host))
+
+    @property
+    def has_ready(self) -> bool:
+        """Whether answers wait of a host that has something left."""
+        return any(keys and not self.is_spent(host) for host, keys in self._waiting.items())
 
     def take_waiting(self) -> Iterator[AllocationKey]:
         """The answers that wait, of hosts that have something left, one after the other and the longest waiting first.
