@@ -19,8 +19,8 @@ class Limits(Struct, frozen=True, kw_only=True):
     nothing else is. `hosts`: the most hosts of one partition. `take_over`: accept a ledger that another machine wrote.
     `adopt`: accept a ledger that was written to another topic, or is gone. `look_s`: seconds between two checks of the
     topics' shape. `history`: how often the history topic gets snapshots; None: nothing is written to it. `read_ahead`
-    and `quiet_limit` are as in input_reader.py and lookahead.py. `rewritten_bytes`: the most bytes of records that one
-    host has written again, without a step, in each window of commit/quotas.py."""
+    and `quiet_limit` are as in input_reader.py and lookahead.py. `rewritten_bytes`: the most bytes of records that are
+    written again, without a step, in each window of commit/quotas.py; half of them for one host."""
 
     batch_records: int = 1000
     lease_grace_s: float = 2.0

@@ -1,5 +1,5 @@
 """Records that are written again without a step, as answers to repeated registrations or for their queue positions:
-each host may have so many bytes of them, and what is beyond comes later."""
+each host and all together may have so many bytes of them, and what is beyond comes later."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import anyio
 import pytest
 
 from outfitter_proto.bus import Bus, connect
+from outfitter_proto.keys import AllocationKey
 from outfitter_service.runtime.processor.commit import quotas
 from outfitter_service.runtime.processor.limits import Limits
 from support.bus.narrow_bus import NarrowBus
@@ -21,7 +22,7 @@ from support.jumping_clock import JumpingClock
 from support.managers.in_process import TOPICS, InProcessManager, deregister, register, serving, static
 
 MOST_BYTES = 50_000
-LIMITS = Limits(lease_grace_s=0.1, rewritten_bytes=MOST_BYTES, checkpoint_interval_s=1e9)
+LIMITS = Limits(lease_grace_s=0.1, rewritten_bytes=2 * MOST_BYTES, checkpoint_interval_s=1e9)
 WORKERS = [f"w{number}" for number in range(8)]
 OPERATORS: dict[str, Any] = {f"operator-{number}": {} for number in range(200)}
 """They make a record of some 14 kB."""
@@ -149,6 +150,26 @@ async def test_queue_positions_have_so_many_bytes_and_are_right_in_the_end(
         while expected != _positions(await manager.records()):
             clock.ahead_s += quotas.WINDOW_S
             await manager._fetch(TOPICS.allocations, await end(manager), timeout=0.2)
+
+
+def test_however_many_hosts_a_worker_names_all_together_have_so_many_bytes_and_each_gets_its_turn() -> None:
+    rewrites = quotas.RewriteQuota(lambda: 0.0, most=1000)
+    for number in range(100):
+        for host in range(20):
+            rewrites.postpone(f"invented-{host}", AllocationKey(f"invented-{host}/w{number}/1"))
+    rewrites.postpone("honest", AllocationKey("honest/w/1"))
+    taken = []
+    for key in rewrites.take_waiting():
+        rewrites.use(key.partition("/")[0], 10)
+        taken.append(key)
+    assert len(taken) == 100
+    assert Counter(key.partition("/")[0] for key in taken)["honest"] == 1
+    assert rewrites.is_spent("another")
+    assert not rewrites.has_ready
+    alone = quotas.RewriteQuota(lambda: 0.0, most=1000)
+    alone.use("flooding", 500)
+    assert alone.is_spent("flooding")
+    assert not alone.is_spent("honest")
 
 
 def _positions(records: dict[str, dict[str, Any]]) -> dict[str, int]:

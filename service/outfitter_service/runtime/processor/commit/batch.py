@@ -88,9 +88,9 @@ class QuotaUse(Struct):
 class Batch:
     """The decisions of one commit. Each is applied to the ledger at once (`Ledger.rollback` undoes them).
 
-    `now`: the time with which events are decided. `events`: the number of decided events, announced hosts included.
-    `output`, `report`, `effects`, `quota_use`: what the commit writes, reports, leads to, and uses of quotas. The
-    batch's `PendingCommit` has its events and the input's position.
+    `now`: the time with which events are decided. `events`: the number of decided events, with announced hosts
+    and answers that had waited. `output`, `report`, `effects`, `quota_use`: what the commit writes, reports, leads to,
+    and uses of quotas. The batch's `PendingCommit` has its events and the input's position.
     """
 
     def __init__(
@@ -284,8 +284,8 @@ class Batch:
         counts as an event. So each gets a commit of its own after commits were too large."""
         waiting = self._quotas.rewrites.take_waiting()
         while self.events < most and (key := next(waiting, None)) is not None:
-            record = self._unwritten(key)
-            if record is None:
+            record = self.ledger.allocations.get(key)
+            if record is None or key in self.effects.allocations:
                 continue
             if not self._rewrite(key, record, full):
                 self._quotas.rewrites.postpone(record.host, key)
@@ -294,14 +294,13 @@ class Batch:
             self.events += 1
 
     def _repeat(self, key: AllocationKey) -> None:
-        """Write an allocation's unchanged record again. It has to wait behind those that wait already."""
-        record, rewrites = self._unwritten(key), self._quotas.rewrites
-        if record is not None and (rewrites.has_waiting(record.host) or not self._rewrite(key, record, math.inf)):
+        """Write an allocation's unchanged record again, unless this commit writes it anyway. It waits behind those that
+        wait already."""
+        record, rewrites = self.ledger.allocations.get(key), self._quotas.rewrites
+        if record is None or key in self.effects.allocations:
+            return
+        if rewrites.has_waiting(record.host) or not self._rewrite(key, record, math.inf):
             rewrites.postpone(record.host, key)
-
-    def _unwritten(self, key: AllocationKey) -> Allocation | None:
-        """The record under a key; None if there is none, or this commit writes it anyway."""
-        return None if key in self.effects.allocations else self.ledger.allocations.get(key)
 
     def _rewrite(self, key: AllocationKey, record: Allocation, full: float) -> bool:
         """Write a record without a step. Returns False if its host's quota is used up, or the ledger's batch would have
