@@ -5,6 +5,7 @@ A target raises for a defect only: an error that its parser does not declare, or
 
 from __future__ import annotations
 
+import atexit
 import sqlite3
 import tempfile
 from collections.abc import Callable
@@ -35,6 +36,7 @@ from outfitter_verify.registrations.messages import classify
 Target = Callable[[bytes], None]
 
 _FOLDER = tempfile.TemporaryDirectory(prefix="outfitter-fuzz-")
+atexit.register(_FOLDER.cleanup)
 _NOWHERE = Path("/nowhere")
 _CRC_AT, _CRC_END, _LEAST_CHECKED = 17, 21, 61
 _OWNER = gpu_coordination.ScriptOwner(7, "5", "1", "boot")
