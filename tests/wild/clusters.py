@@ -41,6 +41,7 @@ class Spark:
     def submit(self) -> None:
         """Start the job."""
         folder = self.scene.folder
+        self.heard = {device: self.scene.last_word(device) for device in self.scene.devices()}
         modules = [EXAMPLE / "job.py", folder / "uses.py"]
         self.job = self.cluster.submit(
             str(self.scene.uses), tasks=GPUS, seconds=600, job=folder / "spark_job.py", modules=modules
@@ -62,8 +63,15 @@ class Spark:
         return self.scene.program_of(self.scene.victim).pid
 
     def kill_idle(self) -> None:
-        """Kill the struck worker, after the job has ended and nothing else uses its device."""
+        """Kill the struck worker, after the job has ended and nothing else uses its device.
+
+        The job ends once both tasks compute: an executor that must end while it starts Python may hang.
+        """
         program = self.scene.program_of(self.scene.victim)
+        self.scene.wait_for(
+            lambda: all(self.scene.last_word(device) > heard for device, heard in self.heard.items()),
+            "both tasks of the job",
+        )
         self.job.signal(signal.SIGINT)
         self.job.wait()
         self.scene.wait_for(lambda: not descendants(program), "the end of the worker's executors")
