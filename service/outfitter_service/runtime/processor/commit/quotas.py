@@ -54,12 +54,14 @@ class RewriteQuota:
 
     def is_spent(self, host: str) -> bool:
         """Whether nothing is left for a host. Then its rewriting is held up until the window is over."""
-        for name, most in ((host, self._most // 2), (_ALL_HOSTS, self._most)):
-            window = self._windows.get(name)
-            if window is not None and window.used >= most:
-                self._held_up.add(name)
-                return True
-        return False
+        return self._is_used_up(_ALL_HOSTS, self._most) or self._is_used_up(host, self._most // 2)
+
+    def _is_used_up(self, name: str, most: int) -> bool:
+        window = self._windows.get(name)
+        if window is None or window.used < most:
+            return False
+        self._held_up.add(name)
+        return True
 
     def use(self, host: str, size: int) -> None:
         """So many bytes are rewritten. The last record of a window may exceed the quota, so each can be written."""
@@ -109,12 +111,12 @@ class RewriteQuota:
     @property
     def has_ready(self) -> bool:
         """Whether answers wait of a host that has something left."""
-        return any(not self.is_spent(host) for host in self._waiting)
+        return next(self._ready(), None) is not None
 
     def take_waiting(self) -> Iterator[AllocationKey]:
         """The answers that wait, of hosts that have something left: one of each host, and again, and of each host the
         longest waiting first. Each is taken when it is asked for."""
-        while hosts := [host for host in self._waiting if not self.is_spent(host)]:
+        while hosts := list(self._ready()):
             for host in hosts:
                 if self.is_spent(host):
                     continue
@@ -124,6 +126,11 @@ class RewriteQuota:
                 if keys:
                     self._waiting[host] = keys  # behind the other hosts
                 yield key
+
+    def _ready(self) -> Iterator[str]:
+        """The hosts whose answers wait and that have something left."""
+        if not self._is_used_up(_ALL_HOSTS, self._most):  # else it looks at no host, as there may be many
+            yield from (host for host in self._waiting if not self.is_spent(host))
 
 
 class Quotas(Struct, frozen=True):
