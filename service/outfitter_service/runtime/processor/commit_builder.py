@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from msgspec import structs
 
+from outfitter_proto.keys import AllocationKey
 from outfitter_proto.records import Checkpoint, CommitNumber
 from outfitter_service.core.decide import Rules
 from outfitter_service.runtime.changelog.encoding import checkpoint
@@ -155,11 +156,11 @@ class CommitBuilder:
             batch.events, output.ledger_bytes
         )
 
-    def forget_answers(self, commit: PendingCommit) -> bool:
-        """Answers that had waited are too large even alone: they are not written. Returns False if there are none."""
+    def forget_answers(self, commit: PendingCommit) -> list[AllocationKey]:
+        """Do not write the answers of this commit that had waited. Returns whose they are."""
         for host, key in commit.batch.quota_use.repeated:
             self._quotas.rewrites.forget(host, key)
-        return bool(commit.batch.quota_use.repeated)
+        return [key for _, key in commit.batch.quota_use.repeated]
 
     def begin_again(self) -> None:
         """The cursor has moved to the input's new beginning."""

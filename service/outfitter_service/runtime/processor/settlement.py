@@ -141,7 +141,11 @@ class Settlement:
         record is too large even then, set that event aside, but no deregistration: it waits until the topics take more.
         An answer that had waited is left out. Returns False if that would not help."""
         self._reporter.size_refusals.split(trouble, events=commit.batch.events)
-        if self._builder.shrink(commit) or self._builder.forget_answers(commit):
+        if self._builder.shrink(commit):
+            narrowed = True
+        elif answers := self._builder.forget_answers(commit):  # such a commit has nothing else
+            for key in answers:
+                self._reporter.size_refusals.set_aside(trouble, event_kind="register", allocation=key)
             narrowed = True
         elif commit.internal:
             self._give_up(self._event_queue.pop(), trouble)

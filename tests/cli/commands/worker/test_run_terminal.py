@@ -37,13 +37,13 @@ print("read", input(), flush=True)
 """
 """Stops as an interactive bash does at `suspend`: alone, in the foreground, in a process group of its own."""
 
-
 PAUSED = """
 import os, signal
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
 print("pids", os.getppid(), os.getpid(), "ready", flush=True)
 print("passed on", signal.Signals(signal.sigwait([signal.SIGUSR1])).name, flush=True)
 """
+"""Says the pids of `outfitter run` and of itself, and what signal it gets."""
 
 
 def running(manager: Manager, code: str) -> AbstractContextManager[Terminal]:

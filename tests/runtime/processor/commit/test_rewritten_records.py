@@ -106,7 +106,13 @@ async def test_each_repeated_registration_is_answered_later_if_not_now(
 @pytest.mark.parametrize("spends", [False, True], ids=["kept", "spent"])
 @pytest.mark.parametrize(("most", "answered"), [(40_000, True), (5_000, False)])
 async def test_answers_that_wait_hold_up_nothing_where_the_topics_take_less_by_now(
-    tmp_path: Path, clock: JumpingClock, monkeypatch: pytest.MonkeyPatch, spends: bool, most: int, answered: bool
+    tmp_path: Path,
+    clock: JumpingClock,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    spends: bool,
+    most: int,
+    answered: bool,
 ) -> None:
     monkeypatch.setattr(NarrowBus, "most", 1_000_000)
     monkeypatch.setattr(NarrowBus, "spends", spends)
@@ -128,6 +134,7 @@ async def test_answers_that_wait_hold_up_nothing_where_the_topics_take_less_by_n
         await manager.state("next", "allocated")
         await manager.reported()
         assert manager.metric("outfitter_dead_letters_total") == 5 * len(WORKERS)
+        assert ("too large to commit" in capsys.readouterr().out) is not answered
 
 
 async def test_queue_positions_have_so_many_bytes_and_are_right_in_the_end(
@@ -157,6 +164,9 @@ def test_however_many_hosts_a_worker_names_all_together_have_so_many_bytes_and_e
     for number in range(100):
         for host in range(20):
             rewrites.postpone(f"invented-{host}", AllocationKey(f"invented-{host}/w{number}/1"))
+    rewrites.postpone("honest", AllocationKey("honest/w/1"))
+    one_of_each_commit = [next(rewrites.take_waiting()) for _ in range(21)]
+    assert len({key.partition("/")[0] for key in one_of_each_commit}) == 21
     rewrites.postpone("honest", AllocationKey("honest/w/1"))
     taken = []
     for key in rewrites.take_waiting():
