@@ -15,8 +15,9 @@ status() {
   else jq -rn "[inputs][0] | $WORDS" <<<"$3" 2>/dev/null || echo skip; fi # unreadable: no record of ours
 }
 
-# Hundredths of a second since boot: most clocks stand still while the machine is suspended, and the lease does not.
-now() { read -r uptime _ </proc/uptime && echo "${uptime/./}"; }
+# Sets `now`, in hundredths of a second since boot: most clocks stand still while the machine is suspended, and the
+# lease does not. While nothing happens, the loop substitutes no command: bash 5.2 loses a signal while it parses one.
+look_at_clock() { read -r uptime _ </proc/uptime && now=${uptime/./}; }
 
 # Counts from when we began to send the last message that was acknowledged in time.
 lease=0 alive_at=0 # hundredths of a second; a lease of 0: none
@@ -27,7 +28,7 @@ acknowledge() { # $1: when it was sent, $2: now. Once the lease is lost, somebod
 
 main() {
   local bootstrap=$1 host=$2 worker=$3 resource=${4%=*} amount=${4#*=} asked=${5:-30}
-  local cluster=${OUTFITTER_CLUSTER:-outfitter} line='' part word key='' body='' run own sent_at
+  local cluster=${OUTFITTER_CLUSTER:-outfitter} line='' part word key body run own now left sent_at
   run=$(</proc/sys/kernel/random/uuid) own=$host/$worker/$run
 
   # Publishes the fields $1 within $2 seconds. The key is the host, by which the producer finds the partition.
@@ -50,29 +51,27 @@ main() {
     --formatter-property key.separator=' ' 2>/dev/null)
   local consumer=$! stopping=''
   trap 'stopping=1' TERM INT
-  alive_at=$(now) sent_at=$alive_at
+  look_at_clock && alive_at=$now sent_at=$now
   publish "{type: \"register\", resources: {\"$resource\": {amount: $amount}}, lease_s: $asked}" 30 ||
     leave 1 "failed: the registration was not acknowledged"
-  while [ -z "$stopping" ]; do
+  while look_at_clock && [ -z "$stopping" ]; do
+    is_lost "$now" && leave 1 "lost: no heartbeat was acknowledged for a whole lease"
     IFS= read -r -t 0.2 -u "$records" part
     case $? in
-      0) line+=$part key=${line%% *} body=${line#* } line='' ;; # a whole line
+      0) line+=$part key=${line%% *} body=${line#* } line='' word=$(status "$own" "$key" "$body") ;; # a whole line
       1) leave 1 "lost: the consumer has ended" ;;
-      *) line+=$part key='' ;; # none yet, or a part
+      *) line+=$part word=skip ;; # none yet, or a part
     esac
-    word=$(status "$own" "$key" "$body")
     case $word in
       over | failed) leave 1 "$word $(jq -r .reason <<<"$body")" ;; # the devices are no longer ours
       waiting | yours)
         echo "$word $(jq -r 'if .state == "allocated" then .resources | tojson else .reason end' <<<"$body")"
         lease=$(jq '(.request.lease_s // 0) * 100 | floor' <<<"$body") ;;
     esac
-    if [ "$lease" -gt 0 ] && [ "$(now)" -ge $((sent_at + lease / 3)) ]; then
-      sent_at=$(now)
-      publish '{type: "heartbeat"}' "$(jq -n "[$lease / 3, $alive_at + $lease - $sent_at] | min / 100 + 0.01")" &&
-        acknowledge "$sent_at" "$(now)"
+    if [ "$lease" -gt 0 ] && [ "$now" -ge $((sent_at + lease / 3)) ]; then
+      sent_at=$now left=$((alive_at + lease - now < lease / 3 ? alive_at + lease - now : lease / 3))
+      publish '{type: "heartbeat"}' $((left + 1))e-2 && look_at_clock && acknowledge "$sent_at" "$now"
     fi
-    is_lost "$(now)" && leave 1 "lost: no heartbeat was acknowledged for a whole lease"
   done
   leave 0 "released"
 }
