@@ -8,6 +8,7 @@ import re
 import signal
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -65,16 +66,24 @@ class Spark:
     def kill_idle(self) -> None:
         """Kill the struck worker, after the job has ended and nothing else uses its device.
 
-        The job ends once both tasks compute: an executor that must end while it starts Python may hang.
+        The job ends once both tasks compute. Its executors are killed then: by themselves some do not end for minutes.
         """
         program = self.scene.program_of(self.scene.victim)
+
+        def have_ended() -> bool:
+            left = descendants(program)
+            for pid in left:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            return not left
+
         self.scene.wait_for(
             lambda: all(self.scene.last_word(device) > heard for device, heard in self.heard.items()),
             "both tasks of the job",
         )
         self.job.signal(signal.SIGINT)
         self.job.wait()
-        self.scene.wait_for(lambda: not descendants(program), "the end of the worker's executors")
+        self.scene.wait_for(have_ended, "the end of the worker's executors")
         program.signal(signal.SIGKILL)
 
 
