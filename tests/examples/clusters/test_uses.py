@@ -84,3 +84,12 @@ def test_another_program_can_begin_a_use_for_a_process(file: Path, other: subpro
     subprocess.run([sys.executable, program, file, "GPU-0", str(other.pid)], check=True, timeout=60)
     Use(file, "GPU-0", name="second")
     assert len(overlaps(file)) == 1
+
+
+def test_a_line_that_is_being_written_counts_once_it_is_whole(file: Path) -> None:
+    Use(file, "GPU-0").beat()
+    text = file.read_text()
+    file.write_text(text[:-2])
+    assert [said["what"] for said in uses.lines(file)] == ["begin"]
+    file.write_text(text)
+    assert [said["what"] for said in uses.lines(file)] == ["begin", "beat"]

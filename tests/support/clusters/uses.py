@@ -79,10 +79,10 @@ class Use:
 
 
 def lines(file: Path) -> list[dict[str, Any]]:
-    """All that was said so far."""
+    """All that was said so far. A reader may see the beginning of a line that is being written: that comes later."""
     if not file.exists():
         return []
-    return [json.loads(line) for line in file.read_text().splitlines()]
+    return [json.loads(line) for line in file.read_text().rpartition("\n")[0].splitlines()]
 
 
 def overlaps(file: Path) -> list[str]:
