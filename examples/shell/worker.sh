@@ -16,7 +16,8 @@ status() {
 }
 
 # Sets `now`, in hundredths of a second since boot: most clocks stand still while the machine is suspended, and the
-# lease does not. While nothing happens, the loop substitutes no command: bash 5.2 loses a signal while it parses one.
+# lease does not. While nothing happens, the loop has no command substitution: bash 5.2 may lose a signal that comes
+# while it parses one.
 look_at_clock() { read -r uptime _ </proc/uptime && now=${uptime/./}; }
 
 # Counts from when we began to send the last message that was acknowledged in time.
@@ -55,6 +56,11 @@ main() {
   publish "{type: \"register\", resources: {\"$resource\": {amount: $amount}}, lease_s: $asked}" 30 ||
     leave 1 "failed: the registration was not acknowledged"
   while look_at_clock && [ -z "$stopping" ]; do
+    if [ "$lease" -gt 0 ] && ! is_lost "$now" && [ "$now" -ge $((sent_at + lease / 3)) ]; then
+      sent_at=$now left=$((alive_at + lease - now < lease / 3 ? alive_at + lease - now : lease / 3))
+      publish '{type: "heartbeat"}' $((left + 1))e-2 && look_at_clock && acknowledge "$sent_at" "$now"
+      look_at_clock
+    fi
     is_lost "$now" && leave 1 "lost: no heartbeat was acknowledged for a whole lease"
     IFS= read -r -t 0.2 -u "$records" part
     case $? in
@@ -68,10 +74,6 @@ main() {
         echo "$word $(jq -r 'if .state == "allocated" then .resources | tojson else .reason end' <<<"$body")"
         lease=$(jq '(.request.lease_s // 0) * 100 | floor' <<<"$body") ;;
     esac
-    if [ "$lease" -gt 0 ] && [ "$now" -ge $((sent_at + lease / 3)) ]; then
-      sent_at=$now left=$((alive_at + lease - now < lease / 3 ? alive_at + lease - now : lease / 3))
-      publish '{type: "heartbeat"}' $((left + 1))e-2 && look_at_clock && acknowledge "$sent_at" "$now"
-    fi
   done
   leave 0 "released"
 }

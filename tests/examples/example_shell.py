@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
+from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from examples.contract import Program, WorkerContract, built, vectors
 from support.documents import ROOT
+from support.managers.process import Manager
+from support.polling import until
 from support.processes.tools import needs
 
 
@@ -28,6 +33,28 @@ def program() -> Program:
 
 
 class TestShell(WorkerContract):
+    def test_while_nothing_happens_it_starts_no_process(self, program: Program, one_gpu: Manager) -> None:
+        """So it substitutes no command then: bash 5.2 may lose a signal that comes while it parses a substitution."""
+        with self.worker(program, one_gpu, "idle", lease_s=600) as worker:
+            worker.wait_for("yours")
+            bash = Path(f"/proc/{worker.pid}")
+
+            def go_round() -> None:
+                """Wait until it has waited for records some more times."""
+                waits = psutil.Process(worker.pid).num_ctx_switches().voluntary + 20
+                until(lambda: psutil.Process(worker.pid).num_ctx_switches().voluntary > waits, worker.output)
+
+            def faults_of_children() -> str:
+                """proc(5) `cminflt`, which grows with each child that it has waited for."""
+                return (bash / "stat").read_text().rpartition(")")[2].split()[8]
+
+            go_round()  # past what it does with its record
+            before = faults_of_children()
+            go_round()
+            assert faults_of_children() == before
+            worker.signal(signal.SIGTERM)
+            assert worker.wait() == 0
+
     def test_it_concludes_what_the_vectors_say(self, program: Program) -> None:
         folder, _ = vectors()
         file = json.loads((folder / "records.json").read_text())

@@ -66,7 +66,7 @@ class Spark:
     def kill_idle(self) -> None:
         """Kill the struck worker, after the job has ended and nothing else uses its device.
 
-        The job ends once both tasks compute. Its executors are killed then: by themselves some do not end for minutes.
+        The job ends once both tasks compute. Then its executors are killed: some hang for minutes at their own end.
         """
         program = self.scene.program_of(self.scene.victim)
 

@@ -79,7 +79,7 @@ class Use:
 
 
 def lines(file: Path) -> list[dict[str, Any]]:
-    """All that was said so far. A reader may see the beginning of a line that is being written: that comes later."""
+    """All that was said so far. A line that is being written does not count yet."""
     if not file.exists():
         return []
     return [json.loads(line) for line in file.read_text().rpartition("\n")[0].splitlines()]
