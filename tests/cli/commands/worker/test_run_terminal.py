@@ -22,7 +22,7 @@ def say(number, frame):
     print(signal.Signals(number).name, *os.get_terminal_size(0), flush=True)
 signal.signal(signal.SIGCONT, say)
 signal.signal(signal.SIGWINCH, say)
-print("foreground", os.tcgetpgrp(0) == os.getpgrp(), flush=True)
+print("pid", os.getpid(), "foreground", os.tcgetpgrp(0) == os.getpgrp(), flush=True)
 print("read", sys.stdin.readline().strip(), flush=True)
 """
 
@@ -51,11 +51,17 @@ def running(manager: Manager, code: str) -> AbstractContextManager[Terminal]:
     return terminal(manager.environment, *OUTFITTER, "run", "--worker", "w", "--", sys.executable, "-c", code)
 
 
+def wait_until_stopped(pid: int) -> None:
+    polling.until(lambda: "T (stopped)" in Path(f"/proc/{pid}/status").read_text(), lambda: f"{pid} is not stopped")
+
+
 def test_ctrl_z_stops_run_and_its_command_and_fg_continues_both(one_gpu: Manager) -> None:
     with running(one_gpu, COMMAND) as shell:
-        shell.until("foreground True")
+        shell.until("pid ")
+        command = int(shell.until(" foreground True"))
         shell.type("\x1a")
         shell.until("stopped")
+        wait_until_stopped(command)  # a read of the terminal that still goes on would take the next line
         assert one_gpu.wait_for_state("w", "allocated"), "a stopped command keeps its devices"
         shell.type("fg\n")
         shell.until("SIGCONT")
@@ -88,7 +94,7 @@ def test_a_command_that_is_stopped_and_continued_by_its_pid_does_not_stop_run(on
         shell.until("pids ")
         run, command = map(int, shell.until(" ready").split())
         os.kill(command, signal.SIGSTOP)
-        polling.until(lambda: "T (stopped)" in Path(f"/proc/{command}/status").read_text(), lambda: "not stopped")
+        wait_until_stopped(command)
         os.kill(run, signal.SIGUSR1)
         os.kill(command, signal.SIGCONT)
         shell.until("passed on SIGUSR1")
