@@ -85,11 +85,13 @@ manifests-check: $(READY) $(KUSTOMIZE)
 	for version in $(KUBE_VERSIONS); do $(BIN)/kubernetes-validate --kubernetes-version $$version --strict --quiet \
 		--no-warn $(KUBE)/rendered/*.yaml deploy/kubernetes/worker.yaml || exit; done
 
-# A real API server takes each manifest, and calls the webhook. Its programs are built once, which takes ten minutes.
+# A real API server takes each manifest, and calls the webhook. The trial's commands run as processes. Its programs are
+# built once, which takes ten minutes.
 KUBE_PROGRAMS := $(KUBE)/bin/kube-apiserver $(KUBE)/bin/kubectl $(KUBE)/bin/kustomize
 
-kube-check: $(READY) $(KUBE_PROGRAMS) $(KUBE)/etcd/usr/bin/etcd $(KUBE)/crds/.ready
-	$(BIN)/pytest tests/deploy/kube --override-ini python_files='kube_*.py' $(PYTEST_ARGS)
+kube-check: $(READY) $(KUBE_PROGRAMS) $(KUBE)/etcd/usr/bin/etcd $(KUBE)/crds/.ready $(PROMTOOL) $(PROMETHEUS)
+	PROMTOOL=$(PROMTOOL) PROMETHEUS=$(PROMETHEUS) \
+		$(BIN)/pytest tests/deploy/kube --override-ini python_files='kube_*.py' $(PYTEST_ARGS)
 
 $(KUBE)/bin/%: tests/deploy/kube/go.mod tests/deploy/kube/go.sum
 	cd tests/deploy/kube && go build -trimpath -ldflags '-s -w' -o $(CURDIR)/$@ $$(sed -n 's#^tool \(.*/$*\(/v[0-9]*\)\?\)$$#\1#p' go.mod)

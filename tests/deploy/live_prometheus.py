@@ -13,13 +13,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from support import prometheus
 from support.dashboard import as_asked_at_first, metrics_of, queries
-from support.documents import ROOT
 from support.managers.api import Api
 from support.managers.api import running as api_running
 from support.managers.process import Manager, add_device, files_config
-from support.prometheus import Prometheus
+from support.prometheus import RULES, Prometheus
 
-RULES = ROOT / "deploy" / "prometheus" / "rules.yml"
 ILL = "OutfitterDevicesUnhealthy"
 MAY_BE_EMPTY = re.compile(r"^ALERTS|> 0$")
 """Queries about troubles have no answer where all is well."""
@@ -51,12 +49,10 @@ def api(manager: Manager, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 @pytest.fixture(scope="module")
 def server(manager: Manager, api: Api, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
-    """A Prometheus with our rules, whose alerts wait for a second in place of minutes: nothing else is changed."""
+    """A Prometheus with our rules, whose alerts do not wait for minutes."""
     folder = tmp_path_factory.mktemp("prometheus")
-    rules = folder / "rules.yml"
-    rules.write_text(re.sub(r"(?m)^( +for: )\d+m$", r"\g<1>1s", RULES.read_text()))
     jobs = {"outfitter": manager.url, "outfitter-api": str(api.url)}
-    with prometheus.running(folder, rules, jobs) as server:
+    with prometheus.running(folder, prometheus.impatient_rules(folder), jobs) as server:
         yield server
 
 

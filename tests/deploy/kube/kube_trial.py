@@ -1,0 +1,137 @@
+"""The trial of deploy/kubernetes without nodes: what its containers run, as processes of this machine.
+
+The commands are those that the API server has. The API is that of the overlay `host`. Only `make kube-check` runs this.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import subprocess
+from contextlib import ExitStack
+from pathlib import Path
+
+import anyio
+
+from outfitter_proto import names
+from outfitter_proto.bus import Entry, connect
+from support import prometheus
+from support.containers import answer
+from support.kafka.broker import Broker, free_port
+from support.kube import Cluster, rendered
+from support.managers.process import OUTFITTER
+from support.polling import until
+
+NODE = "node-1"
+BROKER = "kafka.outfitter-trial.svc:9092"
+
+
+class Node:
+    """Runs the commands of a cluster's pods as processes. They end with it."""
+
+    def __init__(self, cluster: Cluster, folder: Path, broker: str) -> None:
+        self._cluster = cluster
+        self._folder = folder
+        self._broker = broker
+        self._ends = ExitStack()
+        self.ports = {9477: free_port(), 9478: free_port()}
+
+    def __enter__(self) -> Node:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ends.close()
+
+    def url(self, port: int) -> str:
+        return f"http://127.0.0.1:{self.ports[port]}"
+
+    def start(self, kind: str, namespace: str, name: str, *, pod: str = "") -> subprocess.Popen[bytes]:
+        """Start the container of a workload. `pod`: the pod's name; left out: the workload's."""
+        template = self._cluster.get(kind, name, f"--namespace={namespace}")["spec"]["template"]["spec"]
+        (container,) = template["containers"]
+        fields = {"spec.nodeName": NODE, "metadata.name": pod or name}
+        environment = {
+            each["name"]: each.get("value") or fields[each["valueFrom"]["fieldRef"]["fieldPath"]]
+            for each in container.get("env", [])
+        }
+        for mount in container.get("volumeMounts", []):
+            if mount["name"] == "config":
+                environment["OUTFITTER_CONFIG"] = str(self._config(mount["subPath"]))
+        command = [*OUTFITTER, *container["args"]]
+        log = self._folder / f"{pod or name}.log"
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                [self._here(word) for word in command], stdout=output, stderr=output, cwd=self._folder,
+                env={key: self._here(value) for key, value in environment.items()} | {"PATH": os.environ["PATH"]},
+            )  # fmt: skip
+        self._ends.callback(self._end, process)
+        return process
+
+    def said(self) -> str:
+        """What all of them have printed."""
+        return "".join(f"--- {log.name}\n{log.read_text()[-2000:]}" for log in sorted(self._folder.glob("*.log")))
+
+    def _config(self, key: str) -> Path:
+        """The trial's configuration, as its ConfigMap has it: the API server knows its name with a hash."""
+        maps = self._cluster.get("configmap", "--namespace=outfitter-host")["items"]
+        (content,) = (each["data"][key] for each in maps if key in each["data"] and BROKER in each["data"][key])
+        path = self._folder / key
+        path.write_text(self._here(content))
+        return path
+
+    def _here(self, text: str) -> str:
+        """A setting with this machine's addresses and files."""
+        text = text.replace(BROKER, self._broker).replace("/etc/outfitter-api/token", f"{self._folder}/token")
+        for port, ours in self.ports.items():
+            text = text.replace(f"0.0.0.0:{port}", f"127.0.0.1:{ours}")
+        return text
+
+    def _end(self, process: subprocess.Popen[bytes]) -> None:
+        process.terminate()
+        process.wait(60)
+
+
+def test_the_trial_runs_to_the_first_grant_and_the_first_alarm(
+    cluster: Cluster, own_broker: Broker, tmp_path: Path
+) -> None:
+    cluster.create({"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}}, "--dry-run=none")
+    for overlay in "host", "trial":
+        cluster.apply(rendered(overlay))
+    token = secrets.token_hex(32)
+    (tmp_path / "token").write_text(token)
+    (tmp_path / "token").chmod(0o600)
+    with Node(cluster, tmp_path, own_broker.bootstrap) as node:
+
+        def workers(state: str) -> list[str]:
+            """The names of the workers in a state, as the console asks for them."""
+            page = answer(f"{node.url(9478)}/api/v1/workers?state={state}", token=token)
+            return [each["worker"] for each in json.loads(page.body)["items"]] if page.status == 200 else []
+
+        assert node.start("job", "outfitter-trial", "topics").wait(60) == 0, node.said()
+        node.start("daemonset", "outfitter-host", "outfitter")
+        node.start("deployment", "outfitter", "outfitter-api")
+        running = {
+            name: node.start("deployment", "outfitter-trial", "worker", pod=name)
+            for name in ("worker-1", "worker-2", "worker-3")
+        }
+        for port in node.ports:
+            until(lambda port=port: answer(f"{node.url(port)}/readyz").status == 200, node.said)
+        until(lambda: len(workers("allocated")) == 2 and len(workers("pending")) == 1, node.said)
+        assert answer(f"{node.url(9478)}/").status == 200
+        (waiting,) = workers("pending")
+        (first, _) = workers("allocated")
+        running[first].terminate()
+        until(lambda: waiting in workers("allocated"), node.said)
+
+        jobs = {"outfitter": node.url(9477)}
+        with prometheus.running(tmp_path / "prometheus", prometheus.impatient_rules(tmp_path), jobs) as server:
+            server.wait_for(lambda: server.query("outfitter_ready == 1"), "a scrape of the manager")
+            anyio.run(send_nonsense, own_broker.url)
+            server.wait_for(lambda: "OutfitterDeadLetters" in server.firing(), "the alarm")
+
+
+async def send_nonsense(bus: str) -> None:
+    """A message that nobody can obey."""
+    async with connect(bus) as connection:
+        await connection.publish(names.topics("outfitter").registrations, 0, Entry(NODE.encode(), b"nonsense"))
