@@ -5,15 +5,21 @@ BIN := $(VENV)/bin
 RUNNABLE := $(VENV)/.runnable
 READY := $(VENV)/.ready
 
-.PHONY: demo test check console-test deploy-check from-nothing dashboard systemd-check image-check manifests-check kube-check asyncapi examples examples-all bench chaos disasters wild simulate fuzz kafka docs dist constraints clean
+.PHONY: demo test test-slow check console-test deploy-check from-nothing dashboard systemd-check image-check manifests-check kube-check asyncapi examples examples-all bench chaos disasters wild simulate fuzz kafka docs dist constraints clean
 
 demo: $(RUNNABLE)
 	@echo "A manager and three workers on this machine, for a few seconds."
 	$(BIN)/outfitter demo
 
 # Four at a time also on two cores: many tests wait for a clock or for a broker.
+TESTS := $(BIN)/pytest tests --numprocesses 4 --dist worksteal
+
 test: $(READY)
-	$(BIN)/pytest tests --numprocesses 4 --dist worksteal $(PYTEST_ARGS)
+	$(TESTS) -m 'not slow' $(PYTEST_ARGS)
+
+# Whole processes, outages and random faults: a quarter of an hour.
+test-slow: $(READY)
+	$(TESTS) -m slow $(PYTEST_ARGS)
 
 check: $(READY)
 	$(BIN)/ruff format --check .

@@ -17,6 +17,8 @@ from support.managers.api import Api, running
 from support.managers.process import Manager, ManagerError, StartManager, files_config, serving_on
 from support.processes import command_line
 
+pytestmark = pytest.mark.slow
+
 
 def names(found: tuple[int, Any], field: str = "worker") -> list[str]:
     status, body = found

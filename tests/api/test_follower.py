@@ -31,6 +31,8 @@ from outfitter_service.api.follower import Follower
 from outfitter_service.api.model.fleet import Fleet
 from support.api import NOW, PARTITIONS, allocation, checkpoint, host_record
 
+pytestmark = pytest.mark.slow
+
 WITHIN_S = 30.0
 
 

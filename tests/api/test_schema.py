@@ -15,9 +15,11 @@ from support.kafka.broker import KafkaBroker
 from support.managers.api import running
 from support.managers.process import Manager, files_config
 
+pytestmark = pytest.mark.slow
+
 TOKEN = "a-token-of-this-test"
 EXAMPLES = 12
-"""Of each operation in each phase. `make test` has no time for more."""
+"""Of each operation in each phase. `make test-slow` has no time for more."""
 
 
 @contextmanager

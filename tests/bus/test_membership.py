@@ -41,6 +41,8 @@ from support.kafka.broker import Broker, KafkaBroker
 from support.processes.freezing import freeze
 from support.processes.member import LIMIT_S, MemberProcess, member_process
 
+pytestmark = pytest.mark.slow
+
 MakeTopic = Callable[..., Awaitable[str]]
 Join = Callable[..., Awaitable[Membership]]
 

@@ -10,7 +10,7 @@ from chaos.harm import harmed_cluster
 from chaos.medley import play
 from chaos.scene import Note, playing
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300), pytest.mark.slow]
 
 
 def test_with_brokers_managers_and_requests_coming_to_harm_nothing_is_lost_and_no_promise_broken(

@@ -30,6 +30,8 @@ from support.managers.process import Manager, StartManager, add_device, serving_
 from support.processes.owners import owner_of
 from support.processes.standard_error import MUTE, mute, redirected
 
+pytestmark = pytest.mark.slow
+
 SCRIPT, SPARKS = (str(Path(sys.executable).parent / name) for name in ("outfitter-lease", "outfitter-lease-spark"))
 PATIENCE = 30.0
 APART = (

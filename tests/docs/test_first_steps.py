@@ -18,6 +18,8 @@ from support.documents import ROOT, blocks
 from support.kafka.broker import KafkaBroker
 from support.managers.process import environment
 
+pytestmark = pytest.mark.slow
+
 SHELL = [block.text for block in blocks(ROOT / "README.md") if block.language == "sh"]
 EXPORT = SHELL[0]
 """What every terminal begins with."""

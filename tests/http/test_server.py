@@ -17,6 +17,8 @@ from outfitter_service.http.server import listening
 from outfitter_service.metrics import Metrics
 from support.managers.process import Manager, StartManager
 
+pytestmark = pytest.mark.slow
+
 ASKED = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
 HALF = b"GET /metrics HTTP/1.1\r\nHost: x\r\n"
 

@@ -14,7 +14,7 @@ from outfitter.testing import FakeOutfitter
 
 pytest_plugins = ["pytester"]
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.timeout(60), pytest.mark.slow]
 
 WORKER = """
 import outfitter

@@ -17,7 +17,7 @@ from support.kafka.broker import KafkaBroker
 from support.managers.process import Manager, ManagerError, serving_on
 from support.recipes import commands, run
 
-pytestmark = pytest.mark.kafka
+pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
 
 @pytest.fixture

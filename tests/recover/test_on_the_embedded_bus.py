@@ -31,6 +31,8 @@ from support.bus.faulty_bus import FaultyBus
 from support.managers.process import Manager, ManagerError, StartManager, files_config
 from support.recipes import commands, run
 
+pytestmark = pytest.mark.slow
+
 LEDGER = topics().allocations
 
 

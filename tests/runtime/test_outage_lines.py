@@ -12,6 +12,8 @@ import pytest
 from support.kafka.broker import Broker
 from support.managers.process import Manager, StartManager
 
+pytestmark = pytest.mark.slow
+
 TRIES = 12
 """How often some activity has failed before the broker comes back: each time would be a line, or several."""
 

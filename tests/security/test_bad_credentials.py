@@ -18,7 +18,7 @@ from outfitter_proto.records import Register, ResourceRequest
 from support.kafka.secure_broker import SecureBroker, right
 from support.managers.secured import HOST, WITHIN, client, managing
 
-pytestmark = pytest.mark.kafka
+pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
 
 def allow_manager(broker: SecureBroker, user: str, cluster: str) -> None:

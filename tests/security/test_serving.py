@@ -28,7 +28,7 @@ from support.managers.api import running
 from support.managers.process import Manager, ManagerError, StartManager, files_config
 from support.managers.secured import HOST
 
-pytestmark = pytest.mark.kafka
+pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
 MEBIBYTE = 1024 * 1024
 PIECES = A_MINUTE * 9 // 10

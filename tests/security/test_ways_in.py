@@ -26,7 +26,7 @@ from outfitter_proto.bus.kafka.connecting import connection, diagnosis
 from support.bus.committed import committed
 from support.kafka.secure_broker import SESSION_S, SecureBroker, right
 
-pytestmark = pytest.mark.kafka
+pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
 Login = Mapping[str, str]
 SECONDS = 40.0

@@ -12,6 +12,8 @@ import pytest
 from simulation.bugs import BUGS, hunt
 from simulation.run import run
 
+pytestmark = pytest.mark.slow
+
 SEEDS = range(20)
 QUICKLY_FOUND = (
     "fence-after-restore",

@@ -24,6 +24,8 @@ from outfitter_proto.bus import Entry, connect
 from outfitter_proto.names import topics
 from support.managers.process import Manager, ManagerError, files_config
 
+pytestmark = pytest.mark.slow
+
 GOLDEN = Path(__file__).parent / "golden"
 NAMES = sorted(path.stem for path in GOLDEN.glob("*.json"))
 MANY = "many"

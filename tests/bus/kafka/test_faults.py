@@ -37,7 +37,7 @@ from outfitter_proto.bus.kafka.connecting.log_throttle import LOGGERS
 from support.kafka.broker import Broker, KafkaBroker
 from support.kafka.limits import limit_messages
 
-pytestmark = pytest.mark.kafka
+pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
 WITHIN = 60.0
 

@@ -25,6 +25,8 @@ from outfitter_verify.buses import kafka
 from support.kafka.broker import Broker, KafkaBroker
 from support.managers.process import Manager, StartManager, files_config
 
+pytestmark = pytest.mark.slow
+
 WORKERS = 6
 
 

@@ -13,6 +13,8 @@ import pytest
 from outfitter_service.standard_error import BackgroundWriter
 from support.processes.standard_error import MUTE, fill, mute, redirected
 
+pytestmark = pytest.mark.slow
+
 MAIN = (sys.executable, "-m", "outfitter_service.cli")
 PATIENCE_S = 30.0
 

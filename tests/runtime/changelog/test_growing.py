@@ -33,6 +33,8 @@ from support.bus.remaking import add_partitions, ledger
 from support.kafka.broker import KafkaBroker
 from support.managers.in_process import HOST, InProcessManager, deregister, heartbeat, register, serving, static
 
+pytestmark = pytest.mark.slow
+
 FEW, MANY = 4, 8
 OLD, NEW = 1, 5
 """The places of `HOST` among them."""

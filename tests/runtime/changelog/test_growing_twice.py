@@ -40,6 +40,8 @@ from support.bus.remaking import ledger
 from support.checker.verdict import verdict
 from support.managers.in_process import InProcessManager, serving, static
 
+pytestmark = pytest.mark.slow
+
 EPISODES = int(os.environ.get("GROWTH_EPISODES", "5"))
 SIZES = 2, 3, 5
 CLUSTER = "outfitter"

@@ -32,7 +32,7 @@ from support.managers.assignments import assignment_of
 from support.managers.in_process import HOST, InProcessManager, deregister, register, serving, static
 from support.managers.process import Manager, ManagerError, StartManager
 
-pytestmark = pytest.mark.kafka
+pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
 OFTEN = Limits(lease_grace_s=0.1, look_s=0.2)
 NEVER = Limits(lease_grace_s=0.1, look_s=3600.0)

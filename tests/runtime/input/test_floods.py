@@ -28,6 +28,8 @@ from support.kafka.broker import KafkaBroker
 from support.managers.fleet import PARTITIONS, Fleet
 from support.managers.in_process import CLUSTER, TOPICS, InProcessManager, bulky, register, serving, static
 
+pytestmark = pytest.mark.slow
+
 FLOOD = 20_000
 """Registrations: several times what is read ahead."""
 LITTLE = Limits(lease_grace_s=0.1, read_ahead=200, batch_records=50, checkpoint_records=1)

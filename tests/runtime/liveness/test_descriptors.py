@@ -26,6 +26,8 @@ from outfitter_service.runtime.outage_log import OutageLog
 from support.managers.process import OUTFITTER, Manager, StartManager, environment
 from support.processes.few_descriptors import descriptors_left
 
+pytestmark = pytest.mark.slow
+
 OWNERS = """
 import os, signal, sys
 for _ in range(int(sys.argv[1])):

@@ -35,6 +35,8 @@ from support.managers.in_process import (
 )
 from support.managers.process import StartManager
 
+pytestmark = pytest.mark.slow
+
 
 async def not_ready(in_process: InProcessManager) -> None:
     with anyio.fail_after(20):

@@ -28,7 +28,7 @@ KILLS = 7
 GPUS = 4
 SEEDS = {"embedded": 20261121, "kafka": 20261122}
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.timeout(180), pytest.mark.slow]
 
 
 class Load:

@@ -13,7 +13,7 @@ from outfitter_proto.names import topics
 from support.kafka.broker import KafkaBroker
 from support.managers.process import Manager, serving_on
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180), pytest.mark.slow]
 
 
 @pytest.fixture

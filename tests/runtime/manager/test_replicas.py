@@ -16,7 +16,7 @@ from support.managers.fleet import PARTITIONS, Fleet, hosts
 from support.managers.process import Manager
 from support.processes.freezing import freeze
 
-pytestmark = pytest.mark.kafka
+pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 NAMES = hosts(24)
 
 

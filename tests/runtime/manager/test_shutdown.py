@@ -22,6 +22,8 @@ from support.drivers.preparing import BENCHES, Bench
 from support.managers.in_process import another, preparing, register, static
 from support.managers.process import OUTFITTER, Manager, ManagerError, StartManager, files_config
 
+pytestmark = pytest.mark.slow
+
 DRIVERS = '''"""Drivers that do not close."""
 import threading
 

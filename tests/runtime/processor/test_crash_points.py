@@ -39,7 +39,7 @@ from support.managers.in_process import (
     static,
 )
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.timeout(180), pytest.mark.slow]
 
 FIRST = [
     register("a", gpu=1), register("b", gpu=1), register("c", gpu=2), register("d", gpu=1, priority=5),

@@ -16,6 +16,8 @@ import pytest
 from outfitter_proto.support.processes import user_namespace
 from outfitter_service.runtime.survivors.processes import Mark, open_survivor, search, send
 
+pytestmark = pytest.mark.slow
+
 RUN = secrets.token_hex(4)
 MARK = Mark("h", "w", RUN, os.getuid())
 NAMES = {"OUTFITTER_HOST": "h", "OUTFITTER_WORKER": "w", "OUTFITTER_INCARNATION": RUN, "PATH": os.environ["PATH"]}

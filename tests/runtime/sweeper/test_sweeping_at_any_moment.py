@@ -25,6 +25,8 @@ from support.managers.in_process import (
     static,
 )
 
+pytestmark = pytest.mark.slow
+
 
 class At:
     """A script that does something once, at the `n`th point after it was armed."""

@@ -26,7 +26,7 @@ from support.kafka.broker import KafkaBroker
 from support.managers.in_process import register
 from support.managers.process import Manager, StartManager
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180), pytest.mark.slow]
 
 PARTITIONS = 3
 ROUNDS = A_MINUTE // 2 - 2

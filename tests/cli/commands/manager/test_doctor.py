@@ -35,6 +35,8 @@ from support.kafka.broker import KafkaBroker
 from support.managers.process import StartManager, add_device
 from support.processes.command_line import outfitter
 
+pytestmark = pytest.mark.slow
+
 NOWHERE = Machine(config=None, given={})
 
 

@@ -13,7 +13,7 @@ from support.kafka.broker import Broker
 from support.kafka.limits import limit_messages
 from support.managers.process import Manager, serving_on
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180), pytest.mark.slow]
 
 
 @pytest.fixture

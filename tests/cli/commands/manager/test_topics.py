@@ -21,6 +21,8 @@ from support.bus.remaking import remake
 from support.kafka.broker import KafkaBroker
 from support.managers.process import OUTFITTER, Manager, ManagerError, environment, files_config, serving_on
 
+pytestmark = pytest.mark.slow
+
 
 def topics(bus: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(

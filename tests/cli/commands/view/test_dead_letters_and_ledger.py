@@ -20,6 +20,8 @@ from outfitter_proto.records import DeadLetter, MessageSource
 from outfitter_service.query.letters import shown
 from support.managers.process import OUTFITTER, Manager, StartManager, files_config
 
+pytestmark = pytest.mark.slow
+
 SAID = {
     b"no json": "{",
     b"no such worker": '{"type":"heartbeat","host":"HOST","worker":"gone","incarnation":"1"}',

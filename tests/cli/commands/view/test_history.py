@@ -19,7 +19,7 @@ from outfitter_proto.partitioning import partition_of
 from outfitter_service.query import ledger_view
 from support.managers.process import Manager, StartManager, files_config
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.timeout(180), pytest.mark.slow]
 
 
 class Past(NamedTuple):

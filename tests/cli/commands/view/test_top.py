@@ -14,6 +14,8 @@ from support.managers.api import running
 from support.managers.process import OUTFITTER, Manager, StartManager, serving_on
 from support.processes.terminal import terminal
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def busy(start_manager: StartManager) -> Manager:

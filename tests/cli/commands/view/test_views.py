@@ -14,6 +14,8 @@ import pytest
 from support.managers.process import Manager, add_device, files_config
 from support.processes import command_line
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def crowd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Manager]:

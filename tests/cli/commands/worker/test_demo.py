@@ -13,6 +13,8 @@ import pytest
 
 from support.managers.process import OUTFITTER, environment
 
+pytestmark = pytest.mark.slow
+
 
 def processes_of(folder: Path) -> list[str]:
     """The processes that work in `folder`."""

@@ -19,6 +19,8 @@ from support.managers.process import OUTFITTER, Manager, add_device
 from support.processes.ending import has_ended, wait_until_ended
 from support.processes.standard_error import MUTE, mute
 
+pytestmark = pytest.mark.slow
+
 NAMED = ("--worker", "w", "--incarnation", "run-1")
 
 # --- what it prints --------------------------------------------------------------------------------------

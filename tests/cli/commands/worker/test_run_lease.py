@@ -13,6 +13,8 @@ import pytest
 from cli.commands.worker.conftest import PATIENCE, finish, line_of
 from support.managers.process import OUTFITTER, Manager, StartManager
 
+pytestmark = pytest.mark.slow
+
 WITH_FOREIGN_PROC = (
     "unshare", *([] if os.geteuid() == 0 else ["--user", "--map-root-user"]), "--pid", "--fork", "--kill-child",
 )  # fmt: skip

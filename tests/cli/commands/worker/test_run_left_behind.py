@@ -14,6 +14,8 @@ from cli.commands.worker.conftest import PATIENCE, finish, line_of
 from support.managers.process import OUTFITTER, Manager
 from support.processes.ending import wait_until_ended
 
+pytestmark = pytest.mark.slow
+
 LEAVE = "sleep 1000 >/dev/null 2>&1 & echo $!; exit 7"
 """Leaves a process behind."""
 LEAVE_AND_WAIT = "setsid sleep 1000 >/dev/null 2>&1 & echo $!; wait"

@@ -18,7 +18,7 @@ from outfitter_proto.records import Register
 from support.kafka.broker import Broker
 from support.managers.process import Manager, serving_on
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180), pytest.mark.slow]
 
 LEASE_S = 3.0
 OUTAGE_S = 2 * LEASE_S

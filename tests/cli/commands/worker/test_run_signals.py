@@ -15,6 +15,8 @@ import pytest
 from cli.commands.worker.conftest import PATIENCE, finish, line_of
 from support.managers.process import OUTFITTER, Manager
 
+pytestmark = pytest.mark.slow
+
 SAY_SIGNALS = """
 import signal, sys
 for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGWINCH"):

@@ -13,6 +13,8 @@ from cli.commands.worker.conftest import PATIENCE, line_of
 from support.managers.process import OUTFITTER, Manager
 from support.processes.standard_error import MUTE, mute, redirected
 
+pytestmark = pytest.mark.slow
+
 ENDING = """
 import signal, sys
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])

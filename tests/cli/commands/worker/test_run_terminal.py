@@ -10,11 +10,15 @@ import sys
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+import pytest
+
 from cli.commands.worker.conftest import PATIENCE, line_of
 from outfitter_service.cli._lib.running.no_devices import NONE_VISIBLE
 from support import polling
 from support.managers.process import OUTFITTER, Manager
 from support.processes.terminal import Terminal, terminal
+
+pytestmark = pytest.mark.slow
 
 COMMAND = """
 import os, signal, sys

@@ -19,6 +19,8 @@ from outfitter_proto.records import Survivors
 from outfitter_proto.support.processes import process_owner, user_namespace
 from support.managers.process import OUTFITTER, Manager, StartManager
 
+pytestmark = pytest.mark.slow
+
 HOLDING = """
 import json, os, subprocess, sys
 hold = subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
