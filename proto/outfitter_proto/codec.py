@@ -6,6 +6,7 @@ A body and its key must name the same host. The broker checks neither.
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable, Iterable
 from functools import cache, partial
 from itertools import chain
@@ -45,12 +46,25 @@ encode = msgspec.json.Encoder().encode
 """Encode any record to compact JSON bytes."""
 
 
+_ONE_AT_A_TIME = threading.Lock()
+
+
+def _decoder(kind: Any) -> Decoder[Any]:
+    """A new decoder.
+
+    msgspec 0.22 shows other threads the layout of a struct before it is complete. Whoever decodes with it meanwhile
+    ends the process (SIGSEGV). So one thread at a time makes decoders: they have structs in common.
+    """
+    with _ONE_AT_A_TIME:
+        return Decoder(kind)
+
+
 # Decoders are created on first use: a worker needs two of the four, and each takes a millisecond.
 
-_registration: Callable[[], Decoder[Registration]] = cache(partial(Decoder, Registration))
-_ledger: Callable[[], Decoder[LedgerRecord]] = cache(partial(Decoder, LedgerRecord))
-_history: Callable[[], Decoder[HistoryRecord]] = cache(partial(Decoder, HistoryRecord))
-_dead_letter: Callable[[], Decoder[DeadLetter]] = cache(partial(Decoder, DeadLetter))
+_registration: Callable[[], Decoder[Registration]] = cache(partial(_decoder, Registration))
+_ledger: Callable[[], Decoder[LedgerRecord]] = cache(partial(_decoder, LedgerRecord))
+_history: Callable[[], Decoder[HistoryRecord]] = cache(partial(_decoder, HistoryRecord))
+_dead_letter: Callable[[], Decoder[DeadLetter]] = cache(partial(_decoder, DeadLetter))
 
 _NAME = NAME_PATTERN[1 : NAME_PATTERN.index("$")]
 _is_name = re.compile(_NAME).fullmatch
