@@ -106,5 +106,9 @@ class SparkCluster(Programs):
 
 
 def descendants(worker: WorkerProgram) -> list[int]:
-    """A worker's executors and their Python processes: they use its GPU."""
-    return [process.pid for process in psutil.Process(worker.pid).children(recursive=True)]
+    """A worker's executors and their Python processes: they use its GPU.
+
+    Spark's start script leaves a shell behind that no one waits for. If it ends late, it is a zombie from then on.
+    """
+    children = psutil.Process(worker.pid).children(recursive=True)
+    return [process.pid for process in children if not has_ended(process.pid)]
