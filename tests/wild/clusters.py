@@ -17,6 +17,7 @@ from examples.clusters import cluster_flink, cluster_pyflink
 from support.clusters import uses
 from support.clusters.flink import PYFLINK, VERSIONS, FlinkCluster, flink
 from support.clusters.maven import package
+from support.clusters.programs import READY_WITHIN_S
 from support.clusters.spark import EXAMPLE, LEASE, SparkCluster, descendants
 from support.documents import ROOT
 from support.managers.process import OUTFITTER
@@ -51,7 +52,7 @@ class Spark:
     def cancel(self) -> None:
         """Interrupt the job, and start another one."""
         self.job.signal(signal.SIGINT)
-        self.job.wait()
+        self.job.wait(READY_WITHIN_S)
         self.submit()
 
     def worker(self) -> psutil.Process:
@@ -82,7 +83,7 @@ class Spark:
             "both tasks of the job",
         )
         self.job.signal(signal.SIGINT)
-        self.job.wait()
+        self.job.wait(READY_WITHIN_S)
         self.scene.wait_for(have_ended, "the end of the worker's executors")
         program.signal(signal.SIGKILL)
 

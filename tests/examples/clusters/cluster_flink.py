@@ -17,6 +17,7 @@ import pytest
 
 from support.clusters.flink import VERSIONS, Flink, FlinkCluster, flink
 from support.clusters.maven import package
+from support.clusters.programs import READY_WITHIN_S
 from support.documents import ROOT
 from support.managers.process import Manager, StartManager
 from support.processes.worker_program import WorkerProgram
@@ -149,7 +150,7 @@ class TestPlugin:
         with_plugin.start(), with_plugin.start()
         with_plugin.cluster.wait_for_slots(2)
         third = with_plugin.start(wait=1)
-        assert third.wait() != 0
+        assert third.wait(READY_WITHIN_S) != 0
         assert "NoDevicesError" in third.output()
         assert "Successful registration at resource manager" not in third.output()
 
@@ -181,7 +182,7 @@ class TestPlugin:
         after = with_plugin.record_of(task_manager)
         assert (after["state"], after["token"]) == ("allocated", before["token"])
         task_manager.signal(signal.SIGTERM)
-        task_manager.wait()
+        task_manager.wait(READY_WITHIN_S)
         ended = with_plugin.manager.wait_for_state(before["worker"], "ended")
         assert ended["reason_code"] in {"deregistered", "owner-died"}
 

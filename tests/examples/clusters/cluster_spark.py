@@ -11,6 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
+from support.clusters.programs import READY_WITHIN_S
 from support.clusters.spark import EXAMPLE, SparkCluster, descendants
 from support.managers.process import OUTFITTER, Manager, StartManager
 from support.processes.ending import wait_until_ended
@@ -48,7 +49,7 @@ def test_two_workers_on_one_host_give_their_tasks_different_gpus(cluster: SparkC
     workers = [cluster.start_worker(), cluster.start_worker()]
     assert sorted(cluster.gpu(worker) for worker in workers) == ["0", "1"]
     job = cluster.submit(tasks=2, seconds=5)
-    assert job.wait() == 0
+    assert job.wait(READY_WITHIN_S) == 0
     assert sorted(re.findall(r"^task .* has gpu (\S+) ", job.output(), re.MULTILINE)) == ["0", "1"]
 
 
@@ -80,7 +81,7 @@ def test_neither_a_killed_executor_nor_a_cancelled_job_takes_the_gpu_from_its_wo
     job.signal(signal.SIGINT)
     cluster.wait_for(lambda: not cluster.tasks(), "the end of all tasks")
     assert record_of(manager, worker)["token"] == before["token"]
-    assert cluster.submit(tasks=1, seconds=0).wait() == 0
+    assert cluster.submit(tasks=1, seconds=0).wait(READY_WITHIN_S) == 0
 
 
 def test_a_manager_that_is_killed_takes_no_gpu_away_and_frees_one_whose_worker_died_meanwhile(
@@ -102,7 +103,7 @@ def test_a_worker_for_which_there_is_no_gpu_ends_and_says_why(cluster: SparkClus
     for worker in (cluster.start_worker(), cluster.start_worker()):
         cluster.gpu(worker)
     third = cluster.start_worker()
-    assert third.wait() == 1
+    assert third.wait(READY_WITHIN_S) == 1
     assert "no gpu within 8 s: " in third.output()
     assert "waits for 1 gpu: 0 of 2 free" in third.output()
     assert "Successfully registered" not in third.output()
@@ -137,6 +138,6 @@ def test_a_worker_that_starts_while_there_is_no_manager_ends_and_says_why(
 ) -> None:
     manager.kill9()
     worker = cluster.start_worker()
-    assert worker.wait() == 1
+    assert worker.wait(READY_WITHIN_S) == 1
     assert "outfitter-lease: no manager answers for host" in worker.output()
     assert "Successfully registered" not in worker.output()

@@ -70,9 +70,9 @@ class WorkerProgram:
         """Whether it has not ended yet."""
         return self._running.poll() is None
 
-    def wait(self) -> int:
+    def wait(self, within_s: float = WITHIN_S) -> int:
         """Block until it has ended; return its exit code."""
-        return self._running.wait(WITHIN_S)
+        return self._running.wait(within_s)
 
     def kill(self) -> None:
         """End the program and all that it has started as a crash would. Repeatable."""
