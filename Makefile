@@ -91,8 +91,8 @@ manifests-check: $(READY) $(KUSTOMIZE)
 	for version in $(KUBE_VERSIONS); do $(BIN)/kubernetes-validate --kubernetes-version $$version --strict --quiet \
 		--no-warn $(KUBE)/rendered/*.yaml deploy/kubernetes/worker.yaml || exit; done
 
-# A real API server takes each manifest, and calls the webhook. The trial's commands run as processes. Its programs are
-# built once, which takes ten minutes.
+# A real API server takes each manifest, and calls the webhook. The trial's commands run as processes. The API
+# server's programs are built once, which takes ten minutes.
 KUBE_PROGRAMS := $(KUBE)/bin/kube-apiserver $(KUBE)/bin/kubectl $(KUBE)/bin/kustomize
 
 kube-check: $(READY) $(KUBE_PROGRAMS) $(KUBE)/etcd/usr/bin/etcd $(KUBE)/crds/.ready $(PROMTOOL) $(PROMETHEUS)

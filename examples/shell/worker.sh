@@ -18,7 +18,7 @@ status() {
 # Sets `now`, in hundredths of a second since boot: most clocks stand still while the machine is suspended, and the
 # lease does not. While nothing happens, the loop has no command substitution: bash 5.2 may lose a signal that comes
 # while it parses one.
-look_at_clock() { read -r uptime _ </proc/uptime && now=${uptime/./}; }
+read_clock() { read -r uptime _ </proc/uptime && now=${uptime/./}; }
 
 # Counts from when we began to send the last message that was acknowledged in time.
 lease=0 alive_at=0 # hundredths of a second; a lease of 0: none
@@ -52,19 +52,21 @@ main() {
     --formatter-property key.separator=' ' 2>/dev/null)
   local consumer=$! stopping=''
   trap 'stopping=1' TERM INT
-  look_at_clock && alive_at=$now sent_at=$now
+  read_clock && alive_at=$now sent_at=$now
   publish "{type: \"register\", resources: {\"$resource\": {amount: $amount}}, lease_s: $asked}" 30 ||
     leave 1 "failed: the registration was not acknowledged"
-  while look_at_clock && [ -z "$stopping" ]; do
+  while read_clock || leave 1 "failed: /proc/uptime cannot be read"; [ -z "$stopping" ]; do
     if [ "$lease" -gt 0 ] && ! is_lost "$now" && [ "$now" -ge $((sent_at + lease / 3)) ]; then
       sent_at=$now left=$((alive_at + lease - now < lease / 3 ? alive_at + lease - now : lease / 3))
-      publish '{type: "heartbeat"}' $((left + 1))e-2 && look_at_clock && acknowledge "$sent_at" "$now"
-      look_at_clock
+      printf -v left '%d.%02d' $(((left + 1) / 100)) $(((left + 1) % 100)) # BusyBox' timeout(1) knows no other form
+      publish '{type: "heartbeat"}' "$left" && read_clock && acknowledge "$sent_at" "$now"
+      read_clock
     fi
     is_lost "$now" && leave 1 "lost: no heartbeat was acknowledged for a whole lease"
     IFS= read -r -t 0.2 -u "$records" part
     case $? in
-      0) line+=$part key=${line%% *} body=${line#* } line='' word=$(status "$own" "$key" "$body") ;; # a whole line
+      0) line+=$part key=${line%% *} body=${line#* } line='' word=skip # a whole line
+        [ "$key" != "$own" ] || word=$(status "$own" "$key" "$body") ;;
       1) leave 1 "lost: the consumer has ended" ;;
       *) line+=$part word=skip ;; # none yet, or a part
     esac

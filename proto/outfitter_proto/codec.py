@@ -5,6 +5,7 @@ A body and its key must name the same host. The broker checks neither.
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 from collections.abc import Callable, Iterable
@@ -45,8 +46,11 @@ class UnknownTypeError(WireError):
 encode = msgspec.json.Encoder().encode
 """Encode any record to compact JSON bytes."""
 
-
-_ONE_AT_A_TIME = threading.Lock()
+_DECODER_LOCK = threading.Lock()
+# a process that is forked meanwhile would find it locked for ever
+os.register_at_fork(
+    before=_DECODER_LOCK.acquire, after_in_parent=_DECODER_LOCK.release, after_in_child=_DECODER_LOCK.release
+)
 
 
 def _decoder(kind: Any) -> Decoder[Any]:
@@ -55,7 +59,7 @@ def _decoder(kind: Any) -> Decoder[Any]:
     msgspec 0.22 shows other threads the layout of a struct before it is complete. Whoever decodes with it meanwhile
     ends the process (SIGSEGV). So one thread at a time makes decoders: they have structs in common.
     """
-    with _ONE_AT_A_TIME:
+    with _DECODER_LOCK:
         return Decoder(kind)
 
 

@@ -52,7 +52,7 @@ def server(manager: Manager, api: Api, tmp_path_factory: pytest.TempPathFactory)
     """A Prometheus with our rules, whose alerts do not wait for minutes."""
     folder = tmp_path_factory.mktemp("prometheus")
     jobs = {"outfitter": manager.url, "outfitter-api": str(api.url)}
-    with prometheus.running(folder, prometheus.impatient_rules(folder), jobs) as server:
+    with prometheus.running(folder, prometheus.rules_without_delay(folder), jobs) as server:
         yield server
 
 

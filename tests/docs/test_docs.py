@@ -89,7 +89,7 @@ def test_the_makefiles_numbers_are_those_of_the_documents() -> None:
     processes = re.search(r"--numprocesses ([0-9]+)", makefile)
     assert processes is not None
     number = ["no", "one", "two", "three", "four", "five", "six", "seven", "eight"][int(processes[1])]
-    assert f"| `make test` | the tests but the slow ones, in {number} processes;" in contributing
+    assert f"| `make test` | all tests except the slow ones, in {number} processes |" in contributing
     seeds = re.search(r'"--seeds", type=int, default=([0-9]+)', (ROOT / "tests/simulation/__main__.py").read_text())
     seconds = re.search(r'"--seconds", type=int, default=([0-9]+)', (ROOT / "tests/fuzz/__main__.py").read_text())
     assert seeds is not None

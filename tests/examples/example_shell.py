@@ -50,6 +50,8 @@ class TestShell(WorkerContract):
 
             go_round()  # past what it does with its record
             before = faults_of_children()
+            assert one_gpu.outfitter("register", "--worker", "other", "--lease", "600").returncode == 0
+            one_gpu.wait_for_state("other", "pending")
             go_round()
             assert faults_of_children() == before
             worker.signal(signal.SIGTERM)

@@ -1,6 +1,6 @@
 """A real Prometheus in a process of its own, and the program that checks its rules.
 
-`PROMETHEUS` and `PROMTOOL` name the programs; `make deploy-check` sets both.
+`PROMETHEUS` and `PROMTOOL` name the programs; `make deploy-check` and `make kube-check` set both.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Prometheus:
         until(look, lambda: f"{what}\n{self._log.read_text()[-4000:]}")
 
 
-def impatient_rules(folder: Path) -> Path:
+def rules_without_delay(folder: Path) -> Path:
     """A copy of our rules whose alerts wait for a second in place of minutes: nothing else is changed."""
     copy = folder / "rules.yml"
     copy.write_text(re.sub(r"(?m)^( +for: )\d+m$", r"\g<1>1s", RULES.read_text()))

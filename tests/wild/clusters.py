@@ -71,12 +71,12 @@ class Spark:
         """
         program = self.scene.program_of(self.scene.victim)
 
-        def have_ended() -> bool:
+        def kill_executors() -> list[int]:
             left = descendants(program)
             for pid in left:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-            return not left
+            return left
 
         self.scene.wait_for(
             lambda: all(self.scene.last_word(device) > heard for device, heard in self.heard.items()),
@@ -84,7 +84,7 @@ class Spark:
         )
         self.job.signal(signal.SIGINT)
         self.job.wait(READY_WITHIN_S)
-        self.scene.wait_for(have_ended, "the end of the worker's executors")
+        self.scene.wait_for(lambda: not kill_executors(), "the end of the worker's executors")
         program.signal(signal.SIGKILL)
 
 

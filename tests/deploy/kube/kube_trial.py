@@ -11,11 +11,14 @@ import secrets
 import subprocess
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import anyio
+import pytest
 
-from outfitter_proto import names
+from outfitter_proto import names, topics
 from outfitter_proto.bus import Entry, connect
+from outfitter_proto.partitioning import partition_of
 from support import prometheus
 from support.containers import answer
 from support.kafka.broker import Broker, free_port
@@ -23,12 +26,14 @@ from support.kube import Cluster, rendered
 from support.managers.process import OUTFITTER
 from support.polling import until
 
+pytestmark = pytest.mark.timeout(600)
+
 NODE = "node-1"
 BROKER = "kafka.outfitter-trial.svc:9092"
 
 
-class Node:
-    """Runs the commands of a cluster's pods as processes. They end with it."""
+class PodProcesses:
+    """Runs the commands of a cluster's pods on one node as processes. They end with it."""
 
     def __init__(self, cluster: Cluster, folder: Path, broker: str) -> None:
         self._cluster = cluster
@@ -37,7 +42,7 @@ class Node:
         self._ends = ExitStack()
         self.ports = {9477: free_port(), 9478: free_port()}
 
-    def __enter__(self) -> Node:
+    def __enter__(self) -> PodProcesses:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -57,30 +62,30 @@ class Node:
         }
         for mount in container.get("volumeMounts", []):
             if mount["name"] == "config":
-                environment["OUTFITTER_CONFIG"] = str(self._config(mount["subPath"]))
+                environment["OUTFITTER_CONFIG"] = str(self._config(pod or name, mount["subPath"]))
         command = [*OUTFITTER, *container["args"]]
         log = self._folder / f"{pod or name}.log"
         with log.open("wb") as output:
             process = subprocess.Popen(
-                [self._here(word) for word in command], stdout=output, stderr=output, cwd=self._folder,
-                env={key: self._here(value) for key, value in environment.items()} | {"PATH": os.environ["PATH"]},
+                [self._localized(word) for word in command], stdout=output, stderr=output, cwd=self._folder,
+                env={key: self._localized(value) for key, value in environment.items()} | {"PATH": os.environ["PATH"]},
             )  # fmt: skip
         self._ends.callback(self._end, process)
         return process
 
-    def said(self) -> str:
+    def logs(self) -> str:
         """What all of them have printed."""
         return "".join(f"--- {log.name}\n{log.read_text()[-2000:]}" for log in sorted(self._folder.glob("*.log")))
 
-    def _config(self, key: str) -> Path:
+    def _config(self, pod: str, key: str) -> Path:
         """The trial's configuration, as its ConfigMap has it: the API server knows its name with a hash."""
         maps = self._cluster.get("configmap", "--namespace=outfitter-host")["items"]
         (content,) = (each["data"][key] for each in maps if key in each["data"] and BROKER in each["data"][key])
-        path = self._folder / key
-        path.write_text(self._here(content))
+        path = self._folder / f"{pod}-{key}"
+        path.write_text(self._localized(content))
         return path
 
-    def _here(self, text: str) -> str:
+    def _localized(self, text: str) -> str:
         """A setting with this machine's addresses and files."""
         text = text.replace(BROKER, self._broker).replace("/etc/outfitter-api/token", f"{self._folder}/token")
         for port, ours in self.ports.items():
@@ -89,49 +94,67 @@ class Node:
 
     def _end(self, process: subprocess.Popen[bytes]) -> None:
         process.terminate()
-        process.wait(60)
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise
 
 
 def test_the_trial_runs_to_the_first_grant_and_the_first_alarm(
     cluster: Cluster, own_broker: Broker, tmp_path: Path
 ) -> None:
-    cluster.create({"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}}, "--dry-run=none")
     for overlay in "host", "trial":
         cluster.apply(rendered(overlay))
     token = secrets.token_hex(32)
     (tmp_path / "token").write_text(token)
     (tmp_path / "token").chmod(0o600)
-    with Node(cluster, tmp_path, own_broker.bootstrap) as node:
+    with PodProcesses(cluster, tmp_path, own_broker.bootstrap) as pods:
+
+        def items(page: str) -> list[dict[str, Any]]:
+            """A page's items, as the console asks for them."""
+            answered = answer(f"{pods.url(9478)}/api/v1/{page}", token=token)
+            return json.loads(answered.body)["items"] if answered.status == 200 else []
 
         def workers(state: str) -> list[str]:
-            """The names of the workers in a state, as the console asks for them."""
-            page = answer(f"{node.url(9478)}/api/v1/workers?state={state}", token=token)
-            return [each["worker"] for each in json.loads(page.body)["items"]] if page.status == 200 else []
+            return [each["worker"] for each in items(f"workers?state={state}")]
 
-        assert node.start("job", "outfitter-trial", "topics").wait(60) == 0, node.said()
-        node.start("daemonset", "outfitter-host", "outfitter")
-        node.start("deployment", "outfitter", "outfitter-api")
+        def two_and_one() -> tuple[list[str], list[str]] | None:
+            """Who has a device, and who waits for one."""
+            granted, waiting = workers("allocated"), workers("pending")
+            return (granted, waiting) if (len(granted), len(waiting)) == (2, 1) else None
+
+        topics_job = pods.start("job", "outfitter-trial", "topics")
+        until(lambda: topics_job.poll() is not None, pods.logs)
+        assert topics_job.returncode == 0, pods.logs()
+        pods.start("daemonset", "outfitter-host", "outfitter")
+        pods.start("deployment", "outfitter", "outfitter-api")
         running = {
-            name: node.start("deployment", "outfitter-trial", "worker", pod=name)
+            name: pods.start("deployment", "outfitter-trial", "worker", pod=name)
             for name in ("worker-1", "worker-2", "worker-3")
         }
-        for port in node.ports:
-            until(lambda port=port: answer(f"{node.url(port)}/readyz").status == 200, node.said)
-        until(lambda: len(workers("allocated")) == 2 and len(workers("pending")) == 1, node.said)
-        assert answer(f"{node.url(9478)}/").status == 200
-        (waiting,) = workers("pending")
-        (first, _) = workers("allocated")
+        for port in pods.ports:
+            until(lambda port=port: answer(f"{pods.url(port)}/readyz").status == 200, pods.logs)
+        (first, _), (waiting,) = until(two_and_one, pods.logs)
+        until(lambda: answer(f"{pods.url(9478)}/").status == 200, pods.logs)
         running[first].terminate()
-        until(lambda: waiting in workers("allocated"), node.said)
+        until(lambda: waiting in workers("allocated"), pods.logs)
 
-        jobs = {"outfitter": node.url(9477)}
-        with prometheus.running(tmp_path / "prometheus", prometheus.impatient_rules(tmp_path), jobs) as server:
+        jobs = {"outfitter": pods.url(9477)}
+        with prometheus.running(tmp_path / "prometheus", prometheus.rules_without_delay(tmp_path), jobs) as server:
             server.wait_for(lambda: server.query("outfitter_ready == 1"), "a scrape of the manager")
+            assert "OutfitterDeadLetters" not in server.firing()
             anyio.run(send_nonsense, own_broker.url)
             server.wait_for(lambda: "OutfitterDeadLetters" in server.firing(), "the alarm")
+            (letter,) = until(lambda: items("dead-letters"), pods.logs)
+            assert letter["writer"] == f"host/{NODE}"
 
 
 async def send_nonsense(bus: str) -> None:
-    """A message that nobody can obey."""
+    """A message to the node's manager that it cannot obey."""
     async with connect(bus) as connection:
-        await connection.publish(names.topics("outfitter").registrations, 0, Entry(NODE.encode(), b"nonsense"))
+        partitions = await topics.partition_count(connection, "outfitter")
+        assert partitions is not None
+        message = Entry(NODE.encode(), b"nonsense")
+        await connection.publish(names.topics("outfitter").registrations, partition_of(NODE, partitions), message)
