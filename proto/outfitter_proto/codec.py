@@ -5,11 +5,8 @@ A body and its key must name the same host. The broker checks neither.
 
 from __future__ import annotations
 
-import os
 import re
-import threading
-from collections.abc import Callable, Iterable
-from functools import cache, partial
+from collections.abc import Iterable
 from itertools import chain
 from typing import Any, TypeVar
 
@@ -46,29 +43,13 @@ class UnknownTypeError(WireError):
 encode = msgspec.json.Encoder().encode
 """Encode any record to compact JSON bytes."""
 
-_DECODER_LOCK = threading.Lock()
-# a process that is forked meanwhile would find it locked for ever
-os.register_at_fork(
-    before=_DECODER_LOCK.acquire, after_in_parent=_DECODER_LOCK.release, after_in_child=_DECODER_LOCK.release
-)
+# Made here and not on first use: msgspec 0.22 shows other threads the layout of a struct before it is complete, and
+# whoever decodes with it meanwhile ends the process (SIGSEGV). Python lets one thread import a module, and one only.
 
-
-def _decoder(kind: Any) -> Decoder[Any]:
-    """A new decoder.
-
-    msgspec 0.22 shows other threads the layout of a struct before it is complete. Whoever decodes with it meanwhile
-    ends the process (SIGSEGV). So one thread at a time makes decoders: they have structs in common.
-    """
-    with _DECODER_LOCK:
-        return Decoder(kind)
-
-
-# Decoders are created on first use: a worker needs two of the four, and each takes a millisecond.
-
-_registration: Callable[[], Decoder[Registration]] = cache(partial(_decoder, Registration))
-_ledger: Callable[[], Decoder[LedgerRecord]] = cache(partial(_decoder, LedgerRecord))
-_history: Callable[[], Decoder[HistoryRecord]] = cache(partial(_decoder, HistoryRecord))
-_dead_letter: Callable[[], Decoder[DeadLetter]] = cache(partial(_decoder, DeadLetter))
+_registration: Decoder[Registration] = Decoder(Registration)
+_ledger: Decoder[LedgerRecord] = Decoder(LedgerRecord)
+_history: Decoder[HistoryRecord] = Decoder(HistoryRecord)
+_dead_letter: Decoder[DeadLetter] = Decoder(DeadLetter)
 
 _NAME = NAME_PATTERN[1 : NAME_PATTERN.index("$")]
 _is_name = re.compile(_NAME).fullmatch
@@ -111,7 +92,7 @@ def decode_registration(
     if len(value) > MAX_MESSAGE_BYTES:
         raise WireError(what, f"{len(value)} bytes; at most {MAX_MESSAGE_BYTES} are read")
     try:
-        message = _registration().decode(value)
+        message = _registration.decode(value)
     except _UNREADABLE as error:
         message = _without_unknown_fields(what, value, error, warnings, exact=exact, named=named)
     if type(message) is Register:
@@ -145,10 +126,10 @@ def _without_unknown_fields(
     if not unknown.is_about_unknown_fields(error):
         raise _translate(what, value, Registration, error) if exact else _inexact(what, value, error) from error
     try:
-        message = _registration().decode(encode(unknown.tolerant(Registration).decode(value)))
+        message = _registration.decode(encode(unknown.tolerant(Registration).decode(value)))
     except _UNREADABLE as other:
         if exact:
-            _known_part(what, value, Registration, error, _registration())
+            _known_part(what, value, Registration, error, _registration)
         raise _inexact(what, value, other) from other
     if (problem := _not_text(value)) is not None:  # nobody has checked the values of unknown fields
         raise WireError(what, problem)
@@ -235,9 +216,9 @@ def decode_ledger(value: bytes, *, key: bytes | None = None) -> LedgerRecord:
         WireError: damaged, or under another key than its own.
     """
     try:
-        record = _ledger().decode(value)
+        record = _ledger.decode(value)
     except _UNREADABLE as error:
-        record = _known_part(_ledger_record(key), value, LedgerRecord, error, _ledger())
+        record = _known_part(_ledger_record(key), value, LedgerRecord, error, _ledger)
     if key is not None and record.key.encode() != key:
         raise WireError(_ledger_record(key), f"its body belongs under the key {record.key!r}")
     return record
@@ -250,14 +231,14 @@ def _ledger_record(key: bytes | None) -> str:
 def decode_history(value: bytes) -> HistoryRecord:
     """Decode one record of the history topic; raises `WireError`."""
     try:
-        return _history().decode(value)
+        return _history.decode(value)
     except _UNREADABLE as error:
-        return _known_part("history record", value, HistoryRecord, error, _history())
+        return _known_part("history record", value, HistoryRecord, error, _history)
 
 
 def decode_dead_letter(value: bytes) -> DeadLetter:
     """Decode one record of the dead-letters topic; raises `WireError`."""
     try:
-        return _dead_letter().decode(value)
+        return _dead_letter.decode(value)
     except _UNREADABLE as error:
         raise _translate("dead letter", value, DeadLetter, error) from error

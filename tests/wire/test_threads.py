@@ -11,7 +11,6 @@ GOLDEN = Path(__file__).parent / "golden" / "v0.1"
 FIRST_MESSAGES = """
 import sys, threading
 from pathlib import Path
-from outfitter_proto import codec
 
 sys.setswitchinterval(1e-6)
 golden = Path(sys.argv[1])
@@ -38,7 +37,9 @@ work = [
 ready, done = threading.Barrier(len(work)), []
 
 def run(each):
+    global codec
     ready.wait()
+    from outfitter_proto import codec
     each()
     done.append(each)
 
@@ -51,35 +52,8 @@ print(len(done) == len(work))
 """
 
 
-FORKED_MEANWHILE = """
-import os, sys, threading
-from pathlib import Path
-from outfitter_proto import codec
-
-body = Path(sys.argv[1], "allocation-allocated.json").read_bytes()
-sys.setswitchinterval(1e-6)
-thread = threading.Thread(target=codec.decode_ledger, args=[body])
-thread.start()
-while not codec._DECODER_LOCK.locked() and thread.is_alive():
-    pass
-child = os.fork()
-if child == 0:
-    codec.decode_ledger(body)
-    os._exit(7)
-thread.join()
-print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-"""
-
-
 def test_threads_decode_their_first_messages_at_once() -> None:
     first = [sys.executable, "-c", FIRST_MESSAGES, str(GOLDEN)]
     for _ in range(3):
         done = subprocess.run(first, capture_output=True, text=True, timeout=60)
         assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
-
-
-def test_a_process_that_is_forked_while_a_thread_makes_a_decoder_decodes() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", FORKED_MEANWHILE, str(GOLDEN)], capture_output=True, text=True, timeout=60
-    )
-    assert (done.returncode, done.stdout) == (0, "7\n"), done.stderr
