@@ -16,8 +16,8 @@ status() {
 }
 
 # Sets `now`, in hundredths of a second since boot: most clocks stand still while the machine is suspended, and the
-# lease does not. While nothing happens, the loop has no command substitution: bash 5.2 may lose a signal that comes
-# while it parses one.
+# lease does not. While nothing happens to this worker, the loop has no command substitution: bash 5.2 may lose a signal
+# that comes while it parses one.
 read_clock() { read -r uptime _ </proc/uptime && now=${uptime/./}; }
 
 # Counts from when we began to send the last message that was acknowledged in time.
@@ -29,7 +29,7 @@ acknowledge() { # $1: when it was sent, $2: now. Once the lease is lost, somebod
 
 main() {
   local bootstrap=$1 host=$2 worker=$3 resource=${4%=*} amount=${4#*=} asked=${5:-30}
-  local cluster=${OUTFITTER_CLUSTER:-outfitter} line='' part word key body run own now left sent_at
+  local cluster=${OUTFITTER_CLUSTER:-outfitter} line='' part word key body run own now left within sent_at
   run=$(</proc/sys/kernel/random/uuid) own=$host/$worker/$run
 
   # Publishes the fields $1 within $2 seconds. The key is the host, by which the producer finds the partition.
@@ -58,8 +58,8 @@ main() {
   while read_clock || leave 1 "failed: /proc/uptime cannot be read"; [ -z "$stopping" ]; do
     if [ "$lease" -gt 0 ] && ! is_lost "$now" && [ "$now" -ge $((sent_at + lease / 3)) ]; then
       sent_at=$now left=$((alive_at + lease - now < lease / 3 ? alive_at + lease - now : lease / 3))
-      printf -v left '%d.%02d' $(((left + 1) / 100)) $(((left + 1) % 100)) # BusyBox' timeout(1) knows no other form
-      publish '{type: "heartbeat"}' "$left" && read_clock && acknowledge "$sent_at" "$now"
+      printf -v within '%d.%02d' $(((left + 1) / 100)) $(((left + 1) % 100)) # BusyBox's timeout takes no other form
+      publish '{type: "heartbeat"}' "$within" && read_clock && acknowledge "$sent_at" "$now"
       read_clock
     fi
     is_lost "$now" && leave 1 "lost: no heartbeat was acknowledged for a whole lease"

@@ -44,7 +44,7 @@ encode = msgspec.json.Encoder().encode
 """Encode any record to compact JSON bytes."""
 
 # Made here and not on first use: msgspec 0.22 shows other threads the layout of a struct before it is complete, and
-# whoever decodes with it meanwhile ends the process (SIGSEGV). Python lets one thread import a module, and one only.
+# whoever decodes with it meanwhile ends the process (SIGSEGV). Only one thread imports a module.
 
 _registration: Decoder[Registration] = Decoder(Registration)
 _ledger: Decoder[LedgerRecord] = Decoder(LedgerRecord)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -18,13 +19,22 @@ from support.managers.process import Manager
 from support.polling import until
 from support.processes.tools import needs
 
+TIMEOUT = f"""#!/bin/sh
+case $1 in *[!0-9.]*) exit 125 ;; esac
+exec {shutil.which("timeout")} "$@"
+"""
+"""timeout(1) that refuses the durations that BusyBox' refuses."""
+
 
 def build() -> Program:
     needs("bash", "jq", "java", "mvn")
     folder = built("shell", [])
-    clients = ROOT / "deploy" / "kafka" / "bin"
+    timeout = folder / "timeout"
+    timeout.write_text(TIMEOUT)
+    timeout.chmod(0o755)
+    path = f"{folder}:{ROOT / 'deploy' / 'kafka' / 'bin'}:{os.environ['PATH']}"
     # each heartbeat starts a Java virtual machine, which may take seconds
-    return Program(folder, ["env", f"PATH={clients}:{os.environ['PATH']}", "bash", "worker.sh"], lease_s=30)
+    return Program(folder, ["env", f"PATH={path}", "bash", "worker.sh"], lease_s=30)
 
 
 @pytest.fixture(scope="module")

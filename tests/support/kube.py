@@ -9,7 +9,7 @@ import json
 import secrets
 import socket
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -105,7 +105,7 @@ def running(folder: Path) -> Iterator[Cluster]:
     with ExitStack() as stack:
         etcd = f"http://127.0.0.1:{_free_port()}"
         peer = f"http://127.0.0.1:{_free_port()}"
-        _start(
+        start_program(
             stack, folder / "etcd.log",
             [CACHE / "etcd/usr/bin/etcd", f"--data-dir={folder}/etcd", f"--listen-client-urls={etcd}",
              f"--advertise-client-urls={etcd}", f"--listen-peer-urls={peer}", f"--initial-advertise-peer-urls={peer}",
@@ -119,7 +119,7 @@ def running(folder: Path) -> Iterator[Cluster]:
                 serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
             )
         )
-        server = _start(
+        server = start_program(
             stack, folder / "kube-apiserver.log",
             [CACHE / "bin/kube-apiserver", f"--etcd-servers={etcd}", "--bind-address=127.0.0.1",
              "--advertise-address=127.0.0.1", f"--secure-port={port}", f"--cert-dir={folder}/pki",
@@ -155,9 +155,12 @@ def until(holds: Any, process: subprocess.Popen[bytes] | None = None) -> None:
     polling.until(look, lambda: refusal)
 
 
-def _start(stack: ExitStack, log: Path, command: Sequence[object]) -> subprocess.Popen[bytes]:
+def start_program(
+    stack: ExitStack, log: Path, command: Sequence[object], env: Mapping[str, str] | None = None
+) -> subprocess.Popen[bytes]:
+    """Start a program that ends with `stack`; then the end of its log is printed."""
     output = stack.enter_context(log.open("wb"))
-    process = subprocess.Popen([str(part) for part in command], stdout=output, stderr=output)
+    process = subprocess.Popen([str(part) for part in command], stdout=output, stderr=output, env=env)
 
     def end() -> None:
         process.terminate()

@@ -22,7 +22,7 @@ from outfitter_proto.partitioning import partition_of
 from support import prometheus
 from support.containers import answer
 from support.kafka.broker import Broker, free_port
-from support.kube import Cluster, rendered
+from support.kube import Cluster, rendered, start_program
 from support.managers.process import OUTFITTER
 from support.polling import until
 
@@ -63,15 +63,10 @@ class PodProcesses:
         for mount in container.get("volumeMounts", []):
             if mount["name"] == "config":
                 environment["OUTFITTER_CONFIG"] = str(self._config(pod or name, mount["subPath"]))
-        command = [*OUTFITTER, *container["args"]]
+        command = [*OUTFITTER, *map(self._localized, container["args"])]
+        environment = {key: self._localized(value) for key, value in environment.items()}
         log = self._folder / f"{pod or name}.log"
-        with log.open("wb") as output:
-            process = subprocess.Popen(
-                [self._localized(word) for word in command], stdout=output, stderr=output, cwd=self._folder,
-                env={key: self._localized(value) for key, value in environment.items()} | {"PATH": os.environ["PATH"]},
-            )  # fmt: skip
-        self._ends.callback(self._end, process)
-        return process
+        return start_program(self._ends, log, command, environment | {"PATH": os.environ["PATH"]})
 
     def logs(self) -> str:
         """What all of them have printed."""
@@ -91,15 +86,6 @@ class PodProcesses:
         for port, ours in self.ports.items():
             text = text.replace(f"0.0.0.0:{port}", f"127.0.0.1:{ours}")
         return text
-
-    def _end(self, process: subprocess.Popen[bytes]) -> None:
-        process.terminate()
-        try:
-            process.wait(60)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-            raise
 
 
 def test_the_trial_runs_to_the_first_grant_and_the_first_alarm(
