@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import subprocess
 from collections.abc import Iterator
@@ -94,6 +95,23 @@ def test_the_commands_of_the_page_that_name_a_node_work(cluster: Cluster) -> Non
     changed = cluster.get("node", "gpu-3")
     assert changed["metadata"]["labels"]["outfitter.dev/host"] == "true"
     assert changed["status"]["capacity"] == {"cpu": "8", "outfitter.dev/gpu": "4"}
+
+
+@pytest.mark.parametrize(("overlay", "kind", "namespace"), [
+    ("host", "daemonset", "outfitter-host"), ("cluster", "deployment", "outfitter"),
+])  # fmt: skip
+def test_the_commands_of_the_page_that_adopt_a_ledger_work(
+    cluster: Cluster, overlay: str, kind: str, namespace: str
+) -> None:
+    cluster.apply(rendered(overlay))
+    words = re.compile(rf"kubectl -n {namespace} (patch|scale) {kind} ")
+    commands = [line.strip() for line in shell_lines(MANIFESTS / "README.md") if words.match(line.strip())]
+    for command in commands:
+        _run(cluster, command)
+    workload = cluster.get(kind, "outfitter", f"--namespace={namespace}")["spec"]
+    assert workload["template"]["spec"]["containers"][0]["args"] == ["serve", "--adopt-ledger"]
+    assert workload.get("replicas") == {"host": None, "cluster": 2}[overlay]
+    cluster.kubectl("delete", kind, "outfitter", f"--namespace={namespace}")
 
 
 def _run(cluster: Cluster, command: str) -> None:
