@@ -59,7 +59,7 @@ def test_the_exit_code_is_the_commands_or_says_why_it_never_ran(
     done = shared_manager.outfitter("run", "--", *command)
     assert done.returncode == code, done.stderr
     assert done.stdout == ""
-    assert ("outfitter:" in done.stderr) == (code in {126, 127})
+    assert (f"outfitter: {command[0]}: " in done.stderr) == (code in {126, 127}), done.stderr
 
 
 @pytest.mark.parametrize(
