@@ -295,25 +295,25 @@ def _lent_too_early(world: World, lives: Sequence[model.Log], host: Host) -> lis
 
 def _said_over(world: World, host: str) -> dict[str, float]:
     """When the newest run of a worker was said to be over by somebody who named the worker alone, whatever it believes:
-    a deregistration of this kind may be another run's, and late. A run without a record was lost with its registration,
-    and no manager knows it, unless it registers again."""
+    a deregistration of this kind may be another run's, and late. A run is as new as the registration that its record
+    names: an earlier one may have been lost, and a run without a record is known to no manager."""
     partition = partition_of(host, world.setting.partitions)
-    told: dict[str, float] = {}
+    answered: dict[tuple[str, int], float] = {}
     for log in world.broker.lives(TOPICS.allocations, partition):
         for record, at in log.committed():
-            told.setdefault((record.key or b"").decode(), at)
+            key = (record.key or b"").decode()
+            if record.value is not None and key.startswith(f"{host}/"):
+                answered.setdefault((key, json.loads(record.value)["source"]["offset"]), at)
     newest: dict[str, str] = {}
     over: dict[str, float] = {}
     for log in world.broker.lives(TOPICS.registrations, partition):
-        heard: set[str] = set()
         for record, at in log.committed():
             if record.key != host.encode():
                 continue
             said = json.loads(record.value or b"")
             worker, run = f"{said['host']}/{said['worker']}", said.get("incarnation")
             key = f"{worker}/{run}"
-            if said["type"] == "register" and key not in heard and told.get(key, 0.0) > at:
-                heard.add(key)
+            if said["type"] == "register" and answered.get((key, record.offset), 0.0) > at:
                 newest[worker] = key
             elif said["type"] == "deregister" and run is None and worker in newest:
                 over.setdefault(newest[worker], at)
