@@ -16,8 +16,8 @@ from simulation.loop import START_S, Loop, current, running
 from simulation.model.client import ModelBus
 from simulation.world.world import MakeBus, World
 
-MOMENTS = 30
-"""How often it is looked whether managers have in mind what is committed."""
+MOMENTS = 300
+"""How often it is looked whether managers have in mind what is committed: a slow broker may be in a commit for long."""
 
 
 class Outcome(Struct, frozen=True, kw_only=True):
