@@ -38,6 +38,7 @@ external-resource.fpga:
   yarn: {config-key: yarn.io/fpga}
 """
 BLOCK_LIST = NESTED.replace("[gpu, fpga]", "\n  - gpu\n  - fpga")
+FOLDED = FLAT.replace("gpu;fpga", ">-\n  gpu;\n  fpga")
 TOML = """
 external-resources = ["gpu", "fpga"]
 [external-resource.gpu]
@@ -56,6 +57,7 @@ SPELLINGS = {
     "flat YAML": ("config.yaml", FLAT),
     "nested YAML": ("config.yaml", NESTED),
     "YAML with a block list": ("config.yaml", BLOCK_LIST),
+    "YAML with a list on folded lines": ("config.yaml", FOLDED),
     "Flink's old file": ("flink-conf.yaml", FLAT),
     "TOML": ("outfitter.toml", TOML),
     "TOML with flat keys": ("outfitter.toml", TOML_FLAT),
@@ -77,6 +79,16 @@ def test_every_spelling_means_the_same(look: Look, name: str, text: str) -> None
     assert gpu.params == {"discovery-script.args": "--enable-coordination"}
     assert (fpga.name, fpga.amount, fpga.driver, fpga.yarn_key) == ("fpga", 1, None, "yarn.io/fpga")
     assert gpu.directory == settings.file.parent
+
+
+def test_folded_lines_of_yaml_are_words_with_one_blank_between(look: Look) -> None:
+    text = "external-resources: gpu\nexternal-resource.gpu:\n  amount: 1\n  param.discovery-script.args: "
+    for style, args in (
+        (">-\n    --mode fast\n    --pool\n\n    blue", "--mode fast --pool\nblue"),
+        ("a\n    b", "a b"),
+    ):
+        (gpu,) = look(text + style + "\n", "config.yaml").settings.resources
+        assert gpu.params == {"discovery-script.args": args}
 
 
 def test_an_old_flink_file_needs_not_be_yaml(look: Look) -> None:

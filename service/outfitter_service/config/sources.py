@@ -216,7 +216,7 @@ def _flink(path: Path, text: str) -> ConfigSource:
     from ruamel.yaml.error import MarkedYAMLError, YAMLError
     from ruamel.yaml.nodes import MappingNode
 
-    yaml = YAML(typ="rt", pure=True)
+    yaml = YAML(typ="safe", pure=True)  # "rt" puts a BEL where a folded scalar has a line break
     yaml.composer.warn_double_anchors = False  # they are allowed, the later one counts
     try:
         root = yaml.compose(text)
