@@ -152,11 +152,14 @@ KUBERNETES = {
     "nvidia.com/gpu": True, "test.com/test": True, "  nvidia.com/gpu ": True, "a/b": True, "x.y.z/A_b.c": True,
     "gpu": False, "nvidia.com/": False, "/gpu": False, "nvidia.com/gpu/x": False, "Nvidia.com/gpu": False,
     "nvidia..com/gpu": False, "nvidia.com/-gpu": False, "kubernetes.io/gpu": False, "x.kubernetes.io/gpu": False,
-    "nvidia.com/" + "g" * 64: False, "cpu": False, "nvidia.com/g pu": False,
+    "nvidia.com/" + "g" * 64: False, "cpu": False, "nvidia.com/g pu": False, "requests.nvidia.com/gpu": False,
+    "mykubernetes.io/gpu": False, "kubernetes.io.my/gpu": True,
+    ".".join(122 * "a") + ".b/gpu": False, ".".join(122 * "a") + "/gpu": True, "my.requests.com/gpu": True,
 }  # fmt: skip
 YARN = {
     "yarn.io/gpu": True, "gpu": True, " yarn.io/gpu ": True, "a.b-c/G_1.x-y": True,
     "yarn.io/": False, "/gpu": False, "1gpu": False, "yarn io/gpu": False, "a/b/c": False, "gpu!": False,
+    "-a.io/gpu": False, "a-.io/gpu": False, "a.-io/gpu": False, "a.io-/gpu": False, "a--b.i/gpu": True, "-gpu": False,
 }  # fmt: skip
 
 

@@ -27,7 +27,8 @@ _AMOUNT = r"\+?[0-9]{1,40}"
 _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
 _DOMAIN = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
 _KUBERNETES = rf"(?P<domain>{_DOMAIN}(?:\.{_DOMAIN})*)/{_LABEL}"
-_YARN = r"(?:[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)*/)?[A-Za-z][A-Za-z0-9._-]*"
+_ALNUM = r"[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?"
+_YARN = rf"(?:{_ALNUM}(?:\.{_ALNUM})*/)?[A-Za-z][A-Za-z0-9._-]*"
 
 Parse = Callable[[str], Any]
 """Parses text to a value; raises ValueError with the valid values."""
@@ -162,10 +163,12 @@ def kubernetes_key(value: str) -> str | None:
         return None
     match = re.fullmatch(_KUBERNETES, key)
     domain = match["domain"] if match else ""
-    if not match or len(domain) > 253 or domain == "kubernetes.io" or domain.endswith(".kubernetes.io"):
+    is_native = domain.endswith("kubernetes.io")
+    # quotas put `requests.` before the name, and a domain has at most 253 characters
+    if not match or len(domain) > 244 or domain.startswith("requests.") or is_native:
         raise ValueError(
             "is no name of a Kubernetes extended resource; write DOMAIN/NAME, such as nvidia.com/gpu "
-            "(not of the domain kubernetes.io)"
+            "(no domain that ends in kubernetes.io or begins with `requests.`)"
         )
     return key
 
