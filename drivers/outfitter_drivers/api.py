@@ -203,7 +203,8 @@ class ExternalResourceDriver(ABC):
     """A hint for a worker that waits because other workers hold all devices that the driver named."""
 
     knows_holders: bool = False
-    """True: the driver never names a device that another worker holds. Then `amount` does not include held devices."""
+    """True: the driver never names a device that another worker holds. Then `amount` does not include held devices, and
+    a `NotEnoughDevicesError` counts for good only while nobody holds any."""
 
     looks_from_afar: bool = False
     """True: the driver can see a host's devices from another machine. A manager in cluster scope needs that."""

@@ -136,6 +136,9 @@ class AllocateReleaseDriver(ScriptDriver, Preparation):
         granted = _indexes(grant)
         async with self._choosing:
             if set(self._allocated.get(grant.worker, ())) != set(granted):
+                for worker, offered in list(self._allocated.items()):
+                    if worker not in {grant.worker, *self._granted} and not set(offered).isdisjoint(granted):
+                        await self._release(offered, worker)  # somebody before it in the queue got them
                 indexes = await self._allocate(len(granted), grant.worker, token=grant.token)
                 if set(indexes) != set(granted):
                     raise TemporaryDriverError(

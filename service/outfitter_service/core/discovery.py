@@ -380,9 +380,10 @@ def _ask(
     least: int | None = None,
 ) -> None:
     host = overlay.host_state.host
-    total = overlay.held_count(resource) + amount
+    held = overlay.held_count(resource)
+    total = held + amount
     least = amount if least is None else least
     inventory = structs.replace(overlay.inventory(resource), asking=total, least=least)
     overlay.set_inventory(resource, inventory)
     builder.change(SetInventory(host, resource, inventory))
-    builder.command(m.Discover(host=host, resource=resource, amount=total, least=least, allocation=key))
+    builder.command(m.Discover(host=host, resource=resource, amount=total, least=least, held=held, allocation=key))

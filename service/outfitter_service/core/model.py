@@ -210,13 +210,14 @@ Event = (
 
 
 class Discover(Struct, frozen=True, kw_only=True):
-    """Ask an on-demand driver for `amount` devices (held ones included), at least `least` of them. `allocation`: the
-    waiting worker for which the manager asks."""
+    """Ask an on-demand driver for `amount` devices (the `held` ones included), at least `least` of them. `allocation`:
+    the waiting worker for which the manager asks."""
 
     host: str
     resource: str
     amount: int
     least: int
+    held: int = 0
     allocation: AllocationKey
 
 

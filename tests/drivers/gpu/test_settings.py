@@ -382,6 +382,22 @@ async def test_what_was_allocated_but_never_granted_is_taken_back_when_others_as
     assert "release 2 --privilege w" in log.read_text()
 
 
+async def test_what_was_offered_to_one_worker_and_granted_to_another_is_allocated_anew(tmp_path: Path) -> None:
+    """Somebody before it in the queue waits for the same."""
+    taken = tmp_path / "taken"
+    held = f"[ -e {taken} ] && [ $(cat {taken}) != $OUTFITTER_WORKER ]"
+    lines = f"[ $1 = release ] && exec rm -f {taken}; {held} && exit 1; echo $OUTFITTER_WORKER > {taken}; echo 4"
+    driver = gpu(path=str(executable(tmp_path / "s", lines)), contract="allocate-release")
+    other = Worker(host="h", resource="gpu", worker="v", incarnation="v-1")
+    assert await indexes(driver, 1, other) == ["4"]
+    await driver.prepare(grant(7, "4"))
+    assert taken.read_text() == "w\n"
+    with pytest.raises(NotEnoughDevicesError):
+        await indexes(driver, 1, other)
+    await driver.unprepare(grant(7, "4"))
+    assert await indexes(driver, 1, other) == ["4"]
+
+
 async def test_discovering_for_nobody_keeps_nothing(recorded: tuple[AllocateReleaseDriver, Path]) -> None:
     driver, log = recorded
     assert await indexes(driver, 2, NOBODY) == ["4", "5"]

@@ -115,6 +115,26 @@ async def test_a_resource_that_waits_is_asked_for_again_after_a_failure_for_good
         await manager.state("w", "allocated")
 
 
+async def test_a_script_that_keeps_the_books_is_asked_again_while_others_hold_devices(
+    serve: Serve, tmp_path: Path
+) -> None:
+    """Who holds them is in the ledger: the driver has forgotten it at a restart."""
+    taken = tmp_path / "taken"
+    held = f"[ -e {taken} ] && [ $(cat {taken}) != $OUTFITTER_WORKER ]"
+    lines = f"[ $1 = release ] && exec rm -f {taken}; {held} && exit 1; echo $OUTFITTER_WORKER > {taken}; echo 0"
+    config = scripted(tmp_path, lines, 'param.discovery-script.contract = "allocate-release"')
+    async with serve(config) as manager:
+        await manager.say(register("w", bad=1))
+        await manager.state("w", "allocated")
+    async with serve(config) as manager:
+        await manager.say(register("v", bad=1))
+        await manager.until(lambda records: records.get("h/v/1", {}).get("reason_code") == "driver-failed")
+        await manager.say(register("u", bad=1), deregister("w"))
+        await manager.state("v", "allocated")
+        await manager.say(deregister("v"))
+        await manager.state("u", "allocated")
+
+
 async def test_no_script_outlives_its_manager(serve: Serve, tmp_path: Path) -> None:
     pid = tmp_path / "pid"
     async with serve(scripted(tmp_path, f"echo $$ > {pid}.new; mv {pid}.new {pid}; sleep 600")) as manager:

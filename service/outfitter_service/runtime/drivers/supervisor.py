@@ -33,6 +33,8 @@ DELAY_REPORTED_EVERY_S = 10.0
 """Seconds between two reports of a delay, so that a driver with changing messages does not fill the ledger."""
 LONGEST_WORDS = 500
 """Most characters of a driver's message in the reason of a delayed release."""
+LONGEST_SHORTAGE_S = 5.0
+"""The longest delay in seconds while others hold devices that the driver leaves out: no release asks it again."""
 ASKED_AGAIN = 16
 """Most amounts that an on-demand driver is asked for before the least sufficient one."""
 
@@ -179,18 +181,20 @@ class Supervisor:
 
     async def discover(self, command: m.Discover, record: Allocation | None) -> None:
         """Ask the driver for the command's amount, then for less, down to the least sufficient amount. Report the
-        result. `record`: the waiting worker's."""
+        result. `record`: the waiting worker's. A shortage counts for good, unless others hold what the driver leaves
+        out."""
         most = command.least if self.served.knows_holders else command.amount
         amounts = [*[*range(most, command.least, -1)][:ASKED_AGAIN], command.least]
         failure: m.DriverFailure
-        delay = self._backoff.delay
+        is_taken = self.served.knows_holders and command.held > 0
+        delay = min(self._backoff.delay, LONGEST_SHORTAGE_S) if is_taken else self._backoff.delay
         for amount in amounts:
             try:
                 devices = await self._retrieve(amount, record)
             except DriverCallError as error:
                 failure = error.failure
                 if error.is_shortage:
-                    failure = structs.replace(failure, permanent=True)
+                    failure = structs.replace(failure, permanent=not is_taken)
                     continue
                 delay = delay if error.delay_s is None else error.delay_s
                 worker_log = self._log_of(self._worker(record))
