@@ -27,9 +27,13 @@ from outfitter_drivers.support.device_name import hides_something, is_blank
 
 logger = logging.getLogger("outfitter.drivers")
 
+_FIRST_LINE_BYTES = 255  # in which Linux looks for an interpreter: BINPRM_BUF_SIZE - 1
 _LOG_CHARACTERS = 300
 _JAVA_BLANKS = "".join(map(chr, range(0x21)))  # what Java's String.trim cuts
 _LINE_END = re.compile(r"\r\n|\r|\n")
+_NO_TEXT = re.compile("[\0\ufeff\ufffd\udc80-\udcff]")
+"""What text does not have: a NUL, a byte order mark, a replacement character, and bytes that are not UTF-8, as Python
+decodes them."""
 
 
 class Outcome(NamedTuple):
@@ -83,31 +87,40 @@ def parse_indexes(stdout: bytes) -> list[str]:
     """The device indexes in a discovery script's standard output, in its order, each once, without invisible names.
 
     The first line that is not blank has the indexes, separated by commas, as for Flink. Or the output starts with an
-    object `{"name": …, "addresses": […]}` as in Spark's scripts, perhaps over several lines.
+    object `{"name": …, "addresses": […]}` as in Spark's scripts, perhaps over several lines. After one line of either
+    form, further lines may have anything but a NUL.
 
     Raises:
         PermanentDriverError: the output is no text or a malformed object, or a name has an invisible sign.
     """
-    text = stdout.decode("utf-8", "replace")
-    for sign, name in (("\0", "a NUL"), ("\ufeff", "a byte order mark"), ("\ufffd", "bytes that are not UTF-8")):
-        if sign in text:
-            raise PermanentDriverError(f"the discovery script printed {name}: {stdout[:80]!r}")
-    lines = [line for line in _LINE_END.split(text) if not is_blank(line)]
+    text = stdout.decode("utf-8", "surrogateescape")
+    lines = [line for line in _LINE_END.split(text) if _NO_TEXT.search(line) or not is_blank(line)]
     if not lines:
         return []
+    if wrong := _NO_TEXT.search(lines[0]) or re.search("\0", text):
+        raise _printed(wrong)
     if lines[0].lstrip(_JAVA_BLANKS).startswith("{"):
         words, rest = _spark_addresses(lines)
     else:
         words, rest = lines[0].split(","), lines[1:]
     if rest:
         logger.warning("the discovery script printed more than one line; ignored: %s", shortened("\n".join(rest)))
-    indexes = dict.fromkeys(index for word in words if not is_blank(index := word.strip(_JAVA_BLANKS)))
-    if hiding := next(filter(hides_something, indexes), None):
+    names = [name for word in words if (name := word.strip(_JAVA_BLANKS))]
+    indexes = dict.fromkeys(name for name in names if not is_blank(name))
+    halves = (name for name in names if any("\ud800" <= sign <= "\udfff" for sign in name))
+    if hiding := next(halves, None) or next(filter(hides_something, indexes), None):
         raise PermanentDriverError(
             f"the discovery script named a device {hiding[:80]!a}, with an invisible sign in it; valid are "
             "letters, digits, signs and spaces"
         )
     return list(indexes)
+
+
+def _printed(wrong: re.Match[str]) -> PermanentDriverError:
+    """The error that shows the bytes where the output is no text."""
+    name = {"\0": "a NUL", "\ufeff": "a byte order mark"}.get(wrong[0], "bytes that are not UTF-8")
+    around = wrong.string[max(0, wrong.start() - 40) : wrong.start() + 40].encode("utf-8", "surrogateescape")
+    return PermanentDriverError(f"the discovery script printed {name}: {around!r}")
 
 
 def shortened(output: bytes | str) -> str:
@@ -150,7 +163,7 @@ def _run(
     except BlockingIOError as error:
         return TemporaryDriverError(f"cannot start {name}: {error.strerror}")
     except (OSError, ValueError) as error:
-        return PermanentDriverError(f"cannot run {name}: {getattr(error, 'strerror', None) or error}")
+        return PermanentDriverError(f"cannot run {name}: {_why(name, error)}")
     if run.code is None:
         logger.error("process %d of a discovery script does not end although it was killed", run.pid)
     elif run.why is Why.EXITED:
@@ -159,6 +172,17 @@ def _run(
     if run.why is Why.FLOODED:
         return PermanentDriverError(f"{name} printed more than {MAX_STDOUT_BYTES} bytes and was killed; {outputs}")
     return TemporaryDriverError(f"{name} did not end within {timeout:g} s and was killed; {outputs}")
+
+
+def _why(name: str, error: OSError | ValueError) -> str:
+    """The error's words. If a script's interpreter is missing, the line that names it."""
+    if isinstance(error, FileNotFoundError):
+        with contextlib.suppress(OSError), open(name, "rb") as program:  # noqa: PTH123 - the name may be any text
+            line = program.readline(_FIRST_LINE_BYTES).rstrip(b"\n")
+            if line.startswith(b"#!"):
+                return f"its interpreter, or what that needs, does not exist; its first line is {line!r}"
+            return "the loader that it needs does not exist"
+    return getattr(error, "strerror", None) or str(error)
 
 
 def _start(command: Sequence[str], timeout: float, env: Mapping[str, str] | None, stop: socket.socket) -> Run:

@@ -56,6 +56,9 @@ def test_conformance_of_what_is_read_from_standard_output(case: dict[str, Any]) 
         ("gpu–0,\u00a01\n".encode(), ["gpu–0", "\u00a01"]),
         (b'{"name": "gpu",\n "addresses": ["1", " 0 ", "1", ""]}\n', ["1", "0"]),
         (b'{"name": "gpu", "addresses": []}', []),
+        (b"0,1\nlog \xff\n", ["0", "1"]),
+        ("0\n\ufeff\ufffd\n".encode(), ["0"]),
+        (b'{"name": "gpu", "addresses": ["0"]}\n\xff\n', ["0"]),
     ],
 )
 def test_indexes_are_opaque_words_on_the_first_line_that_says_anything(stdout: bytes, indexes: list[str]) -> None:
@@ -74,12 +77,39 @@ def test_indexes_are_opaque_words_on_the_first_line_that_says_anything(stdout: b
         b'{"addresses": [0, 1]}',
         b'{"addresses": "0,1"}',
         b'{"addresses": ["\\u0000"]}',
+        b'{"addresses": ["\xff"]}',
+        b"\xff\n0,1\n",
+        b'{\xff\n"addresses": ["0"]}',
         b'{"a":' * 100_000,
     ],
 )
 def test_output_that_is_no_text_or_no_address_list_is_an_error_for_good(stdout: bytes) -> None:
     with pytest.raises(PermanentDriverError, match="the discovery script printed"):
         parse_indexes(stdout)
+
+
+def test_the_error_shows_the_bytes_that_are_no_text_wherever_they_are() -> None:
+    with pytest.raises(PermanentDriverError, match=r"bytes that are not UTF-8: b'x{40}\\xfe\\xffy{38}'"):
+        parse_indexes(b"0," + b"x" * 5000 + b"\xfe\xff" + b"y" * 5000 + b"\n")
+    with pytest.raises(PermanentDriverError, match=r"a NUL: b'0\\nlog \\x00\\n'"):
+        parse_indexes(b"0\nlog \0\n")
+
+
+@pytest.mark.parametrize("address", ["\\ud800", "a\\udfff"])
+def test_half_a_character_is_no_address(address: str) -> None:
+    with pytest.raises(PermanentDriverError, match="with an invisible sign in it"):
+        parse_indexes(b'{"addresses": ["0", "%b"]}' % address.encode())
+
+
+@pytest.mark.parametrize("line", ["#!/nonexistent/sh", "#!/bin/sh\r"])
+async def test_a_script_whose_interpreter_is_missing_says_which_one(tmp_path: Path, line: str) -> None:
+    script = executable(tmp_path / "s", "echo 0")
+    script.write_bytes(f"{line}\necho 0\n".encode())
+    with pytest.raises(PermanentDriverError) as failure:
+        await run_script([str(script)], timeout=10)
+    assert str(failure.value).endswith(f"does not exist; its first line is {line.encode()!r}")
+    with pytest.raises(PermanentDriverError, match=r"cannot run .*/none: No such file or directory"):
+        await run_script([str(tmp_path / "none")], timeout=10)
 
 
 def test_a_further_line_is_ignored_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
