@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
+from support.drivers.gpu_machine import executable
 from support.managers.process import OUTFITTER, environment, files_config
+from support.processes.ending import wait_until_ended
 
 SLOW_DRIVER = """
 import anyio
@@ -162,6 +166,27 @@ def test_more_devices_than_wanted_are_all_printed_and_a_drivers_own_words_are_no
     done = discover(slow, "card", "--amount", "4", "--json", PYTHONPATH=str(slow.parent))
     assert len(json.loads(done.stdout)) == 5
     assert "the card says hello" in done.stderr
+
+
+def test_a_signal_that_ends_the_command_ends_its_script(tmp_path: Path) -> None:
+    asked = tmp_path / "asked"
+    script = executable(tmp_path / "script", f"echo $$ > {asked}; sleep 1000")
+    config = tmp_path / "outfitter.toml"
+    config.write_text(
+        'external-resources = ["gpu"]\n[external-resource.gpu]\namount = 1\ndriver = "gpu"\n'
+        f'param.discovery-script.path = "{script}"\nparam.discovery-script.timeout = "600s"\n'
+    )
+    command = [*OUTFITTER, "discover", "gpu", "--config", str(config)]
+    with subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True) as process:
+        while not asked.exists() or not asked.read_text().endswith("\n"):
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.terminate()
+        try:
+            assert process.wait(60) == -signal.SIGTERM
+        finally:
+            process.kill()
+    wait_until_ended(int(asked.read_text()))
 
 
 def test_a_resource_without_a_driver_and_one_that_is_switched_off_say_so(tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import sys
+import threading
 from typing import TYPE_CHECKING
 
 import click
@@ -46,7 +48,7 @@ def discover(resource: str, config: str | None, host: str | None, amount: int | 
         raise OutfitterCliError(chosen.reason or f"{chosen.key('amount')} is not known; use --amount")
     with contextlib.redirect_stdout(sys.stderr):  # a driver's prints are no data
         driver = _build(chosen)
-        devices = anyio.run(_call, driver, amount, Worker(host=host or default_host(), resource=resource))
+        devices = anyio.run(_call_until_signal, driver, amount, Worker(host=host or default_host(), resource=resource))
     infos = [dict(info) for info in devices]
     if as_json:
         output.print_json(infos)
@@ -84,6 +86,38 @@ def _build(config: ResourceConfig) -> ExternalResourceDriver:
     except Exception as error:
         # foreign code: report any error of it
         raise OutfitterCliError(f"the driver of {config.name} cannot be built: {build_error_text(error)}") from error
+
+
+async def _call_until_signal(driver: ExternalResourceDriver, amount: int, worker: Worker) -> list[ExternalResourceInfo]:
+    """`_call`; a signal that ends this process ends the call first, with the programs that the driver has started."""
+    import anyio
+
+    is_main = threading.current_thread() is threading.main_thread()
+    ends = [signal.SIGTERM, signal.SIGHUP] if is_main else []
+    heard = [each for each in ends if signal.getsignal(each) is not signal.SIG_IGN]
+    ending: signal.Signals | None = None
+    answer: list[ExternalResourceInfo] | Exception = []
+
+    async def call() -> None:
+        nonlocal answer
+        try:
+            answer = await _call(driver, amount, worker)
+        except Exception as error:  # noqa: BLE001 - it is raised outside of the task group, which would wrap it
+            answer = error
+        tasks.cancel_scope.cancel()
+
+    with anyio.open_signal_receiver(*heard) as signals:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(call)
+            async for number in signals:
+                ending = number
+                tasks.cancel_scope.cancel()
+    if ending is not None:
+        signal.raise_signal(ending)
+        sys.exit(128 + ending)  # the first process of a PID namespace survives its own signals
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
 
 
 async def _call(driver: ExternalResourceDriver, amount: int, worker: Worker) -> list[ExternalResourceInfo]:
