@@ -6,6 +6,7 @@ not need it. Standard library only, and quick to start.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -185,16 +186,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         indexes = discover(parse_arguments(words))
         return _print(",".join(indexes) + "\n") if indexes else 0
     except UsageError as error:
-        sys.stderr.write(f"{PROGRAM}: {error}\n{USAGE}")
+        _say(f"{PROGRAM}: {error}\n{USAGE}")
         return 2
     except KeyboardInterrupt:
         return 130
     except (DiscoveryError, coordination.CoordinationError) as error:
-        sys.stderr.write(f"{PROGRAM}: {error}\n")
+        _say(f"{PROGRAM}: {error}\n")
         return 1
 
 
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError):
+        if sys.stderr is not None:
+            sys.stderr.write(text)
+
+
 def _print(text: str) -> int:
+    if sys.stdout is None:  # it is closed
+        return 1
     try:
         sys.stdout.write(text)
         sys.stdout.flush()

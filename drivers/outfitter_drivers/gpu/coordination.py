@@ -65,7 +65,7 @@ def caller(environ: Mapping[str, str]) -> ScriptOwner:
         CoordinationError: the parent is in another PID namespace, or a variable is malformed.
     """
     written = environ.get("OUTFITTER_OWNER_PID", "")
-    if written and not (written.isascii() and written.isdigit() and 0 < int(written[:12]) < 2**31):
+    if written and not (written.isascii() and written.isdigit() and len(written) <= 10 and 0 < int(written) < 2**31):
         raise CoordinationError(f"OUTFITTER_OWNER_PID is {written[:40]!r}; valid is a process id")
     pid = int(written) if written else os.getppid()
     if pid == 0:

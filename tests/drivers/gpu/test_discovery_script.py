@@ -208,9 +208,23 @@ def test_the_named_owner_is_recorded_and_workers_of_one_owner_are_told_apart(sha
     assert share(1, **owner, OUTFITTER_WORKER="b", OUTFITTER_INCARNATION="1")[0] == "1\n"
     assert share(1, **owner, OUTFITTER_WORKER="a", OUTFITTER_INCARNATION="1")[0] == "0\n"
     assert share(1)[0] == "2\n"
-    for wrong in ("0", "-1", "x", "9" * 20):
-        assert share(1, OUTFITTER_OWNER_PID=wrong)[:2] == ("", 1)
+    for wrong in ("0", "-1", "x", "9" * 20, "0" * 12 + "1" + "9" * 5000):
+        printed, code, error = share(1, OUTFITTER_OWNER_PID=wrong)
+        assert (printed, code) == ("", 1)
+        assert error.endswith("valid is a process id\n")
     assert share(1, OUTFITTER_WORKER="a,b=c")[:2] == ("", 1)
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-"])
+def test_a_closed_output_is_an_exit_code_without_a_traceback(tmp_path: Path, closed: str) -> None:
+    folder = nvidia_smi(tmp_path, "0\n")
+    for amount, code in (("1", 0 if closed == "2>&-" else 1), ("wrong", 2)):
+        done = subprocess.run(
+            ["sh", "-c", f'"$0" {amount} {closed}', str(PROGRAM)],
+            env={**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == code, done.stderr
+        assert done.stderr == "" or done.stderr.startswith("outfitter-gpu-discovery: ")
 
 
 def test_release_strikes_out_the_callers_records_and_no_others(run: Run, tmp_path: Path) -> None:
