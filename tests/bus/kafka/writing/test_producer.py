@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from aiokafka.errors import KafkaConnectionError
 from aiokafka.protocol.produce import ProduceRequest
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 from outfitter_proto.bus.kafka.connecting.connection import Connector
 from outfitter_proto.bus.kafka.connecting.login import login_of
 from outfitter_proto.bus.kafka.connecting.protocol import pieces
+from outfitter_proto.bus.kafka.writing.producer import TransactionalProducer
 from support.kafka.broker import KafkaBroker
 
 RECORDS = st.binary(max_size=40) | st.binary(max_size=40).map(bytearray) | st.none()
@@ -52,3 +55,23 @@ async def test_a_write_to_a_connection_that_is_lost_can_be_tried_again(kafka_bro
     assert raised.value.retriable
     assert connection.idle
     assert not connection.connected()
+
+
+async def test_connections_that_do_not_close_in_time_cancel_nobody(
+    kafka_broker: KafkaBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """aiokafka awaits the same futures at each attempt, and the end of the first attempt's time cancels them."""
+    producer = TransactionalProducer(
+        Connector(login_of(kafka_broker.url)), kafka_broker.new_cluster(), last=None, request_timeout=3,
+        transaction_timeout=10,
+    )  # fmt: skip
+    await producer.start()
+    close, closed = producer.client.close, asyncio.get_running_loop().create_future()
+
+    async def hang() -> None:
+        await closed
+
+    monkeypatch.setattr(producer.client, "close", hang)
+    await producer.dispose(1.0)
+    assert closed.cancelled()
+    await close()

@@ -297,8 +297,13 @@ class TransactionalProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka
             task.cancel()
         if tasks:
             await asyncio.wait(tasks, timeout=1)
-        with anyio.move_on_after(1):
-            await self.client.close()
+        # as a task: it raises CancelledError by itself if an earlier call, which awaited the same, was cancelled
+        closing = asyncio.ensure_future(self.client.close())
+        await asyncio.wait([closing], timeout=1)
+        if not closing.done():
+            closing.cancel()
+        elif not closing.cancelled() and closing.exception() is not None:
+            log.debug("cannot close a producer's connections: %r", closing.exception())
 
     def _collect_failures(self) -> None:
         """Collect the errors of all futures, so that asyncio does not log them as never retrieved."""
