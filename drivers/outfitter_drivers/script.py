@@ -105,10 +105,8 @@ def parse_indexes(stdout: bytes) -> list[str]:
         words, rest = lines[0].split(","), lines[1:]
     if rest:
         logger.warning("the discovery script printed more than one line; ignored: %s", shortened("\n".join(rest)))
-    names = [name for word in words if (name := word.strip(_JAVA_BLANKS))]
-    indexes = dict.fromkeys(name for name in names if not is_blank(name))
-    halves = (name for name in names if any("\ud800" <= sign <= "\udfff" for sign in name))
-    if hiding := next(halves, None) or next(filter(hides_something, indexes), None):
+    indexes = dict.fromkeys(index for word in words if not is_blank(index := word.strip(_JAVA_BLANKS)))
+    if hiding := next(filter(hides_something, indexes), None):
         raise PermanentDriverError(
             f"the discovery script named a device {hiding[:80]!a}, with an invisible sign in it; valid are "
             "letters, digits, signs and spaces"

@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import re
 import signal
 from pathlib import Path
 from types import SimpleNamespace
@@ -110,6 +111,15 @@ async def test_a_script_whose_interpreter_is_missing_says_which_one(tmp_path: Pa
     assert str(failure.value).endswith(f"does not exist; its first line is {line.encode()!r}")
     with pytest.raises(PermanentDriverError, match=r"cannot run .*/none: No such file or directory"):
         await run_script([str(tmp_path / "none")], timeout=10)
+
+
+async def test_a_program_whose_loader_is_missing_says_so(tmp_path: Path) -> None:
+    program, found = tmp_path / "program", re.search(rb"/lib[^\0]*/ld-[^\0]+", Path("/bin/sh").read_bytes())
+    assert found is not None
+    program.write_bytes(Path("/bin/sh").read_bytes().replace(found[0], found[0][:-1] + b"!"))
+    program.chmod(0o755)
+    with pytest.raises(PermanentDriverError, match="program: the loader that it needs does not exist"):
+        await run_script([str(program)], timeout=10)
 
 
 def test_a_further_line_is_ignored_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:

@@ -14,8 +14,12 @@ _LOOK_BLANK = frozenset("\u115f\u1160\u2800\u3164\uffa0")
 
 
 def is_blank(text: str) -> bool:
-    """Whether the text is invisible: white space of any kind, controls, signs without width, marks alone."""
-    return not any(unicodedata.category(sign)[0] in "LNPS" and sign not in _LOOK_BLANK for sign in text)
+    """Whether the text is invisible: white space of any kind, controls, signs without width, marks alone. Half a
+    character is not."""
+    return not any(
+        (kind[0] in "LNPS" or kind == "Cs") and sign not in _LOOK_BLANK
+        for sign, kind in ((sign, unicodedata.category(sign)) for sign in text)
+    )
 
 
 def hides_something(text: str) -> bool:
