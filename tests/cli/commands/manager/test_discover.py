@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -168,25 +168,50 @@ def test_more_devices_than_wanted_are_all_printed_and_a_drivers_own_words_are_no
     assert "the card says hello" in done.stderr
 
 
-def test_a_signal_that_ends_the_command_ends_its_script(tmp_path: Path) -> None:
-    asked = tmp_path / "asked"
-    script = executable(tmp_path / "script", f"echo $$ > {asked}; sleep 1000")
+@pytest.fixture
+def scripted(tmp_path: Path) -> Path:
+    """A configuration whose script is `tmp_path/script`. It may take ten minutes."""
     config = tmp_path / "outfitter.toml"
     config.write_text(
         'external-resources = ["gpu"]\n[external-resource.gpu]\namount = 1\ndriver = "gpu"\n'
-        f'param.discovery-script.path = "{script}"\nparam.discovery-script.timeout = "600s"\n'
+        f'param.discovery-script.path = "{tmp_path}/script"\nparam.discovery-script.timeout = "600s"\n'
     )
-    command = [*OUTFITTER, "discover", "gpu", "--config", str(config)]
-    with subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True) as process:
-        while not asked.exists() or not asked.read_text().endswith("\n"):
-            assert process.poll() is None
-            time.sleep(0.01)
-        process.terminate()
+    return config
+
+
+@pytest.mark.parametrize(("number", "handling"), [("TERM", "-"), ("HUP", "-"), ("HUP", "''")])
+def test_a_signal_that_ends_the_command_ends_its_script(
+    scripted: Path, tmp_path: Path, number: str, handling: str
+) -> None:
+    asked, proceed = tmp_path / "asked", tmp_path / "proceed"
+    os.mkfifo(asked)
+    os.mkfifo(proceed)
+    executable(tmp_path / "script", f"echo $$ > {asked}; read _ < {proceed}; echo 0")
+    is_ignored = handling == "''"
+    writer = os.open(proceed, os.O_RDWR)
+    command = ["sh", "-c", f'trap {handling} {number}; exec "$@"', "sh", *OUTFITTER, "discover", "gpu"]
+    with subprocess.Popen([*command, "--config", str(scripted)], env=environment(), stdout=subprocess.PIPE) as process:
         try:
-            assert process.wait(60) == -signal.SIGTERM
+            pid = int(asked.read_text())
+            process.send_signal(signal.Signals[f"SIG{number}"])
+            if is_ignored:
+                os.write(writer, b"\n")
+            assert process.wait(60) == (0 if is_ignored else -signal.Signals[f"SIG{number}"])
         finally:
             process.kill()
-    wait_until_ended(int(asked.read_text()))
+            os.close(writer)
+    wait_until_ended(pid)
+
+
+def test_the_first_process_of_a_namespace_ends_as_well(scripted: Path, tmp_path: Path) -> None:
+    """The kernel ignores signals that such a process sends to itself."""
+    executable(tmp_path / "script", "kill -TERM 1; sleep 1000")
+    user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
+    done = subprocess.run(
+        ["unshare", *user, "--pid", "--fork", "--kill-child", *OUTFITTER, "discover", "gpu", "--config", str(scripted)],
+        env=environment(), capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (128 + signal.SIGTERM, "")
 
 
 def test_a_resource_without_a_driver_and_one_that_is_switched_off_say_so(tmp_path: Path) -> None:

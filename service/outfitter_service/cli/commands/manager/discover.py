@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
-import threading
 from typing import TYPE_CHECKING
 
 import click
@@ -89,12 +88,14 @@ def _build(config: ResourceConfig) -> ExternalResourceDriver:
 
 
 async def _call_until_signal(driver: ExternalResourceDriver, amount: int, worker: Worker) -> list[ExternalResourceInfo]:
-    """`_call`; a signal that ends this process ends the call first, with the programs that the driver has started."""
+    """Call the driver. A signal that ends this process ends the call first, with the programs that the driver started.
+
+    Raises:
+        OutfitterCliError: see `_call`.
+    """
     import anyio
 
-    is_main = threading.current_thread() is threading.main_thread()
-    ends = [signal.SIGTERM, signal.SIGHUP] if is_main else []
-    heard = [each for each in ends if signal.getsignal(each) is not signal.SIG_IGN]
+    heard = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is not signal.SIG_IGN]
     ending: signal.Signals | None = None
     answer: list[ExternalResourceInfo] | Exception = []
 
