@@ -21,6 +21,7 @@ from outfitter_drivers.api import (
     ExternalResourceDriverFactory,
     ExternalResourceInfo,
     Inventory,
+    NotEnoughDevicesError,
     TemporaryDriverError,
     Worker,
 )
@@ -30,7 +31,7 @@ from outfitter_service.metrics import Metrics
 from outfitter_service.runtime.drivers import loading
 from outfitter_service.runtime.drivers.building import inspected
 from outfitter_service.runtime.drivers.pool import DriverPool
-from outfitter_service.runtime.drivers.supervisor import Loaded, Supervisor
+from outfitter_service.runtime.drivers.supervisor import LONGEST_SHORTAGE_S, Loaded, Supervisor
 from outfitter_service.runtime.drivers.translation import AT_A_STRETCH, MOST_DEVICES, SHORTEST_DELAY_S, known_devices
 from runtime.conftest import Serve
 from runtime.drivers.odd_errors import ENDINGS, RAISED, WordlessError
@@ -399,6 +400,41 @@ class Refusing(ExternalResourceDriver):
 
     async def retrieve_resource_info(self, amount: int, worker: Worker) -> Collection[ExternalResourceInfo]:
         raise TemporaryDriverError(f"not {amount}")
+
+
+class Short(ExternalResourceDriver):
+    """It never has enough, and leaves out what others hold."""
+
+    knows_holders = True
+
+    async def retrieve_resource_info(self, amount: int, worker: Worker) -> Collection[ExternalResourceInfo]:
+        raise NotEnoughDevicesError(f"not {amount}")
+
+
+@pytest.mark.parametrize("held", [0, 1])
+def test_a_shortage_is_permanent_unless_others_hold_devices_and_then_soon_asked_about_again(held: int) -> None:
+    said: list[m.Event] = []
+    loaded = Loaded(spec=m.ResourceSpec(name="bad", on_demand=True), served=inspected(Short()))
+    with running(1) as loop:
+        supervisor = Supervisor(loaded, host="h", emit=said.append, metrics=Metrics())
+        question = m.Discover(host="h", resource="bad", amount=held + 1, least=1, held=held, allocation="h/w/1")
+
+        async def ask() -> list[float]:
+            took = []
+            for _ in range(8):
+                begun = loop.time()
+                await supervisor.discover(question, None)
+                took.append(loop.time() - begun)
+            return took
+
+        took = loop.run_until_complete(ask())
+    reports = [event for event in said if isinstance(event, m.DriverReport)]
+    assert {report.failure is not None and report.failure.permanent for report in reports} == {held == 0}
+    if held:
+        assert took == pytest.approx([0.5, 1.0, 2.0, 4.0, 5.0, 5.0, 5.0, 5.0], rel=0.5)
+        assert max(took) <= LONGEST_SHORTAGE_S + 0.01
+    else:
+        assert max(took) < 0.01
 
 
 async def test_failures_with_several_amounts_have_a_driver_asked_again_once() -> None:

@@ -34,7 +34,8 @@ DELAY_REPORTED_EVERY_S = 10.0
 LONGEST_WORDS = 500
 """Most characters of a driver's message in the reason of a delayed release."""
 LONGEST_SHORTAGE_S = 5.0
-"""The longest delay in seconds while others hold devices that the driver leaves out: no release asks it again."""
+"""The longest delay in seconds while other workers hold devices that the driver does not name. Nobody calls the driver
+because a device is released."""
 ASKED_AGAIN = 16
 """Most amounts that an on-demand driver is asked for before the least sufficient one."""
 
@@ -181,8 +182,8 @@ class Supervisor:
 
     async def discover(self, command: m.Discover, record: Allocation | None) -> None:
         """Ask the driver for the command's amount, then for less, down to the least sufficient amount. Report the
-        result. `record`: the waiting worker's. A shortage counts for good, unless others hold what the driver leaves
-        out."""
+        result. `record`: the waiting worker's. A shortage is permanent, unless other workers hold devices that the
+        driver does not name."""
         most = command.least if self.served.knows_holders else command.amount
         amounts = [*[*range(most, command.least, -1)][:ASKED_AGAIN], command.least]
         failure: m.DriverFailure
