@@ -204,7 +204,7 @@ class ExternalResourceDriver(ABC):
 
     knows_holders: bool = False
     """True: the driver never names a device that another worker holds. Then `amount` does not include held devices, and
-    a `NotEnoughDevicesError` counts for good only while nobody holds any."""
+    `NotEnoughDevicesError` is a temporary failure while other workers hold devices of the resource."""
 
     looks_from_afar: bool = False
     """True: the driver can see a host's devices from another machine. A manager in cluster scope needs that."""

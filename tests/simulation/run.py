@@ -17,7 +17,8 @@ from simulation.model.client import ModelBus
 from simulation.world.world import MakeBus, World
 
 MOMENTS = 300
-"""How often it is looked whether managers have in mind what is committed: a slow broker may be in a commit for long."""
+"""How often managers' states are compared with the ledger, to find a moment without a commit. With a slow broker these
+moments are rare."""
 
 
 class Outcome(Struct, frozen=True, kw_only=True):

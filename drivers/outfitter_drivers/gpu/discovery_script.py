@@ -138,7 +138,7 @@ class AllocateReleaseDriver(ScriptDriver, Preparation):
             if set(self._allocated.get(grant.worker, ())) != set(granted):
                 for worker, offered in list(self._allocated.items()):
                     if worker not in {grant.worker, *self._granted} and not set(offered).isdisjoint(granted):
-                        await self._release(offered, worker)  # somebody before it in the queue got them
+                        await self._release(offered, worker)  # a worker before it in the queue got them
                 indexes = await self._allocate(len(granted), grant.worker, token=grant.token)
                 if set(indexes) != set(granted):
                     raise TemporaryDriverError(

@@ -297,7 +297,7 @@ class TransactionalProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka
             task.cancel()
         if tasks:
             await asyncio.wait(tasks, timeout=1)
-        # as a task: it raises CancelledError by itself if an earlier call, which awaited the same, was cancelled
+        # as a task: both calls await the same futures, so this one raises CancelledError if the first was cancelled
         closing = asyncio.ensure_future(self.client.close())
         await asyncio.wait([closing], timeout=1)
         if not closing.done():
