@@ -72,7 +72,7 @@ def _partition(reading: Reading, logs: Partition, findings: Findings) -> Ledger:
             if read is not None:
                 releases.commit(ledger, commit, records, *read)
 
-    order = Order(findings)
+    order = Order(logs.allocations, commits, findings)
     ledger = Ledger(logs.allocations, commits, order, partitions=reading.partitions, findings=findings, settled=settled)
     ledger.walk()
     history.compare(ledger)

@@ -437,8 +437,7 @@ class Bus(Closable):
 
         Raises:
             BusUnavailableError: a transaction stays open for longer than a transaction of ours can; the message names
-            its
-                writer.
+                its writer.
         """
 
     async def missing_rights(self, rights: Sequence[Right]) -> list[str]:  # noqa: ARG002

@@ -10,17 +10,14 @@ nothing.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from outfitter_verify import wire
-from outfitter_verify.ledger.writers import Written
+from outfitter_verify.ledger.writers import Commits, Written
+from outfitter_verify.logs import Log
 from outfitter_verify.report import Findings
 from outfitter_verify.wire import Allocation, Checkpoint, Inventory
-
-if TYPE_CHECKING:
-    from outfitter_verify.ledger.walk import Ledger
 
 QueueEntry = tuple[int, int, str]
 """(-priority, number of the first registration, key): the queue's order."""
@@ -84,9 +81,11 @@ class Host:
 
 
 class Order:
-    """All hosts of one partition, commit by commit."""
+    """All hosts of one partition, commit by commit. Its methods take `now`, the newest record of each key."""
 
-    def __init__(self, findings: Findings) -> None:
+    def __init__(self, log: Log, commits: Commits, findings: Findings) -> None:
+        self._log = log
+        self._commits = commits
         self._findings = findings
         self._hosts: dict[str, Host] = {}
         self._updated: list[Host] = []
@@ -97,15 +96,15 @@ class Order:
         host.update(offset, inventories)
         self._updated.append(host)
 
-    def commit(self, ledger: Ledger, commit: Checkpoint, records: list[Written]) -> None:
+    def commit(self, now: Mapping[str, Written], commit: Checkpoint, records: list[Written]) -> None:
         """Check a commit's allocation records. Moved records were granted elsewhere."""
         for written in records:
             was = written.before
             is_new = not written.repeat and (was is None or was.record.state == "pending")
             if not commit.moved and is_new and written.record.holds:
-                self._granted(ledger, written)
+                self._granted(now, written)
         for written in records:
-            if ledger.now.get(written.record.key) is not None:
+            if now.get(written.record.key) is not None:
                 self._update_queue(written)
         for host in [*self._updated, *(self._host(written.record.host) for written in records if not written.repeat)]:
             host.end_commit(commit.commit)
@@ -114,6 +113,9 @@ class Order:
     def delete(self, record: Allocation) -> None:
         """Remove a record."""
         self._host(record.host).dequeue(record.key)
+
+    def _wrong(self, check: str, offset: int, what: str, *records: object) -> None:
+        self._findings.wrong(check, self._log.place(offset), what, *records)
 
     def _host(self, name: str) -> Host:
         return self._hosts.setdefault(name, Host())
@@ -134,7 +136,7 @@ class Order:
 
     # --- at a grant ------------------------------------------------------------------------------------
 
-    def _granted(self, ledger: Ledger, written: Written) -> None:
+    def _granted(self, now: Mapping[str, Written], written: Written) -> None:
         record = written.record
         host = self._host(record.host)
         granted = wire.devices(record.body)
@@ -142,19 +144,19 @@ class Order:
             return
         # host records come after grants in a commit
         record_before = host.offset if host.offset < written.offset else host.earlier
-        if host.offset < 0 or not ledger.commits.in_the_open(record.writer, record_before, written.offset):
+        if host.offset < 0 or not self._commits.in_the_open(record.writer, record_before, written.offset):
             self._findings.note_partial("inventory", "the host's record was compacted away, or is missing")
             return
         for resource, devices in granted.items():
             for device in devices:
-                self._reported(ledger, written, host, resource, device)
+                self._reported(written, host, resource, device)
         if host.before is None:
             self._findings.count("queue")
-            for earlier, resource in self._overtaken(ledger, written, host, granted):
+            for earlier, resource in self._overtaken(now, written, host, granted):
                 what = f"{record.key} gets {resource}, but {earlier.record.key} waits for it and comes before"
-                ledger.wrong("queue", written.offset, what, ledger.log.place(earlier.offset))
+                self._wrong("queue", written.offset, what, self._log.place(earlier.offset))
 
-    def _reported(self, ledger: Ledger, written: Written, host: Host, resource: str, device: str) -> None:
+    def _reported(self, written: Written, host: Host, resource: str, device: str) -> None:
         self._findings.count("inventory")
         inventories = host.inventories_of(resource)
         if any(inventory.healthy.get(device) for inventory in inventories):
@@ -167,10 +169,10 @@ class Order:
             is_known = any(device in inventory.healthy for inventory in inventories)
             how = "is not healthy" if is_known else "was not reported"
             what = f"{written.record.key} gets {device} of {resource}, which {how}"
-            ledger.wrong("inventory", written.offset, what, ledger.log.place(host.offset))
+            self._wrong("inventory", written.offset, what, self._log.place(host.offset))
 
     def _overtaken(
-        self, ledger: Ledger, written: Written, host: Host, granted: Mapping[str, list[str]]
+        self, now: Mapping[str, Written], written: Written, host: Host, granted: Mapping[str, list[str]]
     ) -> Iterator[tuple[Written, str]]:
         """The first earlier waiter for a resource of this grant, or for another resource with one of its devices, that
         still waits."""
@@ -182,7 +184,7 @@ class Order:
             for entry in host.waiting.get(resource, ()):
                 if entry >= own:
                     break
-                earlier = ledger.now.get(entry[2])
+                earlier = now.get(entry[2])
                 if earlier is None or earlier.record.state != "pending" or earlier.record.reason_code != "busy":
                     continue  # it is served, gone, or waits for another reason by now
                 if earlier.offset > host.offset:
@@ -198,19 +200,20 @@ class Order:
 
     # --- at the end ------------------------------------------------------------------------------------
 
-    def finish(self, ledger: Ledger) -> None:
-        """Check that no first worker in a host's queue waits for devices that were free for some commits."""
+    def finish(self, now: Mapping[str, Written], held: Callable[[str], set[str]]) -> None:
+        """Check that no first worker in a host's queue waits for devices that were free for some commits. `held`: the
+        names of a host's held devices."""
         for name, host in self._hosts.items():
-            waiting = [entry for entry, _ in host.placed.values() if entry[2] in ledger.now]
+            waiting = [entry for entry, _ in host.placed.values() if entry[2] in now]
             if not waiting:
                 continue  # no worker waits, or it was moved to another partition
             _, _, key = min(waiting)
-            waiter = ledger.now[key]
-            writer = ledger.commits.writers.get(waiter.record.writer)
+            waiter = now[key]
+            writer = self._commits.writers.get(waiter.record.writer)
             if writer is None or writer.last is None or writer.last.commit < host.changed + SETTLED:
                 continue
-            if waiter.offset > host.offset and _could_have_it(host, waiter, ledger.held(name)):
-                ledger.wrong("queue", waiter.offset, f"{key} waits for free devices", ledger.log.place(host.offset))
+            if waiter.offset > host.offset and _could_have_it(host, waiter, held(name)):
+                self._wrong("queue", waiter.offset, f"{key} waits for free devices", self._log.place(host.offset))
 
 
 def _could_have_it(host: Host, waiter: Written, held: Collection[str]) -> bool:

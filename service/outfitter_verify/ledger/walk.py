@@ -94,7 +94,7 @@ class Ledger:
         self._judge()
         for offset, what in self._misplaced.values():
             self.wrong("partitions", offset, what)
-        self._order.finish(self)
+        self._order.finish(self.now, self._holdings.held)
         counts = self._findings.counts
         for key, written in self.now.items():
             counts[written.record.state] += 1
@@ -107,10 +107,6 @@ class Ledger:
     def _refuse(self, key: str) -> None:
         first, *rest = key.split("/")
         self._refused.add(rest[0] if rest and first in ("@host", "@device") else first)
-
-    def held(self, host: str) -> set[str]:
-        """The names of all held devices of a host at this prefix."""
-        return self._holdings.held(host)
 
     def wrong(self, check: str, offset: int, what: str, *records: object) -> None:
         self._findings.wrong(check, self.log.place(offset), what, *records)
@@ -169,7 +165,7 @@ class Ledger:
             self._custody.commit(records, commit)
             for written in records:
                 self._keep(written, checkpoint)
-            self._order.commit(self, checkpoint, records)
+            self._order.commit(self.now, checkpoint, records)
             self._settled(writer, commit, records)
         elif kind in ("host", "device"):
             host = body.get("host")

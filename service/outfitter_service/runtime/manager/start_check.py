@@ -18,7 +18,7 @@ from outfitter_service.runtime.processor.takeover import ForeignManagerError, re
 
 
 async def refusals(bus: Bus, settings: Settings) -> list[str]:
-    """Why a manager with these settings would refuse this ledger, or hosts of it. None: it would start.
+    """Why a manager with these settings would refuse this ledger, or hosts of it. Empty: it would start.
 
     Raises:
         BusError: the bus did not answer, or a topic is missing.

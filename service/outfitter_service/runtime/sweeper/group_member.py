@@ -97,7 +97,7 @@ class SweeperMember(Struct, frozen=True):
         if is_candidate(self.identity.host or "", others):
             await self.run()
             return
-        log.info("other managers sweeper, and this one only in some turns", others=len(others))
+        log.info("other managers sweep, and this one only in some turns", others=len(others))
         while True:
             with anyio.move_on_after(TURN_S) as turn:
                 if random.random() < CANDIDATES / len(others):  # noqa: S311 - chance, not a secret
