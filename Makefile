@@ -232,7 +232,8 @@ $(READY): $(RUNNABLE) constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r constraints.txt
 	touch $(READY)
 
-# Pin anew what pyproject.toml allows, and the tools of `docs` and `dist`: run it after changing dependencies.
+# Pin anew what pyproject.toml allows, and the tools of `docs` and `dist`: run it after changing dependencies. What goes
+# into the same environment as constraints.txt has the versions from there.
 PIP_COMPILE := $(BIN)/pip-compile --quiet --strip-extras --generate-hashes --no-emit-index-url --no-emit-trusted-host \
 	--no-emit-find-links --no-header --allow-unsafe
 
@@ -244,6 +245,17 @@ constraints:
 		--output-file constraints-service.txt pyproject.toml
 	echo 'furo>=2025.12 myst-parser>=5,<6 sphinx>=9,<10' | tr ' ' '\n' | $(PIP_COMPILE) --output-file docs/constraints.txt -
 	echo 'cyclonedx-bom>=7,<8 twine>=6' | tr ' ' '\n' | $(PIP_COMPILE) --output-file tests/release/constraints.txt -
+	$(call pinned,fuzz,tests/fuzz/constraints.txt)
+	$(call pinned,console-test,tests/console/constraints.txt)
+	$(call pinned,dashboard,deploy/grafana/constraints.txt)
+	$(call pinned,image-check,tests/deploy/image/constraints.txt)
+	$(call pinned,manifests-check,tests/deploy/kube/constraints.txt)
+
+# One extra alone, without what the package itself needs.
+define pinned
+	$(BIN)/python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['$(1)'], sep='\n')" | \
+		$(PIP_COMPILE) --constraint constraints.txt --output-file $(2) -
+endef
 
 clean:
 	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
