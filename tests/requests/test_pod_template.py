@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,76 @@ def test_a_workload_has_its_pod_template_within() -> None:
     assert document["spec"]["replicas"] == 2
 
 
+POD = "{containers: [{name: sidecar}, {name: flink-main-container}]}"
+FLINK = "{podTemplate: {spec: POD}, taskManager: {podTemplate: {spec: POD}}}"
+KINDS = {
+    "CronJob": ("{jobTemplate: {spec: {template: {spec: POD}}}}", "spec.jobTemplate.spec.template.spec"),
+    "DaemonSet": ("{template: {spec: POD}}", "spec.template.spec"),
+    "FlinkDeployment": (FLINK, "spec.taskManager.podTemplate.spec"),
+    "FlinkBlueGreenDeployment": (
+        "{template: {spec: {podTemplate: {spec: POD}}}}",
+        "spec.template.spec.podTemplate.spec",
+    ),
+    "JobSet": (
+        "{replicatedJobs: [{template: {spec: {template: {spec: POD}}}}]}",
+        "spec.replicatedJobs.0.template.spec.template.spec",
+    ),
+    "RayCluster": (
+        "{workerGroupSpecs: [{groupName: a, template: {spec: POD}}]}",
+        "spec.workerGroupSpecs.0.template.spec",
+    ),
+}
+
+
+def workload(kind: str, pod_spec: str = POD) -> str:
+    return f"kind: {kind}\nspec: {KINDS[kind][0].replace('POD', pod_spec)}\n"
+
+
+def at(document: Any, path: str) -> Any:
+    for key in path.split("."):
+        document = document[int(key) if isinstance(document, list) else key]
+    return document
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_has_its_pod_where_kubernetes_looks_for_it(kind: str) -> None:
+    text = workload(kind)
+    document = parsed(request_in_pod_template(text, TWO))
+    assert at(document, KINDS[kind][1])["containers"][1].pop("resources") == {"requests": TWO, "limits": TWO}
+    assert document == parsed(text)
+
+
+def test_a_pod_template_has_no_spec_of_its_own() -> None:
+    document = parsed(request_in_pod_template(f"kind: PodTemplate\ntemplate: {{spec: {POD}}}\n", TWO))
+    assert document["template"]["spec"]["containers"][1]["resources"]["limits"] == TWO
+    assert "spec" not in document
+
+
+@pytest.mark.parametrize("kind", ["CronJob", "DaemonSet", "FlinkDeployment"])
+def test_a_pod_without_containers_gets_its_container_in_the_pod_and_nowhere_else(kind: str) -> None:
+    document = parsed(request_in_pod_template(workload(kind, "{nodeName: n}"), TWO))
+    assert [item["name"] for item in at(document, KINDS[kind][1])["containers"]] == ["flink-main-container"]
+    assert "containers" not in document["spec"]
+
+
+def test_that_job_managers_request_the_amounts_as_well_is_said() -> None:
+    told: list[str] = []
+    text = f"kind: FlinkDeployment\nspec: {{podTemplate: {{spec: {POD}}}, taskManager: {{resource: {{cpu: 1}}}}}}\n"
+    document = parsed(request_in_pod_template(text, TWO, warn=told.append))
+    assert document["spec"]["podTemplate"]["spec"]["containers"][1]["resources"]["limits"] == TWO
+    [said] = told
+    assert "job managers" in said
+    request_in_pod_template(workload("FlinkDeployment"), TWO, warn=told.append)
+    assert told == [said]
+
+
+def test_json_stays_json() -> None:
+    text = '{"kind": "Pod", "spec": {"containers": [{"name": "a", "args": ["é", "1"]}], "n": 1.5}}'
+    document = json.loads(request_in_pod_template(text, TWO))
+    assert document["spec"]["containers"][0].pop("resources") == {"requests": TWO, "limits": TWO}
+    assert document == json.loads(text)
+
+
 @pytest.mark.parametrize("resources", ["null", "{}", "{limits: null}", "{requests: {}, claims: [{name: x}]}"])
 def test_half_empty_resources_are_filled(resources: str) -> None:
     text = f"spec: {{containers: [{{name: a, resources: {resources}}}]}}\n"
@@ -137,6 +208,15 @@ WRONG = {
     "spec: {containers: [{name: a, resources: {limits: [1]}}]}": "resources.limits must be a mapping",
     "spec: [": "is no YAML",
     "a: 1\na: 2": "is no YAML",
+    '{"spec": {}, "spec": {}}': "is no YAML",
+    "kind: ConfigMap\ndata: {a: b}": "this ConfigMap has no pod template",
+    "kind: CronJob\nspec: {schedule: x}": "no spec.jobTemplate.spec.template.spec",
+    "kind: FlinkDeployment\nspec: {}": "no spec.taskManager.podTemplate.spec or spec.podTemplate.spec",
+    f"kind: List\nitems: [{{kind: Pod, spec: {POD}}}, {{kind: Pod, spec: {POD}}}]": "several pod templates",
+    f"kind: RayCluster\nspec: {{head: {{spec: {POD}}}, worker: {{spec: {POD}}}}}": "templates .spec.head, spec.worker",
+    "spec: {schedule: x, jobTemplate: {spec: {}}}": "without a kind has no pod template",
+    "kind: X\nspec: &a {b: *a}": "this X has no pod template",
+    "kind: X\na: &a [1]\nb: &b [*a, *a]\nspec: {c: [*b, *b]}": "this X has no pod template",
     "spec: !!int": "is no YAML",
     "spec: !!omap x": "is no YAML",
     "spec: " + "[" * 1_000: "nested too deeply",

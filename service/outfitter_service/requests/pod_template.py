@@ -1,13 +1,15 @@
-"""Adds requested amounts to a pod template in YAML.
+"""Adds requested amounts to a pod template in YAML or JSON.
 
-A template is a Pod, or an object that contains one (`spec.template`: Deployment, Job, StatefulSet). It changes only the
-requested keys in the main container's `resources.requests` and `resources.limits`.
+The pod is a Pod, or within another kind: a table has the places of Kubernetes' own kinds and of FlinkDeployment. In any
+other kind the only pod template within counts. It changes only the requested keys in the main container's
+`resources.requests` and `resources.limits`.
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, MutableMapping, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 from outfitter_service.requests.amounts import RequestError
@@ -15,16 +17,41 @@ from outfitter_service.requests.amounts import RequestError
 MAIN_CONTAINER = "flink-main-container"
 """Flink's name of the worker's container in its pod templates (`Constants.MAIN_CONTAINER_NAME`)."""
 
+Path = tuple[str | int, ...]
 
-def request_in_pod_template(template: str, amounts: Mapping[str, str], *, container: str | None = None) -> str:
+_WORKLOAD: tuple[Path, ...] = (("spec", "template", "spec"),)
+PODS: Mapping[str, tuple[Path, ...]] = {
+    "Pod": (("spec",),),
+    "PodTemplate": (("template", "spec"),),
+    **dict.fromkeys(
+        ("DaemonSet", "Deployment", "Job", "ReplicaSet", "ReplicationController", "StatefulSet"), _WORKLOAD
+    ),
+    "CronJob": (("spec", "jobTemplate", "spec", "template", "spec"),),
+    "FlinkDeployment": (("spec", "taskManager", "podTemplate", "spec"), ("spec", "podTemplate", "spec")),
+}
+"""Where a kind has the worker's pod; the first place that exists counts. Source: Kubernetes' API reference; of
+FlinkDeployment that of Flink's operator, whose job managers have `spec.podTemplate` as well."""
+
+
+def request_in_pod_template(
+    template: str,
+    amounts: Mapping[str, str],
+    *,
+    container: str | None = None,
+    warn: Callable[[str], None] = lambda _: None,
+) -> str:
     """The template with `amounts` (key → quantity) as requests and as limits of its main container.
 
     The main container is the one named `container`. If None, it is `flink-main-container`, else the only one. A
-    template without containers gets an empty one, as in Flink.
+    template without containers gets an empty one, as in Flink. JSON stays JSON. `warn` gets a sentence if other pods
+    request the amounts, too.
 
     Raises:
-        RequestError: it is no YAML, no pod template, or the main container is ambiguous.
+        RequestError: it is no YAML, it has no pod template or several, or the main container is ambiguous.
     """
+    if (document := _json(template)) is not None:
+        _request_in(document, amounts, container, warn)
+        return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
     from ruamel.yaml import YAML
 
     yaml = YAML(typ="rt", pure=True)
@@ -38,13 +65,34 @@ def request_in_pod_template(template: str, amounts: Mapping[str, str], *, contai
     except Exception as error:
         # For an invalid tag (`!!int` without a value) the parser's constructors raise other errors.
         raise RequestError(f"the pod template is no YAML: {' '.join(str(error).split())}") from error
-    if amounts:
-        _request(_main_container(_pod_spec(document), container), amounts)
-    else:
-        _pod_spec(document)
+    _request_in(document, amounts, container, warn)
     written = io.StringIO()
     yaml.dump(document, written)
     return written.getvalue()
+
+
+def _json(template: str) -> Any:
+    """The template, if it is a JSON object; a key that stands twice in it is for YAML's parser to refuse."""
+    if not template.lstrip().startswith("{"):
+        return None
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len(pairs) != len(dict(pairs)):
+            raise ValueError("a key is given twice")
+        return dict(pairs)
+
+    try:
+        return json.loads(template, object_pairs_hook=unique)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _request_in(document: Any, amounts: Mapping[str, str], container: str | None, warn: Callable[[str], None]) -> None:
+    spec, path = _pod_spec(document)
+    if amounts:
+        _request(_main_container(spec, container), amounts)
+        if document.get("kind") == "FlinkDeployment" and path == PODS["FlinkDeployment"][1]:
+            warn("job managers request the amounts as well: spec.podTemplate is theirs, too; use spec.taskManager")
 
 
 def _mapping(value: Any, where: str) -> MutableMapping[str, Any]:
@@ -53,16 +101,64 @@ def _mapping(value: Any, where: str) -> MutableMapping[str, Any]:
     return value
 
 
-def _pod_spec(document: Any) -> MutableMapping[str, Any]:
-    if not isinstance(document, MutableMapping) or "spec" not in document:
-        raise RequestError("the pod template has no spec; a Pod is needed, or an object with a spec.template")
-    spec = _mapping(document["spec"], "spec")
-    if "template" not in spec:
-        return spec
-    inner = _mapping(spec["template"], "spec.template")
-    if "spec" not in inner:
-        raise RequestError("the pod template has no spec.template.spec")
-    return _mapping(inner["spec"], "spec.template.spec")
+def _pod_spec(document: Any) -> tuple[MutableMapping[str, Any], Path]:
+    """The pod's spec, and its place."""
+    if not isinstance(document, MutableMapping):
+        raise RequestError("the pod template has no spec; a Pod is needed, or an object with a pod template within")
+    kind = document.get("kind") or _likely_kind(document)
+    places = PODS.get(kind) if isinstance(kind, str) else None
+    if places is None:
+        places = tuple(_pods_within(document, (), set()))
+        if not places:
+            raise RequestError(
+                f"this {kind or 'object without a kind'} has no pod template; "
+                "a Pod is needed, or an object with a pod template within"
+            )
+        if len(places) > 1:
+            named = ", ".join(_dotted(path[:-1]) for path in places)
+            raise RequestError(f"this {kind or 'object'} has several pod templates ({named}); give one alone, as a Pod")
+    path = next((path for path in places if _there(document, path)), places[0])
+    found: Any = document
+    for depth, key in enumerate(path):
+        if isinstance(found, Mapping) and key not in found:
+            others = "".join(f" or {_dotted(other)}" for other in places if other != path)
+            raise RequestError(f"the pod template has no {_dotted(path)}{others}")
+        inner: Any = found if isinstance(found, list) else _mapping(found, _dotted(path[:depth]))
+        found = inner[key]
+    return _mapping(found, _dotted(path)), path
+
+
+def _there(document: Any, path: Path) -> bool:
+    for key in path:
+        if not isinstance(document, Mapping) or key not in document:
+            return False
+        document = document[key]
+    return True
+
+
+def _likely_kind(document: Mapping[str, Any]) -> str | None:
+    """What an object without a kind is: a Pod or a workload, if its spec looks like that of one."""
+    spec = document.get("spec")
+    if not isinstance(spec, Mapping) or not spec or "containers" in spec:
+        return "Pod"
+    return "Deployment" if "template" in spec else None
+
+
+def _pods_within(value: Any, path: Path, seen: set[int]) -> Iterator[Path]:
+    """The places of all pod specs below `value`: mappings in a field `spec` that list containers. `seen`: what is
+    looked at once only, though YAML's aliases show it in several places."""
+    if not isinstance(value, Mapping | list) or id(value) in seen:
+        return
+    seen.add(id(value))
+    if path[-1:] == ("spec",) and isinstance(value, Mapping) and isinstance(value.get("containers"), list):
+        yield path
+        return
+    for key, inner in value.items() if isinstance(value, Mapping) else enumerate(value):
+        yield from _pods_within(inner, (*path, key), seen)
+
+
+def _dotted(path: Path) -> str:
+    return ".".join(map(str, path))
 
 
 def _main_container(spec: MutableMapping[str, Any], container: str | None) -> MutableMapping[str, Any]:

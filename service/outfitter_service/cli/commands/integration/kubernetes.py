@@ -9,7 +9,7 @@ import click
 
 from outfitter_service.cli._lib import output
 from outfitter_service.cli._lib.options import config as config_option
-from outfitter_service.query.errors import OutfitterCliError
+from outfitter_service.query.errors import OutfitterCliError, warn
 
 
 @click.group()
@@ -24,6 +24,8 @@ def kubernetes() -> None:
 def pod_template(file: str, config: str | None, container: str | None) -> None:
     """Print the pod template FILE (`-` for standard input) with the configured amounts in it.
 
+    FILE is a Pod, or an object that has a pod template within: a Deployment, a CronJob, a FlinkDeployment and the like.
+
     They become requests and limits of the worker's container, and replace the template's values of the same keys.
     Everything else stays unchanged.
     """
@@ -31,7 +33,7 @@ def pod_template(file: str, config: str | None, container: str | None) -> None:
     from outfitter_service.requests import kubernetes_amounts, request_in_pod_template
 
     amounts = kubernetes_amounts(configured(config), driver_of)
-    output.document(request_in_pod_template(_text(file), amounts, container=container))
+    output.document(request_in_pod_template(_text(file), amounts, container=container, warn=warn))
 
 
 def _text(file: str) -> str:
