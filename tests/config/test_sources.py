@@ -104,6 +104,50 @@ def test_an_old_flink_file_needs_not_be_yaml(look: Look) -> None:
     assert "line 5" in warning.file
 
 
+def test_in_an_old_flink_file_the_last_line_of_a_key_counts_and_both_are_named(look: Look) -> None:
+    text = (
+        "external-resources: gpu\nexternal-resource.gpu.amount: 1\njobmanager.rpc.port: 1\njobmanager.rpc.port: 2\n"
+        "external-resource.gpu.param.path: /a\nexternal-resource.gpu.amount: 4\noutfitter.lease: 1s\n"
+        "outfitter.lease: 20s\nexternal-resources: gpu\n"
+    )
+    inspection = look(text, "flink-conf.yaml")
+    (gpu,) = inspection.settings.resources
+    assert (gpu.amount, inspection.settings.lease) == (4, 20.0)
+    names, amount, lease = [problem for problem in inspection.problems if problem.severity == "warning"]
+    assert (names.key, amount.key, lease.key) == (
+        "external-resources",
+        "external-resource.gpu.amount",
+        "outfitter.lease",
+    )
+    assert "line 2" in str(amount)
+    assert "line 6" in str(amount)
+
+
+def test_yaml_has_each_key_once_as_in_flink(look: Look) -> None:
+    text = "external-resources: gpu\nexternal-resource.gpu.amount: 1\nexternal-resource.gpu.amount: 4\n"
+    for name in ("config.yaml", "gpu.yaml"):
+        assert "is given twice" in str(look(text, name).errors[0])
+
+
+def test_an_old_flink_file_is_read_by_lines_also_if_it_is_yaml(look: Look) -> None:
+    """Flink reads no nested keys there, and takes quotes, anchors and block marks for text."""
+    text = (
+        "external-resources: gpu\nexternal-resource:\n  gpu:\n    amount: 3\nexternal-resource.gpu.amount: 2\n"
+        "external-resource.gpu.param.path: '/a'\nexternal-resource.gpu.param.args: >-\n  b\n"
+    )
+    inspection = look(text, "flink-conf.yaml")
+    (gpu,) = inspection.settings.resources
+    assert (gpu.amount, gpu.params) == (2, {"path": "'/a'", "args": ">-"})
+    *unread, quoted = [problem for problem in inspection.problems if problem.severity == "warning"]
+    assert "quotes" in str(quoted)
+    assert [problem.found for problem in unread] == ["external-resource:", "gpu:", "b"]
+    assert all("config.yaml" in str(problem) for problem in unread)
+
+
+def test_flinks_yaml_file_is_never_read_by_lines(look: Look) -> None:
+    assert look("external-resources: gpu\nenv.java.opts: -Dx: y @z\n", "config.yaml").settings is None
+
+
 BAD_FILES = {
     "binary": ("x.yaml", b"a: \0b\n", "NUL in line 1"),
     "not UTF-8": ("x.toml", b"a = 1\nb = '\xff'\n", "byte 0xff in line 2"),

@@ -234,7 +234,7 @@ def test_an_unknown_driver_is_an_error_that_lists_the_known_ones(look: Look) -> 
 
 def test_a_driver_may_be_a_python_path(look: Look) -> None:
     assert look(GPU.replace("static", "my.drivers:Factory")).settings.resources[0].driver == "my.drivers:Factory"
-    (error,) = look(GPU.replace("static", "my.drivers:")).errors
+    (error,) = look(GPU.replace("static", "'my.drivers:'")).errors
     assert "package.module:Factory" in error.problem
 
 

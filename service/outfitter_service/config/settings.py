@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -25,6 +26,8 @@ from outfitter_service.config.resources import Given, ResourceConfig
 
 _COMMAND_LINE = "command line"
 _SETTINGS = {option.name: option for option in options.SETTINGS}
+_OURS = (options.LIST_KEY, options.PREFIX, *options.OLD_PREFIXES, "outfitter.")
+_QUOTED = re.compile(r"""(["']).*\1""")
 
 
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -146,11 +149,29 @@ class _Reading:
         self.names: Given | None = None
         self.of_resources: list[Given] = []
         self.overriding: list[Given] = []
-        for entry in source.entries if source else ():
+        for entry in self._last_lines(source) if source else ():
             self._add_entry(entry)
         self._add_environment()
         for key, value in overrides.items():
             self._add_override(key, value)
+
+    def _last_lines(self, source: sources.ConfigSource) -> Iterator[sources.ConfigEntry]:
+        """The entries that count. Warns where Flink's line format means something else than YAML would."""
+        last = {entry.key: entry for entry in source.entries} if source.lines else {}
+        for entry in source.entries:
+            counts = last.get(entry.key, entry)
+            if counts is entry:
+                yield entry
+            if not source.lines or not entry.key.startswith(_OURS):
+                continue
+            item = Given(entry.value, f"{source.path} line {entry.line}", entry.key)
+            if counts is not entry:
+                problem, remedy = f"is given again in line {counts.line}, which counts, as in Flink", "keep one of them"
+            elif _QUOTED.fullmatch(str(entry.value)):
+                problem, remedy = "has quotes, which are part of the value here, as in Flink", "leave them out"
+            else:
+                continue
+            self._add_problem(item, problem, remedy, Severity.WARNING)
 
     def _add_entry(self, entry: sources.ConfigEntry) -> None:
         assert self.source is not None  # noqa: S101 - entries come from a source

@@ -1,8 +1,8 @@
 """Finds configuration files, and reads TOML and both of Flink's syntaxes into a list of flat keys.
 
-The keys have no meaning here. Flink's file may be flat or nested YAML 1.2 (`config.yaml`), or the line format of
-`flink-conf.yaml`, which is no YAML if a value has a YAML character. Tables become dotted keys. The key of a table in a
-list includes its position.
+The keys have no meaning here. As in Flink, a file's name decides its format: `config.yaml` is YAML 1.2, flat or nested,
+and `flink-conf.yaml` has lines of `key: value`. A file of another name is read as lines only if it is no YAML. Tables
+become dotted keys. The key of a table in a list includes its position.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ log = logging.getLogger("outfitter.config")
 
 DEFAULT_FILES = (Path("outfitter.toml"), Path("/etc/outfitter/outfitter.toml"))
 VARIABLE = "OUTFITTER_CONFIG"
+YAML_FILE, LINES_FILE = "config.yaml", "flink-conf.yaml"
+"""Flink's names of its configuration, today's and the one before (`GlobalConfiguration`)."""
 MAX_BYTES = 1024 * 1024
 MAX_ENTRIES = 20_000
 MAX_DEPTH = 32
@@ -31,7 +33,7 @@ MAX_KEY = 1_024
 """Most characters of a key: enough for the longest resource name, option and parameter."""
 
 _TOML_LINE = r"""\s*(?:\[|(?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*')(?:\s*\.\s*[\w"'-]+)*\s*=)"""
-_LEGACY_LINE = r"[^\s:#][^:]*: .*"
+_LINE = r"[^\s:#][^:]*: .*"
 _KEY_PART = r"""(?:"[^"\n]*"|'[^'\n]*'|[A-Za-z0-9_-]++)[ \t]*+\.[ \t]*+"""
 _DEEP_KEY = re.compile(rf"""(?<![\w"'.-])(?:{_KEY_PART}){{{MAX_DEPTH + 1}}}""")
 _NULL = "tag:yaml.org,2002:null"
@@ -49,13 +51,14 @@ class ConfigEntry(NamedTuple):
 
 
 class ConfigSource(NamedTuple):
-    """The contents of a file. `toml` decides the spelling of the manager's own keys. `problems`: those of the
-    syntax."""
+    """The contents of a file. `toml` decides the spelling of the manager's own keys. `problems`: those of the syntax.
+    `lines`: it is Flink's line format, in which a key may stand again, and its last line counts."""
 
     path: Path
     toml: bool
     entries: tuple[ConfigEntry, ...]
     problems: tuple[Problem, ...] = ()
+    lines: bool = False
 
 
 def find(path: str | Path | None, environment: Mapping[str, str]) -> Path | None:
@@ -212,6 +215,8 @@ def _toml_text(path: Path, value: Any, key: str) -> str:
 
 
 def _flink(path: Path, text: str) -> ConfigSource:
+    if path.name == LINES_FILE:
+        return _line_format(path, text)
     from ruamel.yaml import YAML
     from ruamel.yaml.error import MarkedYAMLError, YAMLError
     from ruamel.yaml.nodes import MappingNode
@@ -233,8 +238,8 @@ def _flink(path: Path, text: str) -> ConfigSource:
         wrong = f"is no YAML: {error.problem or error.context}{place}"
     except (YAMLError, ValueError) as error:
         wrong = f"is no YAML: {' '.join(str(error).split())}"
-    if _is_legacy(path, text):
-        return _legacy(path, text)
+    if path.name != YAML_FILE and _looks_like_lines(text):
+        return _line_format(path, text)
     raise _refuse(path, wrong)
 
 
@@ -281,15 +286,14 @@ def _yaml_text(node: ScalarNode) -> str | None:
     return None if str(node.tag) == _NULL else str(node.value)
 
 
-def _is_legacy(path: Path, text: str) -> bool:
-    if path.name == "flink-conf.yaml":
-        return True
+def _looks_like_lines(text: str) -> bool:
     lines = [line for line in text.splitlines() if line.split("#", 1)[0].strip()]
-    return bool(lines) and all(re.fullmatch(_LEGACY_LINE, line) for line in lines)
+    return bool(lines) and all(re.fullmatch(_LINE, line) for line in lines)
 
 
-def _legacy(path: Path, text: str) -> ConfigSource:
-    """Parse Flink's own line format: up to the first `#`, split on the first colon with a blank after it."""
+def _line_format(path: Path, text: str) -> ConfigSource:
+    """Parse Flink's own line format: up to the first `#`, split on the first colon with a blank after it
+    (`GlobalConfiguration.loadLegacyYAMLResource`)."""
     entries: list[ConfigEntry] = []
     problems: list[Problem] = []
     for number, whole in enumerate(text.split("\n"), 1):
@@ -303,10 +307,10 @@ def _legacy(path: Path, text: str) -> ConfigSource:
                     file=f"{path} line {number}",
                     key=key.strip().rstrip(":"),
                     found=line,
-                    problem="is not `key: value` and is not read, as in Flink",
+                    problem=f"is not `key: value` and is not read, as in Flink; nested keys belong in a {YAML_FILE}",
                     severity=Severity.WARNING,
                 )
             )
             continue
         entries.append(ConfigEntry(key.strip(), value.strip(), number))
-    return ConfigSource(path, False, tuple(_bounded(path, entries)), tuple(problems))
+    return ConfigSource(path, False, tuple(_bounded(path, entries)), tuple(problems), lines=True)
