@@ -148,6 +148,21 @@ def test_flinks_yaml_file_is_never_read_by_lines(look: Look) -> None:
     assert look("external-resources: gpu\nenv.java.opts: -Dx: y @z\n", "config.yaml").settings is None
 
 
+MANIFESTS = {
+    "FlinkDeployment": ("spec:\n  flinkConfiguration:\n    external-resources: gpu\n", "spec.flinkConfiguration"),
+    "flat": ("spec:\n  flinkConfiguration:\n    external-resource.gpu.amount: '1'\n", "spec.flinkConfiguration"),
+    "ConfigMap": ("data:\n  config.yaml: |\n    external-resource.gpu.amount: 1\n", "data.config.yaml"),
+}
+
+
+@pytest.mark.parametrize("kind", MANIFESTS)
+def test_a_manifest_with_flinks_configuration_within_is_told_where_it_is(look: Look, kind: str) -> None:
+    text, place = MANIFESTS[kind]
+    [warning] = look(f"kind: {kind}\n{text}", "deployment.yaml").problems
+    assert (warning.severity, warning.key) == ("warning", place)
+    assert "file of its own" in str(warning)
+
+
 BAD_FILES = {
     "binary": ("x.yaml", b"a: \0b\n", "NUL in line 1"),
     "not UTF-8": ("x.toml", b"a = 1\nb = '\xff'\n", "byte 0xff in line 2"),

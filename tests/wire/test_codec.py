@@ -226,6 +226,22 @@ def test_half_a_character_is_refused_by_its_name_wherever_it_is(place: str, afte
         assert caught.value.problem == f"the message is not UTF-8 (byte {value.index(bad)})"
 
 
+@pytest.mark.parametrize("exact", [True, False])
+def test_what_other_programs_put_before_or_around_json_is_named(exact: bool) -> None:
+    message = f"{HEAD}}}"
+    for value, named in (
+        (b"\0\0\0\0\x0c" + message.encode(), "a schema registry's frame"),
+        (b"\0\0\0\0\x01\x02\x04ab", "a schema registry's frame"),
+        (message.encode("utf-8-sig"), "a byte order mark"),
+        (message.encode("utf-16"), "is UTF-16"),
+        (message.encode("utf-16-le"), "is UTF-16"),
+        (message.encode("utf-16-be"), "is UTF-16"),
+    ):
+        with pytest.raises(codec.WireError) as caught:
+            codec.decode_registration(value, exact=exact)
+        assert named in caught.value.problem
+
+
 @pytest.mark.parametrize("text", [r"\ud83d\ude00", r"\\ud800", r"\\\\udc00", r"\ud7ff\ue000", "😀"])
 def test_a_whole_pair_and_an_escaped_backslash_are_text(text: str) -> None:
     value = f'{HEAD},"labels":{{"a":"{text}"}},"unknown":"{text}"}}'.encode()

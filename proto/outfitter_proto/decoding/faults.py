@@ -29,6 +29,18 @@ _HALF = re.compile(
 )
 """Everything before the first escape that is half of a surrogate pair, and that escape."""
 
+_UTF_16 = "the message is UTF-16; send UTF-8"
+_NO_TEXT = {
+    b"\xef\xbb\xbf": "the message begins with a byte order mark; leave these three bytes out",
+    b"\xff\xfe": _UTF_16,
+    b"\xfe\xff": _UTF_16,
+    b"{\0": _UTF_16,
+    b"\0{": _UTF_16,
+    b"\0": "the message begins with a zero byte, as a schema registry's frame does (the schema's id follows, 4 bytes); "
+    "send plain JSON",
+}
+"""What a message that some programs write begins with, in this order. Of the frame: Confluent's wire format."""
+
 Step = str | int
 _NOTHING = object()
 
@@ -41,7 +53,10 @@ class Fault(NamedTuple):
 
 
 def not_text(body: bytes) -> str | None:
-    """Why `body` has strings that are no text, in clearer words than msgspec's; None if all of them are text."""
+    """Why `body` is no JSON text, in clearer words than msgspec's; None if all of it is text."""
+    for beginning, problem in _NO_TEXT.items():
+        if body.startswith(beginning):
+            return problem
     try:
         body.decode()
     except UnicodeDecodeError as error:

@@ -149,6 +149,7 @@ class _Reading:
         self.names: Given | None = None
         self.of_resources: list[Given] = []
         self.overriding: list[Given] = []
+        self.elsewhere: set[str] = set()
         for entry in self._last_lines(source) if source else ():
             self._add_entry(entry)
         self._add_environment()
@@ -227,6 +228,15 @@ class _Reading:
             _, dot, rest = near.partition(".")
             resource = resources.split_key(rest, ())[0] if dot else None
             self._add_problem(item, "is a key that nobody reads", f"did you mean {near}?", resource=resource)
+        elif place := _below(item):
+            if place not in self.elsewhere:
+                self.elsewhere.add(place)
+                self._add_problem(
+                    item._replace(key=place, value=None),
+                    "has keys of external resources, which are not read there",
+                    "put what stands there into a file of its own",
+                    Severity.WARNING,
+                )
         elif item.key in _SETTINGS:
             self._add_problem(
                 item,
@@ -390,6 +400,15 @@ class _Reading:
     ) -> None:
         """`of`: see `Given.problem`."""
         self.problems.append(item.problem(problem, suggestion, severity, **of))
+
+
+def _below(item: Given) -> str | None:
+    """Where in a manifest of Kubernetes Flink's configuration is: mapping (`spec.flinkConfiguration`) or text of a key
+    (`data.config.yaml`)."""
+    place, dot, _ = item.key.partition("." + options.PREFIX.removesuffix("."))
+    if dot:
+        return place
+    return item.key if options.PREFIX in str(item.value) and item.key.startswith(("data.", "spec.")) else None
 
 
 def _near_prefix(key: str) -> str | None:
