@@ -10,6 +10,7 @@ import stat
 import subprocess
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from outfitter_proto.records import Register
 from outfitter_proto.support.processes import process_owner
 from outfitter_service.runtime.changelog.backup.archive import BackupError
 from outfitter_service.runtime.changelog.backup.restoration import restore_backup
+from outfitter_service.runtime.changelog.growth.grow import grow
 from support.api import checkpoint
 from support.bus.faulty_bus import FaultyBus
 from support.managers.process import Manager, ManagerError, StartManager, files_config
@@ -255,6 +257,38 @@ def test_a_manager_that_writes_while_a_backup_is_restored_is_found_out(saved: Ma
     bus: FaultyBus
     anyio.run(restored)
     assert "has not completed" in refused(saved, "--adopt-ledger")
+
+
+def test_a_ledger_whose_growth_was_interrupted_is_not_backed_up_until_that_is_done(saved: Manager) -> None:
+    async def interrupted() -> None:
+        async with FaultyBus(saved.bus_url) as bus:
+            first_topic_has_grown = 2
+            await bus.killed(partial(grow, bus, "outfitter", 2), first_topic_has_grown)
+
+    anyio.run(interrupted)
+    done = saved.outfitter("backup", "--out", "moving.gz")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "nothing was saved, because grants would be missing" in done.stderr
+    assert "`outfitter topics grow --partitions 2`" in done.stderr
+    assert [path.name for path in saved.folder.iterdir() if "moving" in path.name] == []
+    assert saved.outfitter("topics", "grow", "--partitions", "2").returncode == 0
+    run(saved, ["outfitter", "backup", "--out", "moving.gz"])
+
+
+def test_a_restored_ledger_grows_only_when_all_managers_have_adopted_it(saved: Manager) -> None:
+    before = held(saved)
+    renew(saved)
+    run(saved, ["outfitter", "restore", "ledger.gz"])
+    for force in ([], ["--force"]):
+        done = saved.outfitter("topics", "grow", "--partitions", "2", *force)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert f"1 managers have not adopted the restored ledger (host/{saved.host})" in done.stderr
+        assert "start each once with --adopt-ledger" in done.stderr
+    saved.start("--adopt-ledger")
+    saved.stop()
+    assert saved.outfitter("topics", "grow", "--partitions", "2").returncode == 0
+    saved.start()
+    assert held(saved) == before
 
 
 # --- workers that the ledger lacks ------------------------------------------------------------------------

@@ -28,6 +28,8 @@ CHECK_S = 30.0
 MOVING = 0
 """The number of partitions in a checkpoint while its hosts' records are being moved."""
 
+GROWING = "topics-grow"
+"""The prefix of the instance in checkpoints that `outfitter topics grow` writes."""
 
 _BACKUP = "backup/"
 
@@ -84,10 +86,24 @@ def backup_id(at: datetime) -> str:
     return f"{_BACKUP}{at:%Y-%m-%dT%H:%M:%SZ}"
 
 
+def is_restored(checkpoint: Checkpoint) -> bool:
+    """Whether a backup was restored, and the checkpoint's manager has not adopted it yet."""
+    return checkpoint.ledger_id is not UNSET and checkpoint.ledger_id.startswith(_BACKUP)
+
+
+def restored_of(checkpoint: Checkpoint) -> datetime | None:
+    """The moment of the backup that was restored and is not adopted yet; None: none is, or it has no moment."""
+    if checkpoint.ledger_id is UNSET or not is_restored(checkpoint):
+        return None
+    with suppress(ValueError):
+        return datetime.fromisoformat(checkpoint.ledger_id.removeprefix(_BACKUP))
+    return None
+
+
 def is_half_restored(checkpoint: Checkpoint) -> bool:
     """Whether a backup was not restored to the end: records may be missing."""
-    ledger_id = checkpoint.ledger_id
-    return checkpoint.partitions == MOVING and ledger_id is not UNSET and ledger_id.startswith(_BACKUP)
+    is_moved = checkpoint.instance.startswith(GROWING)
+    return checkpoint.partitions == MOVING and is_restored(checkpoint) and not is_moved
 
 
 HALF_RESTORED = (

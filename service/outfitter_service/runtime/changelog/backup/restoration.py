@@ -28,8 +28,9 @@ from outfitter_proto.keys import CHECKPOINT, is_sweeper, sweeper_writer
 from outfitter_proto.names import topics, transactional_id
 from outfitter_proto.records import Checkpoint, CommitNumber, Token
 from outfitter_service.runtime.changelog.backup.archive import BackupError, Header, SavedRecord, reading
+from outfitter_service.runtime.changelog.growth.places import Places
 from outfitter_service.runtime.changelog.restore import LEDGER_FORMAT
-from outfitter_service.runtime.changelog.shape import MOVING, backup_id
+from outfitter_service.runtime.changelog.shape import MOVING, backup_id, is_restored, restored_of
 
 SKIPPED = 2**32
 """How many commits and tokens of each writer are left out: more than a writer can have used since the backup. At 1,000
@@ -41,7 +42,8 @@ ENTRY_BYTES = 32
 
 
 class Restoration(Struct, frozen=True, kw_only=True):
-    """What was restored: the backup's moment, how many partitions, records and checkpoints."""
+    """What was restored: how many partitions, records and checkpoints. `at`: later grants are missing. That is the
+    backup's moment, or that of an earlier backup that a manager had not adopted yet."""
 
     at: datetime
     partitions: int
@@ -56,6 +58,11 @@ class _Contents(Struct, kw_only=True):
     header: Header
     checkpoints: dict[int, dict[bytes, Checkpoint]]
     records: dict[int, int]
+
+    def restored(self) -> list[datetime]:
+        """The moments of earlier backups that managers had not adopted yet."""
+        moments = [restored_of(each) for checkpoints in self.checkpoints.values() for each in checkpoints.values()]
+        return [each for each in moments if each is not None]
 
 
 async def restore_backup(bus: Bus, cluster: str, path: Path, *, history: bool) -> Restoration:
@@ -80,7 +87,7 @@ async def restore_backup(bus: Bus, cluster: str, path: Path, *, history: bool) -
         await restoring.check_alone(partition)
     await restoring.put_checkpoints({1: MOVING, 2: header.partitions})
     return Restoration(
-        at=header.at,
+        at=min([header.at, *contents.restored()]),
         partitions=header.partitions,
         records=sum(contents.records.values()),
         writers=sum(map(len, contents.checkpoints.values())),
@@ -96,15 +103,22 @@ def _read_whole(path: Path) -> _Contents:
     last: dict[tuple[int, bytes], bytes] = {}
     with reading(path) as (header, lines):
         contents = _Contents(header=header, checkpoints={}, records={})
+        places = Places(header.partitions)
         for line in lines:
             if not 0 <= line.partition < header.partitions:
                 raise BackupError(f"{path} is damaged: it has no partition {line.partition}")
+            places.see(line.partition, line)
             if not line.key.startswith(CHECKPOINT):
                 contents.records[line.partition] = contents.records.get(line.partition, 0) + 1
             elif line.value is None:
                 last.pop((line.partition, line.key), None)
             else:
                 last[line.partition, line.key] = line.value
+    if (problem := places.problem()) is not None:
+        raise BackupError(
+            f"{path} was made while partitions were added or a backup was restored, so that grants are missing from "
+            f"it: {problem}. Use another backup"
+        )
     for (partition, key), value in last.items():
         checkpoint = _checkpoint(path, key, value)
         if not is_sweeper(checkpoint.writer):  # it begins anew with another ledger
@@ -196,7 +210,7 @@ class _Restoring:
             input=structs.replace(checkpoint.input, from_=checkpoint.input.to),
             at=datetime.now(UTC),
             partitions=partitions,
-            ledger_id=backup_id(at),
+            ledger_id=checkpoint.ledger_id if is_restored(checkpoint) else backup_id(at),
             ledger_start=UNSET,
             snapshot=UNSET,  # the first commit begins one: history does not lead to this state
         )

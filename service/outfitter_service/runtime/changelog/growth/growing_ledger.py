@@ -15,9 +15,8 @@ from outfitter_proto.names import Topics, topics, transactional_id
 from outfitter_proto.partitioning import partition_of
 from outfitter_proto.records import NO_COMMIT, NO_TOKEN, Checkpoint, CommitNumber, InputPosition
 from outfitter_service.runtime.changelog.growth.partition_contents import PartitionContents, read_contents
+from outfitter_service.runtime.changelog.shape import GROWING
 
-INSTANCE = "topics-grow"
-"""The prefix of the instance in checkpoints that are written here."""
 FILL = 0.8
 """A commit fills this part of the largest possible ledger batch."""
 
@@ -30,7 +29,7 @@ class GrowingLedger:
         """`history`: whether the cluster has that topic."""
         self._bus = bus
         self._history = history
-        self._instance = f"{INSTANCE}-{secrets.token_hex(4)}"
+        self._instance = f"{GROWING}-{secrets.token_hex(4)}"
         self._commits: dict[tuple[int, str], CommitNumber] = {}
         """The last commit by partition and writer that was copied, or that this process wrote."""
         self.cluster = cluster

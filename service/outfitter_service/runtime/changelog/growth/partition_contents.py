@@ -9,7 +9,16 @@ from msgspec import UNSET, Struct
 from outfitter_proto.bus import Bus
 from outfitter_proto.bus.reading import read_to
 from outfitter_proto.codec import WireError, decode_ledger
-from outfitter_proto.keys import CHECKPOINT, HOST, host_of, is_sweeper, writer_names, writer_of
+from outfitter_proto.keys import (
+    CHECKPOINT,
+    HOST,
+    host_of,
+    host_writer,
+    is_sweeper,
+    partition_writer,
+    writer_names,
+    writer_of,
+)
 from outfitter_proto.partitioning import partition_of
 from outfitter_proto.records import Checkpoint, Host
 from outfitter_service.runtime.changelog.restore import LEDGER_FORMAT
@@ -28,6 +37,13 @@ class PartitionContents(Struct, kw_only=True):
     checkpoints: dict[str, Checkpoint] = {}
     at_work: list[str] = []
     strays: dict[str, dict[bytes, bytes]] = {}
+
+    def copies(self, partition: int, partitions: int) -> list[str]:
+        """The hosts with strays in this partition although their manager's checkpoint here says that all records are
+        where they belong among `partitions`. Growth never leaves that."""
+        owner = self.checkpoints.get(partition_writer(partition))
+        keepers = {host: self.checkpoints.get(host_writer(host)) or owner for host in self.strays}
+        return [host for host, keeper in keepers.items() if keeper is not None and keeper.partitions == partitions]
 
 
 async def read_contents(bus: Bus, topic: str, partition: int, partitions: int) -> PartitionContents:

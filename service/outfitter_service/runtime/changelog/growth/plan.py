@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from msgspec import UNSET, Struct
 
 from outfitter_proto.bus import Bus, UnknownTopicError
 from outfitter_proto.records import Checkpoint
 from outfitter_service.runtime.changelog.growth.growing_ledger import GrowingLedger
 from outfitter_service.runtime.changelog.growth.partition_contents import CannotGrowError, is_begun, unfinished
+from outfitter_service.runtime.changelog.shape import is_restored
 
 
 class GrowthPlan(Struct, frozen=True, kw_only=True):
@@ -44,24 +47,40 @@ async def plan_growth(bus: Bus, ledger: GrowingLedger, *, force: bool) -> Growth
     if most > partitions:
         raise CannotGrowError(f"there are {most} partitions already, and their number cannot shrink to {partitions}")
     at_work: list[str] = []
+    copies: list[str] = []
     complete = len(counts) == 1
     for partition in range(shapes[topics.allocations].partitions):
         contents = await ledger.read(partition, most)
+        copies += [f"{host} in partition {partition}" for host in contents.copies(partition, most)]
         at_work += contents.at_work
         is_finished = not contents.strays and not unfinished(contents, most) and not is_begun(contents, most)
         complete = complete and is_finished
     if complete and most == partitions:
         return None
+    if copies:
+        raise CannotGrowError(
+            f"the ledger has records of {_shown(copies)} that belong to another partition of {most}, and it counts as "
+            "complete: `outfitter restore` has brought them from a backup that was made while partitions were added, "
+            "so nobody knows which grants are true. End all workers of these hosts, stop all managers, delete all "
+            f"topics, and run `outfitter topics create --partitions {partitions}`"
+        )
     if not complete and most < partitions:
         raise CannotGrowError(
             f"partitions were added before, and not all records are where they belong among {most}: with all "
             f"managers stopped run `outfitter topics grow --partitions {most}` first, then this again"
         )
-    if at_work and not force:
-        shown = ", ".join(sorted(at_work)[:5]) + (" …" if len(at_work) > 5 else "")
+    restored = [each.writer for each in ledger.checkpoints.values() if is_restored(each)]
+    if complete and restored:
         raise CannotGrowError(
-            f"the managers of {len(at_work)} hosts have not said that they stopped ({shown}): stop all managers of "
-            f"cluster {ledger.cluster!r}. If some were killed, make sure that they do not run, and use --force"
+            f"{len(restored)} managers have not adopted the restored ledger ({_shown(restored)}): start "
+            "each once with --adopt-ledger, stop all, and run this again. For a machine that is gone, start `outfitter "
+            "serve --host HOST --adopt-ledger` on another one"
+        )
+    if at_work and not force:
+        raise CannotGrowError(
+            f"the managers of {len(at_work)} hosts have not said that they stopped ({_shown(at_work)}): "
+            f"stop all managers of cluster {ledger.cluster!r}. If some were killed, make sure that they do not run, "
+            "and use --force"
         )
     return GrowthPlan(
         before=most if complete else _former(ledger, shapes[topics.allocations].partitions),
@@ -69,6 +88,12 @@ async def plan_growth(bus: Bus, ledger: GrowingLedger, *, force: bool) -> Growth
         input_id=shapes[topics.registrations].id,
         ledger_id=shapes[topics.allocations].id,
     )
+
+
+def _shown(names: Iterable[str]) -> str:
+    """The first ones of these names."""
+    ordered = sorted(names)
+    return ", ".join(ordered[:5]) + (" …" if len(ordered) > 5 else "")
 
 
 def _former(ledger: GrowingLedger, now: int) -> int:

@@ -13,7 +13,7 @@ from outfitter_proto.records import NO_COMMIT, NO_TOKEN, Checkpoint, Growth, Inp
 from outfitter_service.runtime.changelog.growth.growing_ledger import GrowingLedger
 from outfitter_service.runtime.changelog.growth.partition_contents import CannotGrowError, unfinished
 from outfitter_service.runtime.changelog.growth.plan import GrowthPlan
-from outfitter_service.runtime.changelog.shape import MOVING
+from outfitter_service.runtime.changelog.shape import MOVING, is_restored
 
 
 class Relocation:
@@ -65,10 +65,16 @@ class Relocation:
             input=structs.replace(position, base=base or UNSET),
             snapshot=UNSET,
             partitions=MOVING,
-            ledger_id=before.ledger_id if before.ledger_id is not UNSET else self._plan.ledger_id,
+            ledger_id=self._ledger_id(before, existing),
             ledger_start=self._ledger.start(target),
             grown=UNSET if of_host else self._grown(target, existing),
         )
+
+    def _ledger_id(self, before: Checkpoint, existing: Checkpoint | None) -> str:
+        """The topic of the ledger in these checkpoints. If one of them waits to be adopted, both do."""
+        if existing is not None and existing.ledger_id is not UNSET and is_restored(existing):
+            return existing.ledger_id
+        return before.ledger_id if before.ledger_id is not UNSET else self._plan.ledger_id
 
     def _grown(self, target: int, existing: Checkpoint | None) -> Growth | UnsetType:
         """The growth in the `existing` checkpoint, or in that of the partition's earlier keeper."""
