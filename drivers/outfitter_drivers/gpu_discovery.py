@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from outfitter_drivers.gpu import coordination
+from outfitter_drivers.gpu.complaints import BUS_ID, Complaints, linux_bus_id
 from outfitter_drivers.program import MAX_STDOUT_BYTES, Why, run_to_end
 
 PROGRAM = "outfitter-gpu-discovery"
@@ -99,8 +100,15 @@ def parse_arguments(arguments: Sequence[str]) -> Request:
     return Request(verb, amount, (named_file or default_file) if default_file else None)
 
 
-def list_gpus() -> list[str]:
-    """The indexes that nvidia-smi names, in its order.
+class Answer(NamedTuple):
+    """What nvidia-smi answers: the GPUs that it names and does not report as lost, and what it says besides."""
+
+    gpus: list[str]
+    besides: str
+
+
+def list_gpus() -> Answer:
+    """Ask nvidia-smi for the indexes, and read its answer line by line: a complaint is about the GPU that it names.
 
     Raises:
         DiscoveryError: nvidia-smi is missing, fails, or does not print indexes.
@@ -114,14 +122,27 @@ def list_gpus() -> list[str]:
         raise DiscoveryError(f"nvidia-smi did not answer within {NVIDIA_SMI_SECONDS:g} s")
     if run.why is Why.FLOODED:
         raise DiscoveryError(f"nvidia-smi printed more than {MAX_STDOUT_BYTES} bytes and was killed")
-    output = (run.stdout + b" " + run.stderr).decode("utf-8", "replace").strip()[:500]
-    if run.code != 0:
-        raise DiscoveryError(f"nvidia-smi ended with {run.code}: {output or 'no output'}")
-    printed = run.stdout.decode("utf-8", "replace").split("\n")
-    words = [word for line in printed for part in line.split(",") if (word := part.strip())]
-    if not all(map(_names_gpu, words)):
-        raise DiscoveryError(f"nvidia-smi named no GPUs but: {output}")
-    return list(dict.fromkeys(words))
+    names: dict[str, None] = {}
+    others = run.stderr.decode("utf-8", "replace").splitlines()
+    for line in run.stdout.decode("utf-8", "replace").split("\n"):
+        words = [word for part in line.split(",") if (word := part.strip())]
+        if all(map(_names_gpu, words)):
+            names.update(dict.fromkeys(words))
+        else:
+            others.append(line)
+    besides = " | ".join(line.strip() for line in others if line.strip())[:500]
+    if not names and run.code != 0:
+        raise DiscoveryError(f"nvidia-smi ended with {run.code}: {besides or 'no output'}")
+    if not names and besides:
+        raise DiscoveryError(f"nvidia-smi named no GPUs but: {besides}")
+    complaints = Complaints(others)
+    return Answer([name for name in names if not _is_lost(name, complaints)], besides)
+
+
+def _is_lost(name: str, complaints: Complaints) -> bool:
+    bus_id = BUS_ID.fullmatch(name)
+    complaint = complaints.about({linux_bus_id(bus_id) if bus_id else name.lower()}, name)
+    return complaint is not None and complaint.is_loss
 
 
 def _names_gpu(word: str) -> bool:
@@ -156,10 +177,11 @@ def discover(request: Request) -> list[str]:
 
 
 def _enough_gpus(amount: int) -> list[str]:
-    indexes = list_gpus()
-    if amount > len(indexes):
-        raise DiscoveryError(f"{amount} GPUs wanted, but nvidia-smi names {len(indexes)}")
-    return indexes
+    gpus, besides = list_gpus()
+    if amount > len(gpus):
+        more = f", and says: {besides}" if besides else ""
+        raise DiscoveryError(f"{amount} GPUs wanted, but nvidia-smi names {len(gpus)}{more}")
+    return gpus
 
 
 def program_path() -> str | None:

@@ -14,10 +14,11 @@ from pathlib import Path
 
 from aiokafka.record._crc32c import crc as crc32c
 
-from outfitter_drivers.api import PermanentDriverError, TemporaryDriverError
+from outfitter_drivers.api import PermanentDriverError
 from outfitter_drivers.gpu import coordination as gpu_coordination
-from outfitter_drivers.gpu.nvidia import parse_gpus
-from outfitter_drivers.script import parse_indexes
+from outfitter_drivers.gpu.compute_processes import Processes
+from outfitter_drivers.gpu.nvidia import NvidiaDriver, parse_gpus
+from outfitter_drivers.script import Outcome, parse_indexes
 from outfitter_drivers.support.description import described_device
 from outfitter_drivers.support.device_name import is_blank
 from outfitter_proto import codec
@@ -39,6 +40,7 @@ _FOLDER = tempfile.TemporaryDirectory(prefix="outfitter-fuzz-")
 atexit.register(_FOLDER.cleanup)
 _NOWHERE = Path("/nowhere")
 _CRC_AT, _CRC_END, _LEAST_CHECKED = 17, 21, 61
+_UUIDS = frozenset(("GPU-a", "GPU-b"))
 _OWNER = gpu_coordination.ScriptOwner(7, "5", "1", "boot")
 
 
@@ -107,8 +109,15 @@ def script_output(data: bytes) -> None:
 
 
 def nvidia_smi(data: bytes) -> None:
-    with suppress(TemporaryDriverError):
-        parse_gpus(data, sysfs=_NOWHERE)
+    """As the rows alone, as either output of a call that fails, and as the answer about processes."""
+    rows = parse_gpus(data, sysfs=_NOWHERE)
+    for outcome in (Outcome(14, data, b""), Outcome(0, data, data)):
+        read = NvidiaDriver(sysfs=_NOWHERE).read(outcome)
+        assert [device.properties["index"] for device in read[: len(rows)]] == [
+            device.properties["index"] for device in rows
+        ]
+        for user in Processes(outcome).users(_UUIDS, "7"):
+            assert user.isprintable()
 
 
 def device_files(data: bytes) -> None:

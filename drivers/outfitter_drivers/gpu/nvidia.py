@@ -1,11 +1,12 @@
 """NVIDIA GPUs from nvidia-smi: the inventory of the `gpu` driver without a script.
 
-The driver polls nvidia-smi, because GPUs fall off the bus. A GPU with an error is unhealthy. If nvidia-smi then reports
-only the error, the other GPUs stay as last seen.
+The driver polls nvidia-smi, because GPUs fall off the bus. It reads each answer line by line: a row is a GPU, and any
+other line complains of the GPUs that it names, and of no others. So one ill GPU costs itself only.
 """
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,9 +14,12 @@ from pathlib import Path
 import msgspec
 
 from outfitter_drivers.api import Device, PermanentDriverError, TemporaryDriverError
+from outfitter_drivers.gpu.complaints import BUS_ID, Complaint, Complaints, linux_bus_id
 from outfitter_drivers.polling import PollingDriver
 from outfitter_drivers.script import Outcome, run_script, shortened
 from outfitter_proto.records import Health
+
+logger = logging.getLogger("outfitter.drivers")
 
 DEFAULT_POLL_INTERVAL = 10.0
 """Seconds between two calls of nvidia-smi, which takes up to a second."""
@@ -26,10 +30,13 @@ FIELDS = ("index", "uuid", "memory.total", "pci.bus_id", "name")
 SYSFS_PCI = Path("/sys/bus/pci/devices")
 
 _NONE_FOUND = b"No devices were found"
-_BUS_ID = re.compile(r"([0-9A-Fa-f]{4,8}):([0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-9A-Fa-f])")
-_ERROR = re.compile(
-    r"\[(?:Unknown Error|GPU [^\[\]]*)\]|ERR!", re.IGNORECASE
-)  # linear cost, because its input is foreign
+ERROR = re.compile(
+    r"\[(?:Unknown Error|Timeout|GPU [^\[\]]*)\]|ERR!|\A(?:Unknown Error|Timeout|GPU (?:is lost|requires reset))\Z",
+    re.IGNORECASE,
+)
+"""What a field has instead of a value if the GPU is ill. Linear cost, because its input is foreign."""
+
+_MOST_REMARKS = 10
 _UNSAID = re.compile(r"\[.*\]|N/A", re.IGNORECASE)
 
 
@@ -43,6 +50,7 @@ class NvidiaDriver(PollingDriver):
         self.timeout = timeout
         self._sysfs = sysfs
         self._last: list[Device] = []
+        self._remarks: set[str] = set()
         # At most two calls of nvidia-smi: for all fields, then for the index alone.
         self.call_timeout = 2 * timeout + 5
 
@@ -51,33 +59,50 @@ class NvidiaDriver(PollingDriver):
 
     async def look(self) -> list[Device]:
         outcome = await self._query(FIELDS)
-        if outcome.code != 0 and _NONE_FOUND not in outcome.stdout + outcome.stderr:
-            if lost := self._after_loss(outcome):
-                return lost
+        if outcome.code != 0 and not _is_answer(outcome):
             # Flink's own arguments: an old nvidia-smi does not know every field. A broken one fails again.
             outcome = await self._query(FIELDS[:1], "csv,noheader")
-            if outcome.code != 0:
-                raise TemporaryDriverError(f"nvidia-smi {outcome}")
-        devices = parse_gpus(outcome.stdout, sysfs=self._sysfs)
-        same_indexes = _indexes(devices) == _indexes(self._last)
-        self._last = [self._keep_id(device, same_indexes=same_indexes) for device in devices]
-        return self._last
+        devices = self.read(outcome)
+        if not devices and not _says_none(outcome) and (outcome.code != 0 or other_lines(outcome)):
+            printed = f"printed no GPUs but {shortened(outcome.stdout + outcome.stderr)}"
+            raise TemporaryDriverError(f"nvidia-smi {printed if outcome.code == 0 else outcome}")
+        self._last = devices
+        return devices
 
     async def _query(self, fields: Sequence[str], form: str = "csv,noheader,nounits") -> Outcome:
         return await nvidia_smi(f"--query-gpu={','.join(fields)}", f"--format={form}", timeout=self.timeout)
 
-    def _after_loss(self, outcome: Outcome) -> list[Device]:
-        """The devices last seen, with those reported as lost marked unhealthy; empty if nvidia-smi names none."""
-        complaint = shortened(outcome.stdout + outcome.stderr)
-        lost = lost_gpus(outcome.stdout + outcome.stderr)
-        if lost.isdisjoint(device.properties.get("pci.bus_id", "") for device in self._last):
-            return []
-        return [
-            msgspec.structs.replace(device, health=Health.UNHEALTHY, reason=f"nvidia-smi: {complaint}")
-            if device.properties.get("pci.bus_id") in lost
-            else device
-            for device in self._last
-        ]
+    def read(self, outcome: Outcome) -> list[Device]:
+        """The GPUs in an answer: those with a row, and those of which it complains. Empty if it has neither."""
+        complaints = Complaints(other_lines(outcome))
+        rows = parse_gpus(outcome.stdout, sysfs=self._sysfs)
+        same_indexes = _indexes(rows) == _indexes(self._last)
+        devices = [_judged(self._keep_id(row, same_indexes=same_indexes), complaints) for row in rows]
+        if outcome.code != 0 or complaints.losses:
+            devices += self._without_row(devices, complaints, outcome)
+        if devices:
+            self._log_remarks(complaints)
+        return devices
+
+    def _without_row(self, rows: Sequence[Device], complaints: Complaints, outcome: Outcome) -> list[Device]:
+        """The GPUs that an answer with a complaint has no row for: those that it names, and those seen earlier. As
+        nvidia-smi may stop at a lost GPU, one that it does not name stays as last seen."""
+        shown = {name for row in rows for name in _names(row)}
+        earlier = [device for device in self._last if shown.isdisjoint(_names(device))]
+        new = _lost_gpus(complaints, (*rows, *earlier))
+        if not new and not any(_about(device, complaints) for device in (*rows, *earlier)):
+            if not rows:
+                return []
+            words = f"nvidia-smi does not name it any more; it {outcome}"
+            return [msgspec.structs.replace(device, health=Health.UNKNOWN, reason=words) for device in earlier]
+        return [_judged(device, complaints, has_row=False) for device in earlier] + new
+
+    def _log_remarks(self, complaints: Complaints) -> None:
+        """Log, once, what nvidia-smi says besides. What it says of a lost GPU is that device's reason."""
+        remarks = {shortened(complaint.text) for complaint in complaints.all if not complaint.is_loss}
+        for remark in sorted(remarks - self._remarks)[:_MOST_REMARKS]:
+            logger.warning("nvidia-smi says besides: %s", remark)
+        self._remarks = remarks
 
     def _keep_id(self, device: Device, *, same_indexes: bool) -> Device:
         """Keep the id of a GPU that no longer reports its UUID: by its bus id, or without one by its index. An index
@@ -106,32 +131,91 @@ async def nvidia_smi(*arguments: str, timeout: float) -> Outcome:
         )
 
 
-def lost_gpus(printed: bytes) -> set[str]:
-    """The bus ids, as Linux writes them, that nvidia-smi complains of."""
-    return {_sysfs_bus_id(match) for match in _BUS_ID.finditer(shortened(printed))}
-
-
-def _indexes(devices: Sequence[Device]) -> list[str]:
-    return [device.properties["index"] for device in devices]
+def other_lines(outcome: Outcome) -> list[str]:
+    """The lines of an answer that are no rows of GPUs."""
+    lines = outcome.stdout.decode("utf-8", "replace").splitlines()
+    others = [line for line in lines if not _index(line)]
+    return [line for line in (*others, *outcome.stderr.decode("utf-8", "replace").splitlines()) if line.strip()]
 
 
 def parse_gpus(stdout: bytes, *, sysfs: Path = SYSFS_PCI) -> list[Device]:
-    """The devices in nvidia-smi's answer: a line each, with all of `FIELDS` or only the first ones.
-
-    Raises:
-        TemporaryDriverError: a line does not begin with an index.
-    """
+    """The devices in nvidia-smi's answer: a line each, which begins with an index and has all of `FIELDS` or only the
+    first ones. Other lines are passed over."""
     devices: dict[str, Device] = {}
-    if _NONE_FOUND in stdout:
-        return []
     for line in stdout.decode("utf-8", "replace").splitlines():
-        if not line.strip():
-            continue
-        values = [value.strip() for value in line.split(",", len(FIELDS) - 1)]
-        if not (values[0].isascii() and values[0].isdigit()):
-            raise TemporaryDriverError(f"nvidia-smi printed no GPUs but {shortened(stdout)}")
-        devices.setdefault(values[0], _gpu(dict(zip(FIELDS, values, strict=False)), sysfs))
+        if index := _index(line):
+            values = [value.strip() for value in line.split(",", len(FIELDS) - 1)]
+            devices.setdefault(index, _gpu(dict(zip(FIELDS, values, strict=False)), sysfs))
     return list(devices.values())
+
+
+def _index(line: str) -> str:
+    """The index with which a row begins; empty if the line is no row."""
+    index = line.partition(",")[0].strip()
+    return index if index.isascii() and index.isdigit() else ""
+
+
+def _indexes(devices: Sequence[Device]) -> list[str | None]:
+    return [device.properties.get("index") for device in devices]
+
+
+def _names(device: Device) -> set[str]:
+    """What tells one GPU from another, as `Complaint.names` has it: the index only without UUID and bus id."""
+    bus_ids = {alias.removeprefix("pci:") for alias in device.aliases}
+    uuids = {device.id.lower()} if device.id is not None and not device.id.startswith("pci:") else set[str]()
+    return bus_ids | uuids or {device.properties.get("index", "")}
+
+
+def _about(device: Device, complaints: Complaints) -> Complaint | None:
+    return complaints.about(_names(device), device.properties.get("index"))
+
+
+def _judged(device: Device, complaints: Complaints, *, has_row: bool = True) -> Device:
+    """The device, unhealthy if nvidia-smi reports it as lost. With a row, a warning about it is no loss."""
+    complaint = _about(device, complaints)
+    if complaint is None or (has_row and not complaint.is_loss):
+        return device
+    return msgspec.structs.replace(device, health=Health.UNHEALTHY, reason=_words(complaint))
+
+
+def _lost_gpus(complaints: Complaints, known: Sequence[Device]) -> list[Device]:
+    """The GPUs of which only a complaint is known."""
+    names = {name for device in known for name in (*_names(device), device.properties.get("index", ""))}
+    found: list[Device] = []
+    for complaint in complaints.losses:
+        if names.isdisjoint(complaint.names):
+            found.append(_lost(complaint))
+            names.update(complaint.names)
+    return found
+
+
+def _lost(complaint: Complaint) -> Device:
+    properties: dict[str, str] = {}
+    for key, values in (("index", complaint.indexes), ("uuid", complaint.uuids), ("pci.bus_id", complaint.bus_ids)):
+        if values:
+            properties[key] = values[0]
+    aliases = (f"pci:{bus_id}",) if (bus_id := properties.get("pci.bus_id")) else ()
+    return Device(
+        properties=properties,
+        id=properties.get("uuid") or (aliases[0] if aliases else None),
+        aliases=aliases,
+        health=Health.UNHEALTHY,
+        reason=_words(complaint),
+    )
+
+
+def _words(complaint: Complaint) -> str:
+    return f"nvidia-smi: {shortened(complaint.text)}"
+
+
+def _is_answer(outcome: Outcome) -> bool:
+    """Whether it tells of any GPU, or that there are none."""
+    rows = any(map(_index, outcome.stdout.decode("utf-8", "replace").splitlines()))
+    return rows or _says_none(outcome) or bool(Complaints(other_lines(outcome)).losses)
+
+
+def _says_none(outcome: Outcome) -> bool:
+    return _NONE_FOUND in outcome.stdout + outcome.stderr
 
 
 def cuda_environment(name: str) -> dict[str, str]:
@@ -140,8 +224,8 @@ def cuda_environment(name: str) -> dict[str, str]:
 
 
 def _gpu(row: Mapping[str, str], sysfs: Path) -> Device:
-    errors = [f"{field}: {value}" for field, value in row.items() if _ERROR.search(value)]
-    reported = {field: value for field, value in row.items() if value and not _ERROR.search(value)}
+    errors = [f"{field}: {value}" for field, value in row.items() if ERROR.search(value)]
+    reported = {field: value for field, value in row.items() if value and not ERROR.search(value)}
     reported = {field: value for field, value in reported.items() if not _UNSAID.fullmatch(value)}
     properties = {"index": row["index"]}
     uuid = reported.get("uuid")
@@ -153,8 +237,8 @@ def _gpu(row: Mapping[str, str], sysfs: Path) -> Device:
     if memory.isascii() and memory.isdigit():
         properties["memory.total_bytes"] = str(int(memory[:12]) * 1024 * 1024)
     aliases: tuple[str, ...] = ()
-    if match := _BUS_ID.fullmatch(reported.get("pci.bus_id", "")):
-        properties["pci.bus_id"] = _sysfs_bus_id(match)
+    if match := BUS_ID.fullmatch(reported.get("pci.bus_id", "")):
+        properties["pci.bus_id"] = linux_bus_id(match)
         aliases = (f"pci:{properties['pci.bus_id']}",)
         if numa_node := _numa_node(sysfs / properties["pci.bus_id"]):
             properties["numa_node"] = numa_node
@@ -167,11 +251,6 @@ def _gpu(row: Mapping[str, str], sysfs: Path) -> Device:
         env=cuda_environment(uuid or row["index"]),
         cdi=(f"nvidia.com/gpu={uuid or row['index']}",),
     )
-
-
-def _sysfs_bus_id(match: re.Match[str]) -> str:
-    """nvidia-smi writes the PCI domain with eight digits in capitals, Linux with four in small letters."""
-    return f"{int(match[1], 16):04x}:{match[2].lower()}"
 
 
 def _numa_node(device: Path) -> str | None:
