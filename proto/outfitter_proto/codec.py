@@ -14,7 +14,7 @@ import msgspec
 from msgspec.json import Decoder
 
 from outfitter_proto.decoding.bounds import WITHIN_BYTES, excess, excess_of_owner
-from outfitter_proto.records import NAME_PATTERN, DeadLetter, HistoryRecord, LedgerRecord, Register, Registration
+from outfitter_proto.records import NAME_PATTERN, Beat, DeadLetter, HistoryRecord, LedgerRecord, Register, Registration
 
 T = TypeVar("T")
 
@@ -50,6 +50,7 @@ _registration: Decoder[Registration] = Decoder(Registration)
 _ledger: Decoder[LedgerRecord] = Decoder(LedgerRecord)
 _history: Decoder[HistoryRecord] = Decoder(HistoryRecord)
 _dead_letter: Decoder[DeadLetter] = Decoder(DeadLetter)
+_beat: Decoder[Beat] = Decoder(Beat)
 
 _NAME = NAME_PATTERN[1 : NAME_PATTERN.index("$")]
 _is_name = re.compile(_NAME).fullmatch
@@ -242,3 +243,19 @@ def decode_dead_letter(value: bytes) -> DeadLetter:
         return _dead_letter.decode(value)
     except _UNREADABLE as error:
         raise _translate("dead letter", value, DeadLetter, error) from error
+
+
+def decode_beat(value: bytes, *, key: bytes | None = None) -> Beat:
+    """Decode one record of the managers' topic.
+
+    Raises:
+        UnknownTypeError: a type of a later version.
+        WireError: damaged, or under another key than its writer.
+    """
+    try:
+        beat = _beat.decode(value)
+    except _UNREADABLE as error:
+        raise _translate("manager's sign of life", value, Beat, error) from error
+    if key is not None and beat.key.encode() != key:
+        raise WireError("manager's sign of life", f"its body belongs under the key {beat.key!r}")
+    return beat

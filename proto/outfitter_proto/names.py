@@ -76,6 +76,12 @@ def topics(cluster: str = DEFAULT_CLUSTER) -> Topics:
     )
 
 
+def managers_topic(cluster: str = DEFAULT_CLUSTER) -> str:
+    """The topic in which managers say that they live. It is not among `topics`: everybody does without it."""
+    check_name(cluster, "cluster")
+    return f"{cluster}.managers"
+
+
 def is_history(topic: str) -> bool:
     """Whether a topic is some cluster's history, which monitors read and workers do not."""
     return topic.endswith(_HISTORY)

@@ -40,3 +40,8 @@ def of_sweeper(cluster: str) -> list[Right]:
         Right("Read", "group", names.sweepers_group(cluster)),
         Right("Write", "transactional-id", names.transactional_id(cluster, keys.sweeper_writer(0))),
     ]
+
+
+def of_signs_of_life(cluster: str) -> list[Right]:
+    """The right by which a manager says on the bus that it lives. It works without it, and others do not see it."""
+    return [Right("Write", "topic", names.managers_topic(cluster))]

@@ -21,6 +21,7 @@ UNIONS: dict[str, tuple[type[msgspec.Struct], ...]] = {
     "LedgerRecord": get_args(records.LedgerRecord),
     "HistoryRecord": get_args(records.HistoryRecord),
     "DeadLetter": (records.DeadLetter,),
+    "Beat": (records.Beat,),
 }
 """The messages or records of each topic, by the name of its schema."""
 
@@ -48,6 +49,12 @@ _CHANNELS = {
         "send",
         "Messages that the manager could not understand or obey.",
         "`topic/partition/offset` of the message.",
+    ),
+    "managers": (
+        "Beat",
+        "send",
+        "Signs of life of managers, compacted. A cluster works without this topic.",
+        "The writer: `host/<host>` or `partition/<n>`.",
     ),
 }
 _NUMERIC_SETTINGS = {"retention.ms", "max.message.bytes"}
@@ -101,7 +108,8 @@ def asyncapi() -> dict[str, Any]:
 
 def _channel(name: str) -> dict[str, Any]:
     union, _, about, key = _CHANNELS[name]
-    settings = topics.required(DEFAULT_CLUSTER)[f"{DEFAULT_CLUSTER}.{name.replace('_', '-')}"]
+    every = topics.required(DEFAULT_CLUSTER) | topics.optional(DEFAULT_CLUSTER)
+    settings = every[f"{DEFAULT_CLUSTER}.{name.replace('_', '-')}"]
     return {
         "address": f"{{cluster}}.{name.replace('_', '-')}",
         "title": name.replace("_", " "),

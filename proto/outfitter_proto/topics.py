@@ -1,4 +1,4 @@
-"""The four topics: the settings that `outfitter topics create` gives them, and why a different setting is wrong.
+"""The topics: the settings that `outfitter topics create` gives them, and why a different setting is wrong.
 
 Sources: Kafka's documentation, "Topic Configs" (TopicConfig.java has the same texts), and "Replication" and "Log
 Compaction" in its design chapter. The numbers of brokers and copies come from the metadata. Nothing here changes an
@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 from outfitter_proto import names
 from outfitter_proto.bus import addresses
-from outfitter_proto.bus.port import Bus, TopicInfo, TopicSpec, UnknownTopicError
+from outfitter_proto.bus.port import Bus, BusAuthorizationError, TopicInfo, TopicSpec, UnknownTopicError
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
@@ -172,6 +172,20 @@ DEAD_LETTERS = (
     _KEEP_CODEC,
     _CLEAN_ELECTION,
 )
+MANAGERS = (
+    Setting("cleanup.policy", "compact", "only the last sign of life of each manager matters"),
+    Setting(
+        "message.timestamp.type",
+        "LogAppendTime",
+        "otherwise the managers' own clocks decide which of them count as dead",
+    ),
+    Setting("min.cleanable.dirty.ratio", "0.1", "most of its records are out of date after seconds", "at most"),
+    Setting("segment.ms", str(HOUR_MS // 6), "the newest segment is never compacted", "at most"),
+    Setting("segment.bytes", str(1024 * 1024), "the newest segment is never compacted", "at most"),
+    Setting("max.message.bytes", "16384", "no sign of life is larger"),
+    _KEEP_CODEC,
+    _CLEAN_ELECTION._replace(why="a copy that is behind may become the leader: living managers look dead for a moment"),
+)
 
 
 def required(cluster: str, *, history: bool = True) -> dict[str, tuple[Setting, ...]]:
@@ -180,6 +194,11 @@ def required(cluster: str, *, history: bool = True) -> dict[str, tuple[Setting, 
     topics = names.topics(cluster)
     settings = zip(topics, (REGISTRATIONS, ALLOCATIONS, HISTORY, DEAD_LETTERS), strict=True)
     return {name: of_topic for name, of_topic in settings if history or name != topics.history}
+
+
+def optional(cluster: str) -> dict[str, tuple[Setting, ...]]:
+    """As `required`, for the topic that everybody may do without."""
+    return {names.managers_topic(cluster): MANAGERS}
 
 
 def acknowledging(copies: int) -> int:
@@ -211,19 +230,24 @@ async def create(
     return await bus.create_topics(
         [
             TopicSpec(name, partitions, common | {s.name: s.value for s in settings}, copies)
-            for name, settings in required(cluster, history=history).items()
+            for name, settings in (required(cluster, history=history) | optional(cluster)).items()
         ]
     )
 
 
 def all_missing(cluster: str, *, history: bool = True) -> list[TopicDifference]:
     """The result of `check` without a bus."""
-    return [_missing(name) for name in required(cluster, history=history)]
+    return [
+        *(_missing(name) for name in required(cluster, history=history)),
+        *(_missing(name, why=_SILENCE, fatal=False) for name in optional(cluster)),
+    ]
 
 
-def _missing(name: str) -> TopicDifference:
-    why = "a manager cannot read or write it"
-    return TopicDifference(name, "(topic)", "missing", "present", why, "outfitter topics create", True)
+_SILENCE = "without it nobody sees on the bus whether a manager lives, so one that was killed looks as if it served on"
+
+
+def _missing(name: str, *, why: str = "a manager cannot read or write it", fatal: bool = True) -> TopicDifference:
+    return TopicDifference(name, "(topic)", "missing", "present", why, "outfitter topics create", fatal)
 
 
 async def check(bus: Bus, cluster: str, *, history: bool = True) -> list[TopicDifference]:
@@ -237,23 +261,51 @@ async def check(bus: Bus, cluster: str, *, history: bool = True) -> list[TopicDi
         except UnknownTopicError:
             differences.append(_missing(name))
             continue
-        differences += _of_copies(info, brokers)
-        if not info.config:
-            why = "it is unknown whether this topic keeps the records that it must keep"
-            remedy = f"grant this principal DescribeConfigs on topic {name}"
-            hidden = "not shown to this principal"
-            differences.append(TopicDifference(name, "(settings)", hidden, "shown", why, remedy, False))
-            continue
-        differences += [
-            TopicDifference(
-                name, s.name, have, s.valid, s.why, _altering(bus, name, s.name, s.value), s.fatal(have, info)
-            )
-            for s in settings
-            if not s.accepts(have := info.config.get(s.name, s.value))
-        ]
-        differences += _of_acknowledging(bus, info)
+        differences += _of_settings(bus, info, settings, brokers)
     differences += _of_partitions(existing)
+    for name, settings in optional(cluster).items():
+        ledger = existing.get(names.topics(cluster).allocations)
+        needed = ledger.partitions if ledger is not None else 0
+        differences += [item._replace(fatal=False) for item in await _of_optional(bus, name, settings, brokers, needed)]
     return differences
+
+
+async def _of_optional(
+    bus: Bus, name: str, settings: tuple[Setting, ...], brokers: int, needed: int
+) -> list[TopicDifference]:
+    """The differences of a topic that everybody may do without. `needed`: the ledger's partitions."""
+    try:
+        info = await bus.topic(name)
+    except UnknownTopicError:
+        return [_missing(name, why=_SILENCE)]
+    except BusAuthorizationError as error:
+        return [TopicDifference(name, "(topic)", _HIDDEN, "shown", _SILENCE, f"{error}", fatal=False)]
+    found = _of_settings(bus, info, settings, brokers)
+    if info.partitions < needed:
+        why = "the managers of further partitions cannot say there that they live"
+        count = str(info.partitions)
+        found.append(
+            TopicDifference(name, "partitions", count, str(needed), why, _adding(bus, name, needed), fatal=False)
+        )
+    return found
+
+
+_HIDDEN = "not shown to this principal"
+
+
+def _of_settings(bus: Bus, info: TopicInfo, settings: tuple[Setting, ...], brokers: int) -> list[TopicDifference]:
+    """The differences of one topic's copies and settings."""
+    name, copies = info.name, _of_copies(info, brokers)
+    if not info.config:
+        why = "it is unknown whether this topic keeps the records that it must keep"
+        remedy = f"grant this principal DescribeConfigs on topic {name}"
+        return [*copies, TopicDifference(name, "(settings)", _HIDDEN, "shown", why, remedy, False)]
+    differences = [
+        TopicDifference(name, s.name, have, s.valid, s.why, _altering(bus, name, s.name, s.value), s.fatal(have, info))
+        for s in settings
+        if not s.accepts(have := info.config.get(s.name, s.value))
+    ]
+    return [*copies, *differences, *_of_acknowledging(bus, info)]
 
 
 def _of_copies(info: TopicInfo, brokers: int) -> list[TopicDifference]:
@@ -295,7 +347,7 @@ def _of_partitions(existing: Mapping[str, TopicInfo]) -> list[TopicDifference]:
     most = max(info.partitions for info in existing.values())
     return [
         TopicDifference(
-            "(all)", "partitions", shown, "one count for all four",
+            "(all)", "partitions", shown, "one count for all",
             "a host's registrations, grants and history are in the partition of one number, computed from its name and "
             "the count: with different counts they are searched in the wrong partition",
             f"with all managers stopped: outfitter topics grow --partitions {most}; never kafka-topics --alter, which "
@@ -303,6 +355,13 @@ def _of_partitions(existing: Mapping[str, TopicInfo]) -> list[TopicDifference]:
             True,
         )
     ]  # fmt: skip
+
+
+def _adding(bus: Bus, topic: str, partitions: int) -> str:
+    if bus.local:
+        return f"outfitter topics grow --partitions {partitions}"
+    brokers = ",".join(map(str, addresses.brokers(bus.url)))
+    return f"kafka-topics --bootstrap-server {brokers} --alter --topic {topic} --partitions {partitions}"
 
 
 def _altering(bus: Bus, topic: str, setting: str, value: str) -> str:

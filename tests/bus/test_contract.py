@@ -94,6 +94,19 @@ async def test_keys_and_values_come_back_byte_for_byte_and_none_stays_none(
     assert Entry(message.key, message.value) == entry
 
 
+async def test_a_reader_may_begin_at_a_moment(bus: Bus, make_topic: MakeTopic) -> None:
+    topic = await make_topic(message_timestamp_type="LogAppendTime")
+    assert await bus.offset_at(topic, 0, 0) == 0
+    offsets = [await bus.publish(topic, 0, Entry(b"k%d" % n, b"v")) for n in range(3)]
+    times = [message.timestamp_ms for message in await read_all(bus, topic)]
+    for moment in (0, *times):
+        first = next(offset for offset, time in zip(offsets, times, strict=True) if time >= moment)
+        assert await bus.offset_at(topic, 0, moment) == first
+    assert await bus.offset_at(topic, 0, times[-1] + 1) == offsets[-1] + 1
+    with pytest.raises(UnknownTopicError):
+        await bus.offset_at(topic, 7, 0)
+
+
 async def test_a_fetch_of_nothing_ends_with_its_timeout_and_the_next_one_goes_on(
     bus: Bus, make_topic: MakeTopic
 ) -> None:

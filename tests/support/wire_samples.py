@@ -9,6 +9,7 @@ from msgspec import Raw, structs
 from outfitter_proto.codec import encode
 from outfitter_proto.records import (
     Allocation,
+    Beat,
     Checkpoint,
     Commit,
     DeadLetter,
@@ -256,6 +257,11 @@ SAMPLES = {
         scope="cluster",
         input=structs.replace(CHECKPOINT.input, ahead={"gpu-3": 21_042, "gpu-7": 1_044}),
     ),
+    "checkpoint-of-a-writer-that-beats": structs.replace(CHECKPOINT, beat_s=20.0),
+    "beat": Beat(writer="host/gpu-3", instance="19a8c-4f6d2b10", version="0.3.0"),
+    "beat-of-a-sweeper-that-stopped": Beat(
+        writer="partition/3", instance="19a8c-4f6d2b10", version="0.3.0", sweeps=True, stopped_at=AT
+    ),
     "transition": Transition(
         **ME,
         at=AT,
@@ -332,6 +338,7 @@ KEYS = {
     "host": b"@host/gpu-3",
     "device": b"@device/gpu-3/pci%2F0000%3A3b%3A00.0",
     "checkpoint": b"@checkpoint/host/gpu-3",
+    "beat": b"host/gpu-3",
     "dead-letter": b"outfitter.registrations/3/1044",
 }
 """The keys of ARCHITECTURE.md, spelled out."""

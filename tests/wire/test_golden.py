@@ -31,6 +31,7 @@ DECODERS = {
     "snapshot": codec.decode_history,
     "commit": codec.decode_history,
     "dead-letter": codec.decode_dead_letter,
+    "beat": codec.decode_beat,
 }
 KINDS = [kind for kind in vars(records).values() if isinstance(kind, type) and issubclass(kind, msgspec.Struct)]
 KINDS.remove(msgspec.Struct)
@@ -117,3 +118,9 @@ def test_a_ledger_record_under_another_key_is_refused(name: str) -> None:
     assert codec.decode_ledger(GOLDEN[name].read_bytes(), key=KEYS[name]) == SAMPLES[name]
     with pytest.raises(codec.WireError, match="belongs under the key"):
         codec.decode_ledger(GOLDEN[name].read_bytes(), key=KEYS[name] + b"x")
+
+
+def test_a_sign_of_life_under_another_key_is_refused() -> None:
+    assert codec.decode_beat(GOLDEN["beat"].read_bytes(), key=KEYS["beat"]) == SAMPLES["beat"]
+    with pytest.raises(codec.WireError, match="belongs under the key 'host/gpu-3'"):
+        codec.decode_beat(GOLDEN["beat"].read_bytes(), key=b"host/gpu-4")

@@ -92,6 +92,7 @@ def test_asyncapi_names_each_topic_with_its_messages_and_cleanup() -> None:
         "allocations": "{cluster}.allocations",
         "history": "{cluster}.history",
         "dead_letters": "{cluster}.dead-letters",
+        "managers": "{cluster}.managers",
     }
     assert set(channels["allocations"]["messages"]) == {"Allocation", "Host", "Device", "Checkpoint"}
     assert channels["allocations"]["bindings"]["kafka"]["topicConfiguration"]["cleanup.policy"] == ["compact"]

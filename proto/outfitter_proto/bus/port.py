@@ -371,6 +371,16 @@ class Bus(Closable):
         """The first offset and the one after the last (the high watermark, with uncommitted records)."""
 
     @abstractmethod
+    async def offset_at(self, topic: str, partition: int, moment_ms: int) -> int:
+        """The offset of the first record whose time (see `Message.timestamp_ms`) is not before `moment_ms`; the end of
+        the partition as it was at the call, if there is none.
+
+        Raises:
+            UnknownTopicError: the topic or the partition does not exist.
+            BusUnavailableError: the bus did not answer.
+        """
+
+    @abstractmethod
     async def open_reader(self, topic: str, partition: int, *, start: int | None, committed: bool) -> Reader:
         """A reader from offset `start` (None: the first offset).
 

@@ -10,5 +10,6 @@ clock ticks as in field 22 of proc(5) `/proc/<pid>/stat`.
 
 from outfitter_proto.records.history import *
 from outfitter_proto.records.ledger import *
+from outfitter_proto.records.managers import *
 from outfitter_proto.records.registrations import *
 from outfitter_proto.records.values import *

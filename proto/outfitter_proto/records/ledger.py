@@ -268,6 +268,8 @@ class Checkpoint(Struct, frozen=True, kw_only=True, tag_field="type", tag="check
     `grown`: added partitions, from the writer that handles unroutable messages there. Left out: it knows of none.
     `ledger_start`: the first offset of the ledger's partition. Left out: 0, which compaction does not change. Otherwise
     records were deleted, and an operator made this manager continue without them.
+    `beat_s`: the writer says every so many seconds in the topic of managers that it lives (see `Beat`). Left out: it
+    does not, so its silence there means nothing.
     """
 
     writer: str
@@ -288,6 +290,7 @@ class Checkpoint(Struct, frozen=True, kw_only=True, tag_field="type", tag="check
     ledger_id: str | UnsetType = UNSET
     ledger_start: int | UnsetType = UNSET
     grown: Growth | UnsetType = UNSET
+    beat_s: float | UnsetType = UNSET
 
     @property
     def key(self) -> keys.CheckpointKey:

@@ -13,8 +13,8 @@ import anyio
 import pytest
 
 from outfitter_proto import topics as wanted
-from outfitter_proto.bus import Bus, Entry
-from outfitter_proto.names import topics, transactional_id
+from outfitter_proto.bus import Bus, Entry, TopicSpec
+from outfitter_proto.names import managers_topic, topics, transactional_id
 from outfitter_proto.partitioning import partition_of
 from outfitter_service.cli._lib import ledger_location
 from outfitter_service.metrics import Metrics
@@ -409,3 +409,19 @@ async def test_killed_at_any_point_nobody_lends_anything_twice_and_the_next_run_
         assert {*await sent(bus, cluster, NEW)} <= {"w3"}, "what was answered is not said again"
         await goes_on(serve, "w3")
     raise AssertionError("it never came to its end")
+
+
+@pytest.mark.parametrize("is_made", [True, False])
+async def test_the_topic_of_managers_grows_with_the_others_if_there_is_one(bus: Bus, is_made: bool) -> None:
+    """Also where the others have grown already."""
+    cluster = KafkaBroker.new_cluster()
+    of = wanted.required(cluster) | (wanted.optional(cluster) if is_made else {})
+    await bus.create_topics([TopicSpec(name, FEW, {s.name: s.value for s in of[name]}) for name in of])
+    await grow(bus, cluster, MANY)
+    missing = [] if is_made else [(managers_topic(cluster), "missing")]
+    assert [(item.topic, item.found) for item in await wanted.check(bus, cluster)] == missing
+    if not is_made:
+        settings = {s.name: s.value for s in wanted.MANAGERS}
+        await bus.create_topics([TopicSpec(managers_topic(cluster), FEW, settings)])
+        await grow(bus, cluster, MANY)
+        assert await wanted.check(bus, cluster) == []

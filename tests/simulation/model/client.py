@@ -95,6 +95,10 @@ class ModelBus(Bus):
         )
         return found
 
+    async def offset_at(self, topic: str, partition: int, moment_ms: int) -> int:
+        found: int = await self._ask("ListOffsets", lambda: self.log(topic, partition).first_since(moment_ms))
+        return found
+
     async def join(
         self,
         group: str,

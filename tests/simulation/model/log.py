@@ -119,6 +119,10 @@ class Log:
             )
         return found, max(limit, position)
 
+    def first_since(self, moment_ms: int) -> int:
+        """The offset of the first record of that time or later; the end, if there is none."""
+        return next((record.offset for record in self.records if record.timestamp_ms >= moment_ms), self.end)
+
     def committed(self) -> list[tuple[Record, float]]:
         """Everything that was ever committed, in the order of offsets, with the time at which it was."""
         return [

@@ -114,6 +114,10 @@ class FaultyBus(Bus):
         async with self._around("offsets"):
             return await self._inner.offsets(topic, partition)
 
+    async def offset_at(self, topic: str, partition: int, moment_ms: int) -> int:
+        async with self._around("offset_at"):
+            return await self._inner.offset_at(topic, partition, moment_ms)
+
     async def stable_end(self, topic: str, partition: int, *, taking: str | None = None) -> int:
         if taking is not None:
             self.looked_for.add(taking)

@@ -46,7 +46,7 @@ SCOPES = {MANAGER: "host", "manager": "cluster"}
 
 def is_needed(each: tuple[str, str, str, bool]) -> bool:
     """Whether a manager does not start without it."""
-    return each[0] != "DescribeConfigs" and "sweeper" not in each[2]
+    return each[0] != "DescribeConfigs" and "sweeper" not in each[2] and not each[2].endswith(".managers")
 
 
 NEEDED = [each for each in ROLES[MANAGER] if is_needed(each)]
@@ -55,8 +55,10 @@ NEEDED = [each for each in ROLES[MANAGER] if is_needed(each)]
 def looked_for(role: str, cluster: str, host: str = HOST) -> list[Right]:
     """What a manager of that role looks for at its start."""
     if SCOPES[role] == "host":
-        return [*rights.of_manager(cluster, [host_writer(host)]), *rights.of_sweeper(cluster)]
-    return rights.of_manager(cluster, [partition_writer(0)], [managers_group(cluster)])
+        own = [*rights.of_manager(cluster, [host_writer(host)]), *rights.of_sweeper(cluster)]
+    else:
+        own = rights.of_manager(cluster, [partition_writer(0)], [managers_group(cluster)])
+    return [*own, *rights.of_signs_of_life(cluster)]
 
 
 def acls(broker: SecureBroker, role: str, user: str, cluster: str, leave_out: int | None = None) -> list[AclBinding]:

@@ -119,6 +119,10 @@ class EmbeddedBus(Bus):
         stored = await self._find(topic, partition)
         return await self._open.reading.read(partial(log.bounds, topic=stored, partition=partition))
 
+    async def offset_at(self, topic: str, partition: int, moment_ms: int) -> int:
+        stored = await self._find(topic, partition)
+        return await self._open.reading.read(partial(log.first_since, topic=stored, partition=partition, ms=moment_ms))
+
     async def open_reader(self, topic: str, partition: int, *, start: int | None, committed: bool) -> Reader:
         # All records in the file are committed, so `committed` makes no difference.
         del committed

@@ -253,6 +253,17 @@ def bounds(connection: sqlite3.Connection, topic: StoredTopic, partition: int) -
     )
 
 
+def first_since(connection: sqlite3.Connection, topic: StoredTopic, partition: int, ms: int) -> int:
+    """The offset of the first record with a time of `ms` or later; the end, if there is none."""
+    _, end = bounds(connection, topic, partition)
+    (first,) = connection.execute(
+        "SELECT min(off) FROM record WHERE topic = ? AND part = ? AND CAST(time AS INTEGER) >= ?"
+        " AND typeof(off) = 'integer'",
+        (topic.id, partition, ms),
+    ).fetchone()
+    return end if first is None else min(int(first), end)
+
+
 def check_entries(topic: StoredTopic, entries: Sequence[Entry]) -> None:
     """Refuse a record over `max.message.bytes`, or without a key on a compacted topic, as Kafka's brokers do.
 

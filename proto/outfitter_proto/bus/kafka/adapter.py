@@ -175,6 +175,12 @@ class KafkaBus(Bus):
         first = await self._cluster.offset(topic, partition, EARLIEST)
         return first, await self._cluster.offset(topic, partition, LATEST)
 
+    async def offset_at(self, topic: str, partition: int, moment_ms: int) -> int:
+        """See `Bus.offset_at`. The end is asked for first, so that a record that comes meanwhile is not left out."""
+        end = await self._cluster.offset(topic, partition, LATEST)
+        found = await self._cluster.offset(topic, partition, max(0, moment_ms))
+        return end if found < 0 else found
+
     async def open_reader(self, topic: str, partition: int, *, start: int | None, committed: bool) -> Reader:
         """A reader with connections of its own."""
         if start is None:

@@ -196,7 +196,8 @@ class Cluster:
             await anyio.sleep(pause)
 
     async def offset(self, topic: str, partition: int, which: int, *, committed: bool = False) -> int:
-        """The `EARLIEST` or `LATEST` offset; with `committed` the latest is the last stable offset."""
+        """The `EARLIEST` or `LATEST` offset, or that of the first record since a time, in milliseconds since the epoch
+        (-1: there is none). With `committed` the latest is the last stable offset."""
         request = OffsetRequest(-1, int(committed), [(topic, [(partition, which)])])
         response = await self.ask_leader(topic, partition, request, lambda answer: _partition_of(answer)[1])
         _, code, _, offset = _partition_of(response)

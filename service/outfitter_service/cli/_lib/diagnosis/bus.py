@@ -44,12 +44,13 @@ def rights(machine: Machine) -> Iterator[Finding]:
     where, settings = configured
     scope = settings.scope
     of_manager = needed.of_scope(scope, where.cluster, where.host, history=where.history)
-    of_sweeper = needed.of_sweeper(where.cluster) if scope == "host" else []
+    optional = needed.of_sweeper(where.cluster) if scope == "host" else []
+    optional += needed.of_signs_of_life(where.cluster)
 
     async def lacking(bus: Bus) -> list[tuple[Verdict, str]]:
         return [
             *((Verdict.PROBLEM, sentence) for sentence in await bus.missing_rights(of_manager)),
-            *((Verdict.WARNING, sentence) for sentence in await bus.missing_rights(of_sweeper)),
+            *((Verdict.WARNING, sentence) for sentence in await bus.missing_rights(optional)),
         ]
 
     try:

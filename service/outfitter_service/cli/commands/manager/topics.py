@@ -23,7 +23,7 @@ BROKER_PARTITIONS = 12
 
 @click.group()
 def topics() -> None:
-    """Create, check or grow the four topics of a cluster."""
+    """Create, check or grow the topics of a cluster."""
 
 
 @topics.command()
@@ -186,7 +186,7 @@ async def _partitions(bus: Bus, where: Connection, requested: int | None) -> int
         return requested or (LOCAL_PARTITIONS if bus.local else BROKER_PARTITIONS)
     if requested not in {None, existing}:
         raise OutfitterCliError(
-            f"cluster {where.cluster!r} has {existing} partitions already, and all four topics need as many: "
+            f"cluster {where.cluster!r} has {existing} partitions already, and all topics need as many: "
             "leave --partitions out"
         )
     return existing

@@ -164,7 +164,7 @@ class _Restoring:
             shown = ", ".join(f"{name}: {count}" for name, count in wrong.items())
             raise BackupError(
                 f"{path} has {header.partitions} partitions, and a host's records must stay in theirs. Others have "
-                f"another number ({shown}): delete all four topics, and run `{make}`"
+                f"another number ({shown}): delete all of them, and run `{make}`"
             )
 
     async def check_empty(self, partition: int) -> None:
@@ -212,6 +212,7 @@ class _Restoring:
             partitions=partitions,
             ledger_id=checkpoint.ledger_id if is_restored(checkpoint) else backup_id(at),
             ledger_start=UNSET,
+            beat_s=UNSET,
             snapshot=UNSET,  # the first commit begins one: history does not lead to this state
         )
         return Entry(record.key.encode(), encode(record))

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from msgspec import Struct
 
 from outfitter_proto.bus import Bus
+from outfitter_proto.names import managers_topic
 from outfitter_service.runtime.changelog.growth.growing_ledger import GrowingLedger
 from outfitter_service.runtime.changelog.growth.plan import plan_growth
 from outfitter_service.runtime.changelog.growth.relocation import Relocation
@@ -46,6 +47,7 @@ async def grow(
     """
     ledger = GrowingLedger(bus, cluster, partitions, history=history)
     plan = await plan_growth(bus, ledger, force=force)
+    await _add_to_managers_topic(bus, cluster, partitions)
     if plan is None:
         return Grown(before=partitions, partitions=partitions, hosts=[], records=0, registrations=0)
     unread, relocation, names = UnreadInput(bus, ledger, plan), Relocation(ledger, plan, say), ledger.topics
@@ -73,3 +75,11 @@ async def grow(
         records=relocation.records,
         registrations=unread.registrations,
     )
+
+
+async def _add_to_managers_topic(bus: Bus, cluster: str, partitions: int) -> None:
+    """Add partitions to the topic in which managers say that they live, if there is one. Its records need no moving."""
+    topic = managers_topic(cluster)
+    shape = (await bus.shapes([topic])).get(topic)
+    if shape is not None and shape.partitions < partitions:
+        await bus.add_partitions(topic, partitions)

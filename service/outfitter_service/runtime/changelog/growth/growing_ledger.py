@@ -110,7 +110,12 @@ class GrowingLedger:
             nonlocal number
             number = CommitNumber(number + 1)
             last = structs.replace(
-                checkpoint, commit=number, instance=self._instance, input=nothing_read, at=datetime.now(UTC)
+                checkpoint,
+                commit=number,
+                instance=self._instance,
+                input=nothing_read,
+                at=datetime.now(UTC),
+                beat_s=UNSET,
             )
             self.checkpoints[partition, checkpoint.writer] = last
             self._commits[partition, checkpoint.writer] = number
