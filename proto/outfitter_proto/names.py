@@ -45,6 +45,11 @@ def check_name(value: str, what: str) -> str:
     return value
 
 
+def is_name(value: str) -> bool:
+    """Whether a host, a worker or an incarnation can have this name."""
+    return len(value) <= _MOST and _NAME.match(value) is not None
+
+
 def _shown(value: str, most: int) -> str:
     """A wrong name, shortened and escaped for a message."""
     return repr(value) if len(value) <= most else f"{value[:40]!r}… ({len(value)} characters)"

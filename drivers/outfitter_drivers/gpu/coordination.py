@@ -26,6 +26,8 @@ LOCK_SECONDS = 8.0
 """Time limit for the lock: below the 10 s that Flink gives a discovery script."""
 
 _LOCK_POLL_SECONDS = 0.01
+_MOST_OF_PROC = 1024 * 1024
+"""Most characters of a file in /proc: a process may have 65,536 groups, all in its `status`."""
 _NAME_CHARACTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-")
 
 
@@ -332,6 +334,6 @@ def _boot_id() -> str | None:
 def _text(path: str) -> str | None:
     try:
         with open(path, encoding="utf-8", errors="replace") as file:  # noqa: PTH123  see above
-            return file.read()
+            return file.read(_MOST_OF_PROC)
     except OSError:
         return None

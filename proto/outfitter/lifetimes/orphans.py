@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from outfitter.errors import UnwatchableProcessError
 from outfitter_proto.records import Owner
-from outfitter_proto.support.processes import process_owner, read_stat, start_ticks
+from outfitter_proto.support.processes import process_owner, read_at_most, read_stat, start_ticks
 
 if TYPE_CHECKING:
     from outfitter.session.backend import Backend
@@ -143,7 +143,8 @@ def _ancestry(pid: int | None) -> Iterator[int]:
 
 def _has_name(pid: int, name: str) -> bool:
     try:
-        return Path(f"/proc/{pid}/comm").read_text(errors="replace").removesuffix("\n") == name[:_NAME_LENGTH]
+        shown = read_at_most(f"/proc/{pid}/comm", 4096).decode(errors="replace")
+        return shown.removesuffix("\n") == name[:_NAME_LENGTH]
     except OSError:
         return False
 

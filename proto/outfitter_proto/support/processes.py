@@ -13,6 +13,26 @@ from msgspec import UNSET, UnsetType
 
 from outfitter_proto.records import Owner, Survivors
 
+_PIECE = 64 * 1024
+"""Most bytes of one read(2)."""
+_SMALL = 64 * 1024
+"""Far more bytes than a file in /proc that only the kernel fills has before what we look for."""
+
+
+def read_at_most(path: str, most: int) -> bytes:
+    """The first bytes of a file in /proc, `most` at most. Its process may have made it as large as it likes: any memory
+    can be the command line or the environment (PR_SET_MM of prctl(2)), zeros that take no memory among it.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    pieces, left = [], most
+    with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - a path is slower
+        while left and (piece := file.read(min(left, _PIECE))):
+            pieces.append(piece)
+            left -= len(piece)
+    return b"".join(pieces)
+
 
 def boot_id() -> str | None:
     """This boot's id, `/proc/sys/kernel/random/boot_id` of random(4); None if there is none."""
@@ -54,7 +74,7 @@ def read_real_uid(pid: int) -> int:
     Raises:
         OSError: there is no such process, or it cannot be seen now.
     """
-    for line in Path(f"/proc/{pid}/status").read_bytes().splitlines():
+    for line in read_at_most(f"/proc/{pid}/status", _SMALL).splitlines():
         if line.startswith(b"Uid:"):
             return int(line.split()[1])
     raise ProcessLookupError(f"/proc/{pid}/status has no user")
@@ -93,7 +113,7 @@ def read_stat(pid: int | None, field: int) -> int:
         OSError: the process does not exist, `/proc` hides it, or no file descriptor is left.
         ValueError: the file is not as in proc(5).
     """
-    stat = Path(f"/proc/{_named(pid)}/stat").read_bytes()
+    stat = read_at_most(f"/proc/{_named(pid)}/stat", _SMALL)
     try:
         # The second field, the command in brackets, may itself have blanks, brackets and half a character.
         return int(stat.rpartition(b")")[2].split()[field - 3])

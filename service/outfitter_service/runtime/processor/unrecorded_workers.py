@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
+import anyio
 import anyio.to_thread
 import structlog
 
@@ -22,6 +23,8 @@ from outfitter_proto.bus.reading import read_to
 from outfitter_proto.codec import WireError, decode_registration
 from outfitter_proto.keys import AllocationKey, allocation_key
 from outfitter_proto.records import FINAL_STATES, HOLDING_STATES, Deregister, Owner, Register
+from outfitter_proto.support.backoff import Backoff
+from outfitter_proto.support.descriptors import SCARCE
 from outfitter_proto.support.processes import process_owner
 from outfitter_service.core.state.ledger import Ledger
 from outfitter_service.runtime.changelog.restore import Restored
@@ -32,6 +35,9 @@ log = structlog.get_logger("outfitter.processor")
 
 MOST_NAMED = 5
 """Most workers that the message names."""
+FIRST_DELAY_S = 0.5
+LONGEST_DELAY_S = 10.0
+"""The first and the longest time until a search that lacked memory or descriptors is tried again."""
 
 
 SearchOfHost = Callable[[str], Awaitable[processes.Search]]
@@ -39,12 +45,21 @@ SearchOfHost = Callable[[str], Awaitable[processes.Search]]
 
 
 async def search_host(host: str) -> processes.Search:
-    """The processes of all workers of a host, as far as this process may see them.
+    """The processes of all workers of a host, as far as this process may see them. Without memory or descriptors it
+    waits until there are some: a ledger that is adopted unseen would lend devices again.
 
     Raises:
-        OSError: /proc cannot be listed, or no file descriptor is left.
+        OSError: /proc cannot be listed.
     """
-    return await anyio.to_thread.run_sync(processes.search, processes.MarksOfHost(host))
+    backoff = Backoff(FIRST_DELAY_S, LONGEST_DELAY_S)
+    while True:
+        try:
+            return await anyio.to_thread.run_sync(processes.search, processes.MarksOfHost(host))
+        except OSError as error:
+            if error.errno not in SCARCE:
+                raise
+            log.warning("the processes of this machine cannot be searched for workers, trying again", error=str(error))
+        await anyio.sleep(backoff.next_delay())
 
 
 class UnrecordedWorkersError(RuntimeError):

@@ -6,26 +6,28 @@ be the worker's as well: otherwise any user of the machine could hold a device w
 another user namespace knows only its user's id there. Of such a worker, only processes in that namespace are found.
 
 A process that overwrites its initial environment is not found, and neither is one that the kernel does not let this
-process read.
+process read. Any process can do so, and can show memory of any size as its environment or its command line (PR_SET_MM
+of prctl(2)). So we read no more than what execve(2) can have left there, and of other users' processes nothing.
 
 All functions block for milliseconds: call them in a thread.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import time
 from collections import defaultdict
 from collections.abc import Collection, Container, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import NamedTuple
 
 from outfitter_proto.keys import AllocationNames, allocation_names
+from outfitter_proto.names import is_name
 from outfitter_proto.support.descriptors import SCARCE
 from outfitter_proto.support.printable import printable
-from outfitter_proto.support.processes import read_real_uid, real_uid, user_namespace
+from outfitter_proto.support.processes import read_at_most, read_real_uid, real_uid, user_namespace
 
 ROUNDS = 20
 """How often one search lists the processes at most. Later rounds read only what an earlier one could not."""
@@ -36,6 +38,14 @@ PAUSE_S = 0.001
 """Seconds between two rounds."""
 LONGEST_COMMAND = 40
 """Most characters of a program's name."""
+MOST_OF_COMMAND_LINE = 4096
+"""Most bytes of a command line that are read."""
+MOST_OF_ENVIRONMENT = 8 * 1024 * 1024
+"""Bytes. execve(2) leaves 6 MiB at most, arguments included. Where there are more, they were put there later."""
+LONGEST_VARIABLE = 32 * os.sysconf("SC_PAGE_SIZE")
+"""Bytes: execve(2) takes no longer string."""
+_SMALL = 64 * 1024
+"""More bytes than a file in /proc has that only the kernel fills."""
 _EXITING, _KERNEL_THREAD = 0x4, 0x0020_0000
 """PF_EXITING and PF_KTHREAD of proc(5) `/proc/<pid>/stat`."""
 _FIELDS = (b"OUTFITTER_HOST", b"OUTFITTER_WORKER", b"OUTFITTER_INCARNATION")
@@ -85,8 +95,13 @@ def search(marks: Collection[Mark] | MarksOfHost) -> Search:
     """All other processes with one of these marks. This one may have inherited one: it is no worker.
 
     Raises:
-        OSError: /proc cannot be listed, or no file descriptor is left.
+        OSError: /proc cannot be listed, or no file descriptor or no memory is left.
     """
+    with _memory_is_scarce():
+        return _search(marks)
+
+
+def _search(marks: Collection[Mark] | MarksOfHost) -> Search:
     survivors: defaultdict[Mark, list[Survivor]] = defaultdict(list)
     refused: set[int] = set()
     users = _users(marks)
@@ -99,7 +114,7 @@ def search(marks: Collection[Mark] | MarksOfHost) -> Search:
         sure_rounds += 1
         for pid in pids - read:
             try:
-                found = _marked(pid, marks, refused)
+                found = _marked(pid, marks, users, refused)
             except (BlockingIOError, ProcessLookupError) as error:
                 if isinstance(error, ProcessLookupError):
                     read.add(pid)
@@ -121,6 +136,15 @@ def _users(marks: Collection[Mark] | MarksOfHost) -> set[int] | None:
     return {mark.uid for mark in marks}
 
 
+@contextmanager
+def _memory_is_scarce() -> Iterator[None]:
+    """Make the lack of memory an error of the system call that it may as well have been."""
+    try:
+        yield
+    except MemoryError as error:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)) from error
+
+
 def _may_be_of(pid: int, users: Collection[int] | None) -> bool:
     """Whether a process that could not be read may be one of these users' (None: of all users)."""
     if users is None:
@@ -129,9 +153,9 @@ def _may_be_of(pid: int, users: Collection[int] | None) -> bool:
     return uid is None or uid in users
 
 
-def _marked(pid: int, marks: Container[Mark], refused: set[int]) -> list[Survivor]:
-    """The process with this pid, once for each of the marks that it has. Adds its user to `refused` if it may not be
-    read.
+def _marked(pid: int, marks: Container[Mark], users: Collection[int] | None, refused: set[int]) -> list[Survivor]:
+    """The process with this pid, once for each of the marks that it has. `users`: only processes of these are read
+    (None: of all). Adds its user to `refused` if it may not be read.
 
     Raises:
         BlockingIOError: it is about to execute a program, or to end.
@@ -139,6 +163,8 @@ def _marked(pid: int, marks: Container[Mark], refused: set[int]) -> list[Survivo
     """
     try:
         with _ended_is_nothing():
+            if users is not None and read_real_uid(pid) not in users:
+                return []
             environ = _environment(pid)
             if not ((_FIELDS[-1] in environ or _OUTER in environ) and (found := _marks(pid, environ, marks))):
                 return []
@@ -146,7 +172,8 @@ def _marked(pid: int, marks: Container[Mark], refused: set[int]) -> list[Survivo
             return [Survivor(pid, command, mark) for mark in found]
     except PermissionError:
         with suppress(OSError):
-            refused.add(os.stat(f"/proc/{pid}").st_uid)  # noqa: PTH116 - a path is slower
+            uid = real_uid(pid)  # the folder of a process that is not dumpable is root's
+            refused.add(os.stat(f"/proc/{pid}").st_uid if uid is None else uid)  # noqa: PTH116 - a path is slower
         return []
     raise ProcessLookupError(f"processes such as {pid} end before they are read")
 
@@ -155,9 +182,9 @@ def open_survivor(survivor: Survivor) -> int | None:
     """A descriptor of the process (pidfd_open(2)); None if it has ended.
 
     Raises:
-        OSError: no file descriptor is left, or the process may not be read now.
+        OSError: no file descriptor or no memory is left, or the process may not be read now.
     """
-    with _ended_is_nothing():
+    with _memory_is_scarce(), _ended_is_nothing():
         pidfd = os.pidfd_open(survivor.pid)
         try:
             # only now: what has not ended by now has had its pid since the descriptor was opened
@@ -175,7 +202,7 @@ def send(survivors: Iterable[Survivor], number: signal.Signals) -> None:
     """Send a signal to these processes, as far as this process may.
 
     Raises:
-        OSError: no file descriptor is left.
+        OSError: no file descriptor or no memory is left.
     """
     for survivor in survivors:
         with suppress(PermissionError, BlockingIOError):
@@ -225,12 +252,13 @@ def _environment(pid: int) -> bytes:
 
 
 def _read_environment(folder: str) -> bytes:
-    """The initial environment of a process or thread, from its folder in /proc."""
+    """The initial environment of a process or thread, from its folder in /proc; nothing if it is larger than one can
+    be."""
     for _ in range(2):  # after the first look it may have executed a program
         refusal = None
         try:
-            if content := _read(f"{folder}/environ"):
-                return content
+            if content := read_at_most(f"{folder}/environ", MOST_OF_ENVIRONMENT + 1):
+                return content if len(content) <= MOST_OF_ENVIRONMENT else b""
         except (PermissionError, ProcessLookupError) as error:
             refusal = error
         status = _status(folder)
@@ -255,30 +283,32 @@ class _Status(NamedTuple):
 
 
 def _status(folder: str) -> _Status:
-    fields = _read(f"{folder}/stat").rpartition(b")")[2].split()
+    fields = read_at_most(f"{folder}/stat", _SMALL).rpartition(b")")[2].split()
     return _Status(fields[0] in (b"Z", b"X"), *(int(fields[number - 3]) for number in (9, 20, 51)))
-
-
-def _read(path: str) -> bytes:
-    with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - a path is slower
-        return file.readall()
 
 
 def _marks(pid: int, environ: bytes, marks: Container[Mark]) -> list[Mark]:
     """Those of `marks` that a process with this environment has."""
-    values: dict[bytes, str] = {}
-    for entry in environ.split(b"\0"):
-        name, _, value = entry.partition(b"=")
-        if name in _FIELDS or name == _OUTER:
-            values.setdefault(name, os.fsdecode(value))
-    host, worker, incarnation = (values.get(name, "") for name in _FIELDS)
+    host, worker, incarnation = (_variable(environ, name) for name in _FIELDS)
     allocations = {AllocationNames(host, worker, incarnation)}
-    for key in values.get(_OUTER, "").split():
+    for key in _variable(environ, _OUTER).split():
         with suppress(ValueError):
             allocations.add(allocation_names(key))
     users = _users_of(pid)
-    found = (Mark(*names, *user) for names in allocations for user in users)
+    found = (Mark(*names, *user) for names in allocations if all(map(is_name, names)) for user in users)
     return [mark for mark in found if mark in marks]
+
+
+def _variable(environ: bytes, name: bytes) -> str:
+    """The value of a variable; nothing if there is none, or none that execve(2) takes."""
+    if environ.startswith(name + b"="):
+        start = 0
+    elif not (start := environ.find(b"\0" + name + b"=") + 1):
+        return ""
+    end = environ.find(b"\0", start, start + LONGEST_VARIABLE)
+    if end < 0 and len(environ) - start >= LONGEST_VARIABLE:
+        return ""
+    return os.fsdecode(environ[start + len(name) + 1 : end if end >= 0 else len(environ)])
 
 
 def _users_of(pid: int) -> list[tuple[int, int | None]]:
@@ -290,7 +320,7 @@ def _users_of(pid: int) -> list[tuple[int, int | None]]:
     uid, namespace = read_real_uid(pid), user_namespace(pid)
     users: list[tuple[int, int | None]] = [(uid, None)]
     if namespace not in (None, user_namespace()):
-        for line in _read(f"/proc/{pid}/uid_map").splitlines():
+        for line in read_at_most(f"/proc/{pid}/uid_map", _SMALL).splitlines():
             first, first_here, count = map(int, line.split())
             if first_here <= uid < first_here + count:
                 users.append((first + uid - first_here, namespace))
@@ -301,8 +331,8 @@ def _command(pid: int) -> str:
     """The name of a process's program."""
     name = b""
     with suppress(OSError):  # there is none when the main thread has ended
-        name = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].rpartition(b"/")[2]
+        name = read_at_most(f"/proc/{pid}/cmdline", MOST_OF_COMMAND_LINE).partition(b"\0")[0].rpartition(b"/")[2]
     with suppress(OSError):
-        name = name or Path(f"/proc/{pid}/comm").read_bytes().strip()
+        name = name or read_at_most(f"/proc/{pid}/comm", MOST_OF_COMMAND_LINE).strip()
     name = name or b"?"
     return printable(name.decode("utf-8", "backslashreplace"))[:LONGEST_COMMAND]

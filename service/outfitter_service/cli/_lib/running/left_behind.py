@@ -22,7 +22,7 @@ from pathlib import Path
 import anyio
 
 from outfitter_proto.support.printable import printable
-from outfitter_proto.support.processes import read_stat, start_ticks
+from outfitter_proto.support.processes import read_at_most, read_stat, start_ticks
 from outfitter_service.query.errors import OutfitterCliError, warn
 
 PR_SET_CHILD_SUBREAPER = 36
@@ -35,6 +35,8 @@ KILLED_EVERY_S = 0.2
 MOST_NAMED = 5
 LONGEST_COMMAND = 60
 """Most processes that a message names, and most characters of each command."""
+MOST_OF_COMMAND_LINE = 4096
+"""Most bytes of a command line that are read."""
 
 
 class LeftBehind:
@@ -175,7 +177,8 @@ def _is_among(earlier: Mapping[int, int], pid: int) -> bool:
 
 def _command_line(pid: int) -> str:
     with suppress(OSError):
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").strip()
-        text = printable((words or Path(f"/proc/{pid}/comm").read_bytes().strip()).decode("utf-8", "backslashreplace"))
+        words = read_at_most(f"/proc/{pid}/cmdline", MOST_OF_COMMAND_LINE).replace(b"\0", b" ").strip()
+        words = words or read_at_most(f"/proc/{pid}/comm", MOST_OF_COMMAND_LINE).strip()
+        text = printable(words.decode("utf-8", "backslashreplace"))
         return text if len(text) <= LONGEST_COMMAND else f"{text[: LONGEST_COMMAND - 1]}…"
     return "?"
