@@ -10,7 +10,7 @@ from typing import Any
 from msgspec import structs
 from playwright.sync_api import Page, expect
 
-from outfitter_proto.records import Device, Host
+from outfitter_proto.records import Host
 from outfitter_service.api.access import Guard
 from support.api import follower_of
 from support.console import fleets
@@ -115,19 +115,59 @@ def test_a_worker_that_failed_is_no_trouble_any_more_once_it_runs_again(open_pag
         expect(page.locator(".troubles b")).to_have_text("1 worker failed in the last hour")
 
 
-def test_a_device_that_is_set_apart_is_shown_with_the_reason_until_it_is_not(open_page: OpenPage) -> None:
-    with served([fleets.host("one", ["healthy"] * 2)]) as fleet:
-        page = open_page(f"{fleet.url}#host/one")
-        tile, panel = label_of(page, "one"), page.get_by_role("complementary")
-        apart = Device(host="one", id="GPU-one-1", since=fleets.NOW, state="cordoned", reason="new fans")
-        fleet.change(apart)
-        expect(tile).to_have_attribute("aria-label", "one: 1 cordoned, 1 free")
-        expect(panel).to_contain_text("new fans")
-        fleet.change(fleets.host("one", ["healthy"] * 2))
-        expect(panel).to_contain_text("new fans")
-        fleet.delete(apart.key)
+def two_names(*aliases: str) -> Host:
+    """A host whose driver reports one GPU with these other names, and another resource that shows it as `0`."""
+    host = fleets.host("one", ["healthy"])
+    (gpu,) = host.resources["gpu"].devices
+    names = [[gpu.id, *aliases]]
+    gpus: Any = structs.replace(host.resources["gpu"], names=names)
+    cuda: Any = structs.replace(gpus, devices=[structs.replace(gpu, id="0")])
+    return structs.replace(host, resources={"gpu": gpus, "cuda": cuda} if "0" in aliases else {"gpu": gpus})
+
+
+def test_a_device_with_several_names_is_held_under_all_of_them(open_page: OpenPage) -> None:
+    with served([two_names("0")]) as fleet:
+        page = open_page(fleet.url)
+        tile = label_of(page, "one")
         expect(tile).to_have_attribute("aria-label", "one: 2 free")
-        expect(panel).not_to_contain_text("new fans")
+        holder = structs.replace(fleets.holder("one", 0, worker="w"), resources={"cuda": [{"id": "0"}]})
+        fleet.change(holder)
+        expect(tile).to_have_attribute("aria-label", "one: 2 held")
+        page.reload()
+        expect(tile).to_have_attribute("aria-label", "one: 2 held")
+        fleet.change(fleets.ended("one", "w"))
+        expect(tile).to_have_attribute("aria-label", "one: 2 free")
+
+
+def test_a_device_that_its_driver_renames_stays_one_and_held(open_page: OpenPage) -> None:
+    holder = structs.replace(fleets.holder("one", 0, worker="w"), resources={"gpu": [{"id": "GPU-old"}]})
+    with served([fleets.host("one", []), holder]) as fleet:
+        page = open_page(f"{fleet.url}#device/one/GPU-old")
+        tile, panel = label_of(page, "one"), page.get_by_role("complementary")
+        expect(tile).to_have_attribute("aria-label", "one: 1 unknown")
+        fleet.change(two_names("GPU-old"))
+        expect(tile).to_have_attribute("aria-label", "one: 1 held")
+        expect(panel).to_contain_text("Held byw")
+        page.reload()
+        expect(tile).to_have_attribute("aria-label", "one: 1 held")
+        panel.get_by_role("button", name="Close").click()
+        fleet.change(structs.replace(holder, state="releasing"), fleets.waiter("one", "v", 1, 1))
+        expect(tile).to_have_attribute("aria-label", "one: 1 held, 1 waiting")
+        fleet.change(fleets.ended("one", "w"))
+        expect(tile).to_have_attribute("aria-label", "one: 1 free, 1 waiting")
+
+
+def test_a_device_with_more_holders_than_are_named_says_how_many_and_the_number_follows(open_page: OpenPage) -> None:
+    sharers = [structs.replace(fleets.holder("one", 0, worker=f"w{number:02}"), shared=["gpu"]) for number in range(25)]
+    host = fleets.host("one", ["healthy"])
+    host = structs.replace(host, resources={"gpu": structs.replace(host.resources["gpu"], sharing="shared")})
+    with served([host, *sharers]) as fleet:
+        page = open_page(f"{fleet.url}#device/one/GPU-one-0")
+        panel = page.get_by_role("complementary")
+        expect(panel).to_contain_text("w19 and 5 more")
+        expect(label_of(page, "one")).to_have_attribute("aria-label", "one: 1 free")
+        fleet.change(fleets.ended("one", "w24"), fleets.ended("one", "w23"))
+        expect(panel).to_contain_text("w19 and 3 more")
 
 
 def test_messages_that_are_refused_are_counted_with_the_last_reason(open_page: OpenPage) -> None:

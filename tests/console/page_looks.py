@@ -157,7 +157,7 @@ def test_with_the_systems_colours_each_state_still_has_a_shape_of_its_own(show: 
     page = show("main", forced_colors="active")
     keep(page, "forced-colors")
     looks = page.evaluate("""
-        () => ["held", "free", "unhealthy", "unknown", "cordoned"].map(state => {
+        () => ["held", "free", "unhealthy", "unknown"].map(state => {
           const style = getComputedStyle(document.querySelector(`.legend .${state}`));
           return [style.backgroundColor, style.backgroundImage, style.borderStyle, style.borderWidth].join();
         })""")

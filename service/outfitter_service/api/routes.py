@@ -26,9 +26,9 @@ from outfitter_service.api.model.fleet import (
 from outfitter_service.api.model.tail import Tail, TailItem
 from outfitter_service.api.paging import Page, Paged, page
 from outfitter_service.api.typed import RefusedError, Route
-from outfitter_service.query.device_lines import DeviceLine
+from outfitter_service.query.device_lines import DeviceEntry, DeviceLine
 from outfitter_service.query.explanation import Explanation, explain
-from outfitter_service.query.ledger_view import Stored, held_ids, warnings_of
+from outfitter_service.query.ledger_view import Stored, held_by_resource, warnings_of
 from outfitter_service.query.letters import ShownLetter
 
 T = TypeVar("T")
@@ -85,19 +85,19 @@ def host(_: Follower, fleet: Fleet, _query: Any, path: Path) -> items.HostDetail
 
 
 def devices(_: Follower, fleet: Fleet, query: items.DeviceQuery, _path: Path) -> Page[DeviceLine]:
-    def places() -> Iterator[tuple[str, DeviceLine]]:
+    def places() -> Iterator[tuple[str, DeviceEntry]]:
         for host in _hosts(fleet, query, query.host):
-            for line in fleet.devices(host):
-                place = device_place(line)
+            for device in fleet.devices(host):
+                place = device_place(device)
                 if (
                     _is_behind(place, query)
-                    and query.resource in {UNSET, line.resource}
-                    and query.health in {UNSET, line.health}
-                    and (query.held is UNSET or query.held == bool(line.holders))
+                    and query.resource in {UNSET, device.resource}
+                    and query.health in {UNSET, device.health}
+                    and (query.held is UNSET or query.held == bool(device.held_as))
                 ):
-                    yield place, line
+                    yield place, device
 
-    return page(places(), query, lambda line: line)
+    return page(places(), query, DeviceEntry.line)
 
 
 def workers(_: Follower, fleet: Fleet, query: items.WorkerQuery, _path: Path) -> Page[items.WorkerItem]:
@@ -292,7 +292,6 @@ def _resource(inventory: ResourceInventory) -> items.ResourceSummary:
 
 def _worker(stored: Stored) -> items.WorkerItem:
     record = stored.record
-    held = held_ids(record)
     return items.WorkerItem(
         host=record.host,
         worker=record.worker,
@@ -300,10 +299,7 @@ def _worker(stored: Stored) -> items.WorkerItem:
         state=record.state,
         since=record.since,
         amounts=record.request.amounts,
-        devices={
-            name: [device["id"] for device in devices if device.get("id") in held]
-            for name, devices in record.resources.items()
-        },
+        devices=held_by_resource(record),
         queue_position=record.queue_position,
         priority=record.request.priority,
         labels=record.request.labels,

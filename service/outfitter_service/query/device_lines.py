@@ -1,17 +1,26 @@
-"""The devices of hosts with their health and their holders: what commands and the API show of them."""
+"""The devices of hosts with their health and their holders: what commands and the API show of them.
+
+A device that resources, drivers or holders call differently has one line in each resource. `HostDevices` makes a line
+when somebody asks for it, because a shared device may have thousands of holders.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
+from itertools import chain, islice
 
 from msgspec import UNSET, Struct
 
-from outfitter_proto.records import Allocation, Device, Host, ResourceInventory
-from outfitter_service.query import ledger_view
+from outfitter_proto.records import Device, Health, Host, InventoryDevice, ResourceInventory
+from outfitter_service.core.state.device_names import one_name_each
+from outfitter_service.query.held_devices import HeldDevice, HeldDevices, Holding
 from outfitter_service.query.ledger_view import LedgerView
 
 NOT_REPORTED = "its driver does not report it"
+
+MOST_HOLDERS = 20
+"""Most holders that a line names."""
 
 
 class DeviceHolder(Struct, frozen=True, kw_only=True):
@@ -28,8 +37,9 @@ class DeviceHolder(Struct, frozen=True, kw_only=True):
 
 
 class DeviceLine(Struct, frozen=True, kw_only=True):
-    """One device of one host. `state`: its state apart from allocations (a quarantine), or None. `listed`: the host's
-    record has it. Otherwise a worker holds it."""
+    """One device of one host. `aliases`: its other names. `state`: its state apart from allocations (a quarantine), or
+    None. `holders`: at most `MOST_HOLDERS` of them, who has it alone first; `holder_count`: how many there are.
+    `listed`: the host's record has the device. Otherwise a worker holds it."""
 
     host: str
     resource: str
@@ -39,76 +49,166 @@ class DeviceLine(Struct, frozen=True, kw_only=True):
     reason: str | None = None
     state: str | None = None
     properties: dict[str, str] = {}
+    aliases: list[str] = []
     holders: list[DeviceHolder] = []
+    holder_count: int = 0
     listed: bool = True
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether its resource can lend it to nobody else: somebody has it alone, or anybody has it at all and the
+        resource is exclusive."""
+        return any(not holder.shared or self.sharing != "shared" for holder in self.holders)
+
+    @property
+    def is_free(self) -> bool:
+        """Whether its resource can lend it now. A device that workers share is free, too."""
+        return self.health == Health.HEALTHY and not self.is_taken
+
+    @property
+    def names(self) -> set[str]:
+        """All its names."""
+        return {self.id, *self.aliases}
+
+
+class DeviceEntry(Struct, frozen=True, kw_only=True):
+    """A device of which a line can be made. `names`: those that the host's record connects. `held_as`: the same
+    device, as its holders' records name it."""
+
+    host: str
+    resource: str
+    id: str
+    health: str
+    reason: str | None
+    sharing: str
+    state: str | None
+    properties: dict[str, str]
+    names: Sequence[str]
+    held_as: Sequence[HeldDevice]
+    listed: bool
+
+    def line(self) -> DeviceLine:
+        return DeviceLine(
+            host=self.host,
+            resource=self.resource,
+            id=self.id,
+            health=self.health,
+            sharing=self.sharing,
+            reason=self.reason,
+            state=self.state,
+            properties=self.properties,
+            aliases=sorted({*self.names, *chain.from_iterable(device.names for device in self.held_as)} - {self.id}),
+            holders=[_holder(holding) for holding in islice(_holdings(self.held_as), MOST_HOLDERS)],
+            holder_count=sum(len(device.alone) + len(device.sharing) for device in self.held_as),
+            listed=self.listed,
+        )
 
 
 def lines_of(ledger: LedgerView, host: Host) -> list[DeviceLine]:
     """The devices that a host's record lists, and the held ones that it does not list."""
+    return [entry.line() for entry in entries_of(ledger, host)]
+
+
+def entries_of(ledger: LedgerView, host: Host) -> list[DeviceEntry]:
+    """The devices of `lines_of`. This costs as much as the host has devices, whoever holds them."""
+    names, held = _Names(host), ledger.held(host.host)
     records = {device.id: device for device in ledger.of(Device, host.host)}
-    holders = _holders_by_device(ledger, host.host)
-    lines: list[DeviceLine] = []
-    for resource, inventory in host.resources.items():
-        for device in inventory.devices:
-            record = records.get(device.id)
-            lines.append(
-                DeviceLine(
-                    host=host.host,
-                    resource=resource,
-                    id=device.id,
-                    health=device.health,
-                    sharing=inventory.sharing,
-                    reason=device.reason or (record.reason if record else None),
-                    state=record.state if record else None,
-                    properties=device.properties,
-                    holders=holders.get(device.id, []),
-                )
-            )
-    return lines + _unlisted(ledger, host, {line.id for line in lines}, holders)
+    listed = [
+        entry
+        for resource, inventory in host.resources.items()
+        for entry in _listed(host.host, resource, inventory, names, held, records)
+    ]
+    return listed + list(_unlisted(host, names, held, {names.canonical(entry.id) for entry in listed}))
 
 
-def _holders_by_device(ledger: LedgerView, host: str) -> dict[str, list[DeviceHolder]]:
-    holders: dict[str, list[DeviceHolder]] = {}
-    for record in ledger.live(host):
-        alone = {
-            device.get("id") for name in record.resources.keys() - record.shared for device in record.resources[name]
-        }
-        for device_id in ledger_view.held_ids(record):
-            holders.setdefault(device_id, []).append(_holder(record, shared=device_id not in alone))
-    return holders
+class _Names:
+    """The names that mean one device, as a host's record has them."""
+
+    def __init__(self, host: Host) -> None:
+        groups = [names for inventory in host.resources.values() for names in inventory.names or ()]
+        self._canonical, self._classes = one_name_each(groups)
+
+    def canonical(self, name: str) -> str:
+        return self._canonical.get(name, name)
+
+    def all_of(self, name: str) -> Sequence[str]:
+        return self._classes.get(name, (name,))
 
 
-def _unlisted(
-    ledger: LedgerView, host: Host, listed: set[str], holders: dict[str, list[DeviceHolder]]
-) -> list[DeviceLine]:
-    lines: dict[str, DeviceLine] = {}
+def _listed(
+    host: str,
+    resource: str,
+    inventory: ResourceInventory,
+    names: _Names,
+    held: HeldDevices,
+    records: Mapping[str, Device],
+) -> Iterator[DeviceEntry]:
+    for device in _one_each(inventory.devices, names):
+        record = records.get(device.id)
+        yield DeviceEntry(
+            host=host,
+            resource=resource,
+            id=device.id,
+            health=device.health,
+            reason=device.reason or (record.reason if record else None),
+            sharing=inventory.sharing,
+            state=record.state if record else None,
+            properties=device.properties,
+            names=names.all_of(device.id),
+            held_as=held.with_any(names.all_of(device.id)),
+            listed=True,
+        )
+
+
+def _one_each(devices: Iterable[InventoryDevice], names: _Names) -> Iterable[InventoryDevice]:
+    """The devices of one resource. If another resource's driver says that two of them are one, the ill one counts."""
+    found: dict[str, InventoryDevice] = {}
+    for device in devices:
+        canonical = names.canonical(device.id)
+        if canonical not in found or found[canonical].health == Health.HEALTHY:
+            found[canonical] = device
+    return found.values()
+
+
+def _unlisted(host: Host, names: _Names, held: HeldDevices, listed: set[str]) -> Iterator[DeviceEntry]:
+    """The held devices of which no name is listed."""
     incomplete = {name for name, inventory in host.resources.items() if left_out(inventory)}
-    for record in ledger.live(host.host):
-        for resource, held in record.resources.items():
-            for device in held:
-                device_id = device.get("id", "")
-                if device_id not in listed and device_id not in lines:
-                    health, reason = _health_of(device) if resource in incomplete else ("unknown", NOT_REPORTED)
-                    lines[device_id] = DeviceLine(
-                        host=host.host,
-                        resource=resource,
-                        id=device_id,
-                        health=health,
-                        sharing="shared" if resource in record.shared else "exclusive",
-                        reason=reason,
-                        properties=device,
-                        holders=holders.get(device_id, []),
-                        listed=False,
-                    )
-    return list(lines.values())
+    missing = [device for device in held if listed.isdisjoint(map(names.canonical, device.names))]
+    groups = [names.all_of(name) for device in missing for name in device.names]
+    same, classes = one_name_each([*groups, *(device.names for device in missing)])
+    one_device: dict[str, list[HeldDevice]] = {}
+    for device in missing:
+        first = device.names[0]
+        one_device.setdefault(same.get(first, first), []).append(device)
+    for canonical, held_as in one_device.items():
+        holding = next(_holdings(held_as))
+        health: str = Health.UNKNOWN
+        reason: str | None = NOT_REPORTED
+        if holding.resource in incomplete:  # its holder's record has the health of the driver's last report
+            health, reason = holding.info.get("health", "healthy"), holding.info.get("health.reason")
+        yield DeviceEntry(
+            host=host.host,
+            resource=holding.resource,
+            id=holding.info["id"],
+            health=health,
+            reason=reason,
+            sharing="shared" if holding.is_shared else "exclusive",
+            state=None,
+            properties=holding.info,
+            names=classes.get(canonical, (canonical,)),
+            held_as=held_as,
+            listed=False,
+        )
 
 
-def _health_of(info: Mapping[str, str]) -> tuple[str, str | None]:
-    """The health of a held device and its reason. Its holder's record has those of the driver's last report."""
-    return info.get("health", "healthy"), info.get("health.reason")
+def _holdings(held_as: Sequence[HeldDevice]) -> Iterator[Holding]:
+    """The holders of a device, who has it alone first."""
+    alone = chain.from_iterable(device.alone.values() for device in held_as)
+    return chain(alone, chain.from_iterable(device.sharing.values() for device in held_as))
 
 
-def _holder(record: Allocation, *, shared: bool) -> DeviceHolder:
+def _holder(holding: Holding) -> DeviceHolder:
+    record = holding.record
     return DeviceHolder(
         worker=record.worker,
         incarnation=record.incarnation,
@@ -116,7 +216,7 @@ def _holder(record: Allocation, *, shared: bool) -> DeviceHolder:
         token=record.token,
         since=record.since,
         delayed_by=record.delayed_by or None,
-        shared=shared,
+        shared=holding.is_shared,
     )
 
 

@@ -8,7 +8,8 @@ from datetime import datetime
 from msgspec import Struct
 
 from outfitter_proto.records import Allocation
-from outfitter_service.query.device_lines import DeviceLine, lines_of
+from outfitter_service.query import ledger_view
+from outfitter_service.query.device_lines import DeviceEntry, DeviceLine, entries_of
 from outfitter_service.query.ledger_view import LedgerView, warnings_of
 
 
@@ -22,7 +23,8 @@ class Waiter(Struct, frozen=True, kw_only=True):
 
 
 class Explanation(Struct, frozen=True, kw_only=True):
-    """The state of one worker. `devices`: all devices of the resources that it wants, with their holders."""
+    """The state of one worker. `devices`: all devices of the resources that it wants, with their holders. `holds`: the
+    ids of those that it has, by resource."""
 
     host: str
     worker: str
@@ -37,15 +39,16 @@ class Explanation(Struct, frozen=True, kw_only=True):
     warnings: list[str]
     managed: bool
     ahead: list[Waiter]
+    holds: dict[str, list[str]]
     devices: list[DeviceLine]
 
 
-def explain(ledger: LedgerView, record: Allocation, devices: Iterable[DeviceLine] | None = None) -> Explanation:
+def explain(ledger: LedgerView, record: Allocation, devices: Iterable[DeviceEntry] | None = None) -> Explanation:
     """Explain the state of `record`, one of the ledger's. `devices`: those of its host, if the caller has them."""
     host = ledger.hosts_record(record.host)
     resources = set(record.request.amounts)
     if devices is None:
-        devices = lines_of(ledger, host) if host is not None else []
+        devices = entries_of(ledger, host) if host is not None else []
     return Explanation(
         host=record.host,
         worker=record.worker,
@@ -60,7 +63,8 @@ def explain(ledger: LedgerView, record: Allocation, devices: Iterable[DeviceLine
         warnings=warnings_of(record),
         managed=host is not None and host.manager.stopped_at is None,
         ahead=list(_ahead(ledger, record)),
-        devices=[line for line in devices if line.resource in resources],
+        holds=ledger_view.held_by_resource(record),
+        devices=[device.line() for device in devices if device.resource in resources],
     )
 
 

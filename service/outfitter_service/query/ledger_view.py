@@ -29,6 +29,7 @@ from outfitter_proto.records import (
 )
 from outfitter_service.config import Connection
 from outfitter_service.query.errors import OutfitterCliError, warn
+from outfitter_service.query.held_devices import HeldDevices
 
 READ_WITHIN = 120.0
 """Time limit for reading one partition to its end in seconds: some millions of records."""
@@ -58,11 +59,12 @@ class Change(NamedTuple):
 
 
 class _HostRecords:
-    """The newest records of one host by key: `allocations`, and `others`."""
+    """The newest records of one host by key: `allocations`, and `others`. `held`: the devices of the allocations."""
 
     def __init__(self) -> None:
         self.allocations: dict[str, Stored] = {}
         self.others: dict[str, StateRecord] = {}
+        self.held = HeldDevices()
 
     def remove(self, key: str) -> None:
         self.allocations.pop(key, None)
@@ -89,11 +91,14 @@ class LedgerView:
         match change.record:
             case Allocation():
                 records.allocations[change.key] = Stored(change.record, change.message.value or b"")
+                records.held.put(change.key, change.record)
+                return
             case Checkpoint() | None:
                 if not records.allocations and not records.others:
                     del self._by_host[host]
             case _:
                 records.others[change.key] = change.record
+        records.held.put(change.key, None)
 
     def of(self, kind: type[R], host: str | None = None) -> list[R]:
         """The records of one kind, which is not `Allocation`, of all hosts or of one."""
@@ -133,9 +138,10 @@ class LedgerView:
         }
         return list(by_host.values())
 
-    def holders(self, host: str, device_id: str) -> list[Allocation]:
-        """The holders of a device: in `preparing`, `allocated` or `releasing`."""
-        return [record for record in self.live(host) if device_id in held_ids(record)]
+    def held(self, host: str) -> HeldDevices:
+        """The held devices of a host, by each of their names."""
+        records = self._by_host.get(host)
+        return HeldDevices() if records is None else records.held
 
     def live(self, host: str) -> Iterator[Allocation]:
         """The allocations of a host that are not over."""
@@ -151,11 +157,13 @@ def _order(stored: Stored) -> tuple[int, str]:
     return stored.record.source.offset, stored.record.key
 
 
-def held_ids(record: Allocation) -> set[str]:
+def held_by_resource(record: Allocation) -> dict[str, list[str]]:
     """The ids of the devices that count as held by this allocation."""
-    if record.state not in HOLDING_STATES:
-        return set()
-    return {device["id"] for devices in record.resources.values() for device in devices if "id" in device}
+    is_holding = record.state in HOLDING_STATES
+    return {
+        name: [device["id"] for device in devices if is_holding and "id" in device]
+        for name, devices in record.resources.items()
+    }
 
 
 def devices_in_words(record: Allocation) -> str:

@@ -18,7 +18,7 @@ from outfitter_proto.partitioning import partition_of
 from outfitter_proto.records import Checkpoint, DeadLetter, Note, Refresh, Transition
 from outfitter_service.api.model.event_log import EventLog
 from outfitter_service.api.model.tail import Tail, TailItem, position_of
-from outfitter_service.query.device_lines import DeviceLine, lines_of
+from outfitter_service.query.device_lines import DeviceEntry, entries_of
 from outfitter_service.query.ledger_view import Change, LedgerView, Stored
 from outfitter_service.query.letters import ShownLetter, shown
 from outfitter_service.query.steps import device_names
@@ -121,13 +121,13 @@ class Fleet:
 
         return self.once(host, "queue", compute)
 
-    def devices(self, host: str) -> list[DeviceLine]:
+    def devices(self, host: str) -> list[DeviceEntry]:
         """The devices of a host, in the order of their places."""
 
-        def compute() -> list[DeviceLine]:
+        def compute() -> list[DeviceEntry]:
             record = self._ledger.hosts_record(host)
-            lines = [] if record is None else lines_of(self._ledger, record)
-            return sorted(lines, key=device_place)
+            entries = [] if record is None else entries_of(self._ledger, record)
+            return sorted(entries, key=device_place)
 
         return self.once(host, "devices", compute)
 
@@ -230,8 +230,8 @@ def allocation_place(stored: Stored) -> str:
     return stored.record.key
 
 
-def device_place(line: DeviceLine) -> str:
-    return f"{line.host}/{line.resource}/{line.id}"
+def device_place(device: DeviceEntry) -> str:
+    return f"{device.host}/{device.resource}/{device.id}"
 
 
 def queue_place(stored: Stored) -> str:

@@ -218,8 +218,8 @@ def test_the_urgent_troubles_and_the_worst_hosts_come_first() -> None:
 
 def test_each_state_of_a_device_has_a_sign_of_its_own() -> None:
     devices = [
-        device("a"), device("b", holder="w"), device("c", state="quarantined"), device("d", health="unknown"),
-        device("e", health="unhealthy"),
+        device("a"), device("b", holder="w"), device("c", health="unknown", reason="held back: h/w/i holds b"),
+        device("d", health="unknown"), device("e", health="unhealthy"),
     ]  # fmt: skip
     assert "h  .#-?!" in shown(picture(devices=devices))
 

@@ -270,3 +270,24 @@ def test_devices_that_are_held_and_reported_no_more_are_still_shown(manager: Man
         return [(line["health"], len(line["holders"])) for line in found] == [("unknown", 1)] * 2
 
     manager.wait_for(gone)
+
+
+def test_a_device_that_was_renamed_while_lent_is_one_line_which_is_held_in_every_view(manager: Manager) -> None:
+    gpus = manager.folder / "gpus"
+    (gpus / "gpu1").unlink()
+    manager.outfitter("register", "--worker", "holder", "--lease", "none", "--wait", "10")
+    manager.outfitter("register", "--worker", "waiter", "--lease", "none")
+    add_device(gpus, 0, id="GPU-new", aliases="GPU-0")
+
+    def lines() -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = json.loads(manager.outfitter("devices", "--json").stdout)
+        return found
+
+    manager.wait_for(lambda: [line["id"] for line in lines()] == ["GPU-new"])
+    (line,) = lines()
+    assert ([holder["worker"] for holder in line["holders"]], line["aliases"]) == (["holder"], ["GPU-0"])
+    explained = manager.outfitter("explain", "waiter").stdout
+    assert "It wants 1 gpu; 0 of 1 are free." in explained
+    assert "GPU-new is held by holder" in explained
+    assert "It holds gpu GPU-new." in manager.outfitter("explain", "holder").stdout
+    assert manager.metric("outfitter_devices", resource="gpu", state="free") == 0

@@ -6,6 +6,7 @@ const SILENT_MS = 25_000; // the API sends a sign of life every 10 s
 const STATUS_MS = 10_000;
 const BACKOFF_MS = [1_000, 10_000];
 const LETTERS = 1_000;
+const RECOUNT_MS = 5_000; // how long after a change the holders of a crowded device are counted again
 
 /** `fleet`: null until the pages were read. `phase`: "starting", "token", "live" or "lost"; `reason` says why it is not
  * live. `status`: the API's own. `pictureAt`: the moment up to which the picture is known, on this machine's clock. */
@@ -25,6 +26,7 @@ export class Feed {
     this.heardAt = 0;
     this.stream = null;
     this.wake = () => {};
+    this.recounted = new Set(); // hosts whose devices will be read again
   }
 
   get outage() {
@@ -152,11 +154,27 @@ export class Feed {
   /** One event that we do not understand costs itself only. */
   #applyOne(event) {
     try {
-      this.fleet.apply(event);
-      this.stepped(hostOf(event));
+      const host = hostOf(event), { fleet } = this;
+      fleet.apply(event);
+      this.stepped(host);
+      if (event.kind !== "step" && fleet.isCrowded(host)) this.#recountSoon(fleet, host);
     } catch (error) {
       console.error("an event could not be applied", error);
     }
+  }
+
+  #recountSoon(fleet, host) {
+    if (this.recounted.has(host)) return;
+    this.recounted.add(host);
+    setTimeout(() => this.#recount(fleet, host).catch(() => {}), RECOUNT_MS);
+  }
+
+  async #recount(fleet, host) {
+    this.recounted.delete(host);
+    const devices = await this.api.all("devices", { host });
+    if (fleet !== this.fleet) return;
+    fleet.replaceDevices(host, devices);
+    this.changed();
   }
 
   #heard() {

@@ -3,41 +3,52 @@
 // A host is replaced and never changed in place, so that a view knows by identity what it need not draw again. Events
 // may already be in a page: each one replaces what it is about, so it may be applied twice.
 
-export const STATES = ["unhealthy", "unknown", "cordoned", "held", "free"];
+export const STATES = ["unhealthy", "unknown", "held", "free"];
 const HOLDING = new Set(["preparing", "allocated", "releasing"]);
 const NEWEST = new Set(["pending", "preparing", "allocated"]); // no other run of the worker is newer
 const UNREPORTED = "its driver does not report it";
 const KEPT = 1000; // failed workers and refused messages that are kept
+const MOST_HOLDERS = 20; // of one device, as in the API's pages
 const FAILING = new Set(["driver-failed", "misconfigured", "no-driver"]);
 
 export const isFailing = resource => FAILING.has(resource.state);
+
+/** Whether its resource can lend a device to nobody else. A device that workers share is free, too. */
+const isTaken = device => device.holders.some(holder => !holder.shared || device.sharing !== "shared");
 
 /** A device's state in one word; the worst that is true of it. */
 export function stateOf(device, host) {
   if (device.health === "unhealthy") return "unhealthy";
   if (device.health === "unknown") return "unknown";
-  if (device.state) return "cordoned";
-  if (device.holders.length) return "held";
+  if (isTaken(device)) return "held";
   return host.managed ? "free" : "unknown";
 }
 
-/** A host with what follows from it: `counts` of devices by state, `holders`, `weight` (how bad it is) and `text` to
- * find it by. */
+/** All names of a device: it may be held under another one than its driver's. */
+export const namesOf = device => [device.id, ...(device.aliases ?? [])];
+
+/** Each name once, without one. */
+const others = (names, id) => [...new Set(names)].filter(name => name !== id);
+
+/** A host with what follows from it: `counts` of devices by state, `holding` (how many workers hold devices), `users`
+ * (and how many wait, too), `weight` (how bad it is) and `text` to find it by. */
 function completed(host) {
   const counts = {}, holders = new Set(), text = [host.name];
+  let most = 0; // holders of one device, of whom it may not name all
   for (const device of host.devices) {
     const state = stateOf(device, host);
     counts[state] = (counts[state] ?? 0) + 1;
-    text.push(device.id);
+    text.push(...namesOf(device));
+    most = Math.max(most, device.holder_count ?? 0);
     for (const holder of device.holders) holders.add(holder.worker);
   }
   for (const waiter of host.waiting) text.push(waiter.worker);
-  const users = holders.size + host.waiting.length;
+  const holding = Math.max(holders.size, most), users = holding + host.waiting.length;
   const failing = Object.values(host.resources ?? {}).filter(isFailing).length;
   const unserved = host.managed ? 0 : users ? 1e6 : 1e3;
-  const { unhealthy = 0, unknown = 0, cordoned = 0 } = counts;
-  const weight = unserved + failing * 1e4 + unhealthy * 100 + unknown + cordoned / 1e3;
-  return { ...host, counts, holders, weight, failing, text: [...text, ...holders].join("\n").toLowerCase() };
+  const { unhealthy = 0, unknown = 0 } = counts;
+  const weight = unserved + failing * 1e4 + unhealthy * 100 + unknown;
+  return { ...host, counts, holding, users, weight, failing, text: [...text, ...holders].join("\n").toLowerCase() };
 }
 
 const nameless = name => ({
@@ -77,12 +88,22 @@ export class Fleet {
     this.letters = letters.toReversed();
   }
 
+  /** Replace the devices of a host by those of a page. */
+  replaceDevices(name, devices) {
+    const host = this.hosts.get(name);
+    if (host) this.#put({ ...host, devices });
+  }
+
+  /** Whether a host has a device with more holders than it names: events alone do not keep their number current. */
+  isCrowded(name) {
+    return this.hosts.get(name)?.devices.some(device => device.holder_count > device.holders.length) ?? false;
+  }
+
   /** Apply one event. */
   apply({ kind, data }) {
     if (kind === "dead-letter") this.#addLetter(data);
     else if (kind === "allocation") this.#putAllocation(data.key, data.record);
     else if (kind === "host") this.#putHost(data.key.slice("@host/".length), data.record);
-    else if (kind === "device") this.#putDevice(data.key, data.record);
   }
 
   #addLetter(letter) {
@@ -112,35 +133,28 @@ export class Fleet {
 
   #putHost(name, record) {
     const host = this.hosts.get(name) ?? nameless(name);
-    const known = new Map(host.devices.map(device => [device.id, device])), devices = [], resources = {};
+    const all = namesIn(Object.values(record?.resources ?? {})), devices = [], resources = {};
+    const known = byName(host.devices), listedNames = new Set();
     for (const [resource, inventory] of Object.entries(record?.resources ?? {})) {
       const { state, reason, amount, sharing, devices: listed = [] } = inventory;
       const total = inventory.total ?? listed.length;
       resources[resource] = { state, reason, amount, sharing, total, healthy: inventory.healthy };
       for (const { id, health = "healthy", reason: why, properties } of listed) {
-        const { holders = [], state: apart = null, reason: former } = known.get(id) ?? {};
-        const said = why ?? (apart ? former : null);
-        const device = { host: name, resource, id, health, reason: said, sharing, state: apart, properties, holders };
-        devices.push({ ...device, listed: true });
-        known.delete(id);
+        const named = [...(all.get(id) ?? [id])], former = named.flatMap(each => known.get(each) ?? []);
+        const names = new Set([...named, ...former.filter(each => each.holders.length).flatMap(namesOf)]);
+        const device = { host: name, resource, id, health, reason: why ?? null, sharing, state: null, properties };
+        devices.push({ ...device, aliases: others(names, id), ...holdersIn(former), listed: true });
+        for (const each of names) listedNames.add(each);
       }
     }
     const short = shortLists(resources, devices);
-    for (const device of known.values()) if (device.holders.length) devices.push(unlisted(device, short));
+    const isGone = device => device.holders.length && !namesOf(device).some(each => listedNames.has(each));
+    for (const device of oneEach(host.devices.filter(isGone))) devices.push(unlisted(device, short));
     const { manager = null, since = null } = record ?? {};
     const managed = record !== null && !manager.stopped_at;
     const next = { ...host, managed, manager, since, devices, resources: record && resources };
     if (record === null && !devices.length && !host.waiting.length) this.hosts.delete(name);
     else this.#put(next);
-  }
-
-  #putDevice(key, record) {
-    const [, name, encoded] = key.split("/"), id = decodeURIComponent(encoded), host = this.hosts.get(name);
-    const state = record?.state ?? null;
-    const reasonOf = device => (device.health === "healthy" ? record?.reason ?? null : device.reason);
-    const change = device => ({ ...device, state, reason: reasonOf(device) });
-    const devices = host?.devices.map(device => (device.id === id ? change(device) : device));
-    if (host) this.#put({ ...host, devices });
   }
 
   #put(host) {
@@ -162,38 +176,93 @@ function unlisted(device, short) {
   return { ...device, listed: false, health, reason };
 }
 
+/** The names of each device that has several, by each of them, as a host's record has them: groups with a name in
+ * common are one device. */
+function namesIn(inventories) {
+  const all = new Map();
+  for (const group of inventories.flatMap(inventory => inventory.names ?? [])) {
+    const names = new Set(group.flatMap(name => [...(all.get(name) ?? [name])]));
+    for (const name of names) all.set(name, names);
+  }
+  return all;
+}
+
+/** Devices by each of their names. */
+function byName(devices) {
+  const found = new Map();
+  for (const device of devices)
+    for (const name of namesOf(device)) found.set(name, [...(found.get(name) ?? []), device]);
+  return found;
+}
+
+/** The holders in all lines of one device: each once, who has it alone first. */
+function holdersIn(lines) {
+  const key = holder => `${holder.worker}/${holder.incarnation}`;
+  const holders = new Map(lines.flatMap(line => line.holders).map(holder => [key(holder), holder]));
+  const holder_count = Math.max(holders.size, ...lines.map(line => line.holder_count ?? 0));
+  return { holders: inPlace([...holders.values()]), holder_count };
+}
+
+const inPlace = holders => holders.sort((a, b) => a.shared - b.shared).slice(0, MOST_HOLDERS);
+
+/** Of lines that are one device, one. */
+function oneEach(lines) {
+  const seen = new Set(), found = [];
+  for (const line of lines) {
+    if (!namesOf(line).some(name => seen.has(name))) found.push(line);
+    for (const name of namesOf(line)) seen.add(name);
+  }
+  return found;
+}
+
 /** A host's devices after a run's record has changed (null: it was deleted). */
 function devicesAfter(host, worker, incarnation, record) {
-  const held = heldBy(record), devices = [], short = shortLists(host.resources, host.devices);
+  const held = heldBy(record), devices = [], short = shortLists(host.resources, host.devices), known = new Set();
   const holder = ({ properties: info, shared }) => {
-    const { state, token, since, delayed_by } = record;
-    return { worker, incarnation, state, token, since, delayed_by, shared, info };
+    const { state, token, since, delayed_by, request } = record;
+    return { worker, incarnation, state, token, since, delayed_by, shared, labels: request?.labels ?? {}, info };
   };
   for (const device of host.devices) {
-    const others = device.holders.filter(each => !isOf(each, worker, incarnation));
-    if (held.has(device.id)) {
-      const next = { ...device, holders: [...others, holder(held.get(device.id))] };
-      devices.push(device.listed ? next : unlisted(next, short));
-    } else if (others.length === device.holders.length) devices.push(device);
-    else if (others.length || device.listed) devices.push({ ...device, holders: others });
+    const own = namesOf(device).flatMap(name => held.get(name) ?? []).sort((a, b) => a.shared - b.shared);
+    for (const each of own) for (const name of each.names) known.add(name);
+    const aliases = others([...namesOf(device), ...own.flatMap(each => each.names)], device.id);
+    const next = withHolder({ ...device, aliases }, worker, incarnation, own.length ? holder(own[0]) : null);
+    if (own.length && !device.listed) devices.push(unlisted(next, short));
+    else if (next.holders.length || device.listed) devices.push(next);
   }
-  const known = new Set(devices.map(device => device.id));
-  for (const [id, of] of held) {
-    const { resource, properties } = of, holders = [holder(of)];
-    const device = { host: host.name, resource, id, sharing: "exclusive", state: null, properties, holders };
-    if (!known.has(id)) devices.push(unlisted(device, short));
+  for (const [id, { resource, properties, shared, names }] of held) {
+    if (known.has(id)) continue;
+    const aliases = others(names, properties.id);
+    const device = { host: host.name, resource, id: properties.id, aliases, sharing: shared ? "shared" : "exclusive" };
+    const holders = [holder(held.get(id))];
+    devices.push(unlisted({ ...device, state: null, properties, holders, holder_count: 1 }, short));
+    for (const name of names) known.add(name);
   }
   return devices;
 }
 
-/** The devices that a record's run holds, by id. */
+/** A device after one run holds it (`next`), or does not (null). A device names only some of many holders: whoever it
+ * does not name may be one of the others. */
+function withHolder(device, worker, incarnation, next) {
+  const at = device.holders.findIndex(each => isOf(each, worker, incarnation));
+  if (at < 0 && !next) return device;
+  const holders = [...device.holders];
+  if (at < 0) holders.push(next);
+  else holders.splice(at, 1, ...(next ? [next] : []));
+  const unnamed = (device.holder_count ?? 0) - device.holders.length;
+  return { ...device, holders: inPlace(holders), holder_count: holders.length + unnamed };
+}
+
+/** The devices that a record's run holds, by each of their names. */
 function heldBy(record) {
   const held = new Map();
   if (!HOLDING.has(record?.state)) return held;
   for (const [resource, infos] of Object.entries(record.resources ?? {}))
-    for (const properties of infos) {
-      const shared = (record.shared ?? []).includes(resource) && (held.get(properties.id)?.shared ?? true);
-      if (properties.id) held.set(properties.id, { resource, properties, shared });
+    for (const properties of infos.filter(each => each.id)) {
+      const names = [...new Set([properties.id, ...(record.aliases?.[properties.id] ?? [])])];
+      const shared = (record.shared ?? []).includes(resource);
+      for (const name of names)
+        if (held.get(name)?.shared ?? true) held.set(name, { resource, properties, shared, names });
     }
   return held;
 }

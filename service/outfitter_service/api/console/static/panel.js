@@ -1,7 +1,7 @@
 // The panel at the side: one host, device or worker, its owner, its reasons and what happened there.
 import { html, nothing } from "./vendor/lit-html.js";
-import { isFailing, stateOf } from "./fleet.js";
-import { amounts, cell, duration, linkTo, moment, oldness, withCode } from "./words.js";
+import { isFailing, namesOf, stateOf } from "./fleet.js";
+import { amounts, cell, duration, linkTo, moment, number, oldness, withCode } from "./words.js";
 
 const STEPS = 50;
 const PAUSE_MS = 1_000;
@@ -77,7 +77,9 @@ const state = word => html`<span class="state">${cell(word)}${word}</span>`;
 
 const holdersOf = device => device.holders.map((holder, n) => html`${n ? ", " : nothing}${
   linkTo("worker", [device.host, holder.worker])}${holder.state === "allocated" ? nothing : ` (${holder.state})`}${
-  holder.delayed_by ? html`<br><span class="dim">${withCode(holder.delayed_by)}</span>` : nothing}`);
+  holder.delayed_by ? html`<br><span class="dim">${withCode(holder.delayed_by)}</span>` : nothing}`).concat(
+  device.holder_count > device.holders.length
+    ? [html` and ${number(device.holder_count - device.holders.length)} more`] : []);
 
 function managerView(host, now) {
   const { manager } = host;
@@ -121,7 +123,7 @@ const waiterRow = waiter => html`<tr><td class="dim">${waiter.position ?? "–"}
 const fact = (name, value) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`;
 
 function deviceView(fleet, { host: hostName, name }) {
-  const host = fleet.hosts.get(hostName), device = host?.devices.find(each => each.id === name);
+  const host = fleet.hosts.get(hostName), device = host?.devices.find(each => namesOf(each).includes(name));
   if (!device) return html`<p>${linkTo("host", [hostName])} does not report this device now.</p>`;
   const properties = Object.entries(device.properties ?? {}).filter(([key]) => key !== "id");
   return html`<dl>${fact("Host", linkTo("host", [hostName]))}${fact("Resource", device.resource)}
@@ -145,7 +147,7 @@ function explanationView(found, now) {
 }
 
 function held(found) {
-  const own = found.devices.filter(device => device.holders.some(holder => holder.worker === found.worker));
+  const own = Object.entries(found.holds ?? {}).flatMap(([resource, ids]) => ids.map(id => ({ resource, id })));
   if (!own.length) return nothing;
   const link = device => linkTo("device", [found.host, device.id]);
   return html`<h3>Its devices</h3><ul>${own.map(device => html`<li>${device.resource}: ${link(device)}</li>`)}</ul>`;

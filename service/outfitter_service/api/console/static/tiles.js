@@ -42,7 +42,7 @@ function cellsOf(host) {
 }
 
 function tile(host, isOpen, hasTab) {
-  const isBad = host.managed ? host.counts.unhealthy || host.failing : host.holders.size || host.waiting.length;
+  const isBad = host.managed ? host.counts.unhealthy || host.failing : host.users;
   const kind = `${host.managed ? "" : "unmanaged"} ${isBad ? "bad" : ""}`;
   return html`<a class="host ${kind}" href=${addressOf("host", host.name)} data-host=${host.name}
     aria-label=${labelOf(host)} aria-current=${isOpen ? "true" : nothing} tabindex=${hasTab ? 0 : -1}
@@ -65,7 +65,7 @@ const legend = (counts, view) => html`<div class="legend" role="group" aria-labe
   ${STATES.map(state => html`<button data-only=${state} aria-pressed=${view.only === state}
     >${cell(state)}${state} ${number(counts[state])}</button>`)}</div>`;
 
-const IN_BAR = ["held", "free", "cordoned", "unknown", "unhealthy"];
+const IN_BAR = ["held", "free", "unknown", "unhealthy"];
 
 const bar = counts => html`<div class="bar" aria-hidden="true">${IN_BAR.map(state =>
   counts[state] ? html`<i class=${state} .style=${`flex-grow: ${counts[state]}`}></i>` : nothing)}</div>`;

@@ -13,7 +13,7 @@ export function troublesOf(fleet, feed, now) {
   const found = [
     ...lentTwice(hosts),
     ...outage(feed),
-    ...withoutManager(hosts.filter(host => !host.managed && host.holders.size + host.waiting.length)),
+    ...withoutManager(hosts.filter(host => !host.managed && host.users)),
     ...failingDrivers(hosts),
     ...unhealthy(hosts.filter(host => host.counts.unhealthy)),
     ...infeasible(hosts),
@@ -24,14 +24,14 @@ export function troublesOf(fleet, feed, now) {
     ...unheard(hosts),
     ...failed(fleet, now),
     ...refused(fleet, now),
-    ...stopped(hosts.filter(host => !host.managed && !(host.holders.size + host.waiting.length))),
+    ...stopped(hosts.filter(host => !host.managed && !host.users)),
   ];
   return found.map(trouble => ({ since: null, ...trouble })).sort((a, b) => b.urgent - a.urgent);
 }
 
 const names = hosts => some(hosts.map(host => host.name));
 const where = hosts => (hosts.length === 1 ? hosts[0].name : count(hosts.length, "host"));
-const oldest = times => Math.min(...times.map(Date.parse));
+const oldest = times => times.reduce((first, time) => Math.min(first, Date.parse(time)), Infinity);
 const atFirst = hosts => ({ address: addressOf("host", hosts[0].name) });
 const total = (hosts, of) => hosts.reduce((sum, host) => sum + of(host), 0);
 
@@ -62,7 +62,7 @@ function outage({ outage: reason }) {
 
 function withoutManager(hosts) {
   if (!hosts.length) return [];
-  const holders = total(hosts, host => host.holders.size), waiters = total(hosts, host => host.waiting.length);
+  const holders = total(hosts, host => host.holding), waiters = total(hosts, host => host.waiting.length);
   const stopped = hosts.map(host => host.manager?.stopped_at).filter(Boolean);
   const parts = [
     holders ? `${count(holders, "worker")} there ${holders === 1 ? "keeps" : "keep"} devices` : "",

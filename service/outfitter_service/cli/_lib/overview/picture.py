@@ -9,6 +9,7 @@ from datetime import datetime
 from msgspec import Struct
 
 from outfitter_service.api.items import HostItem, QueueItem, WorkerItem
+from outfitter_service.core.state.resource_state import HELD_BACK
 from outfitter_service.query.device_lines import DeviceLine
 from outfitter_service.query.letters import ShownLetter
 
@@ -53,6 +54,11 @@ class HostView(Struct, frozen=True, kw_only=True):
         return {holder.worker for device in self.devices for holder in device.holders}
 
     @property
+    def holding(self) -> int:
+        """How many workers hold devices there. A device may not name all of them."""
+        return max(len(self.holders), *(device.holder_count for device in self.devices), 0)
+
+    @property
     def urgency(self) -> tuple[int, ...]:
         """How urgent the host is: what is compared first counts most."""
         counts = Counter(self.states)
@@ -62,15 +68,18 @@ class HostView(Struct, frozen=True, kw_only=True):
 
 def state_of(device: DeviceLine, host: HostItem) -> str:
     """The worst that is true of a device, in the words of `STATES`."""
-    if device.health == "unhealthy":
-        return "unhealthy"
     if device.health != "healthy":
-        return "unknown"
-    if device.state is not None:
-        return "held back"
-    if device.holders:
+        return illness_of(device)
+    if device.is_taken:
         return "held"
     return "free" if host.managed else "unknown"
+
+
+def illness_of(device: DeviceLine) -> str:
+    """The health of a device that is not healthy. Held-back ones, whose health is unknown, have a word of their own."""
+    if device.health == "unhealthy":
+        return "unhealthy"
+    return "held back" if (device.reason or "").startswith(HELD_BACK) else "unknown"
 
 
 def views_of(picture: Picture) -> list[HostView]:

@@ -10,8 +10,6 @@ from msgspec import Struct
 
 from outfitter_service.api.items import QueueItem
 from outfitter_service.cli._lib.overview.picture import HostView, Picture
-from outfitter_service.core.state.resource_state import HELD_BACK
-from outfitter_service.query.device_lines import DeviceLine
 
 RECENT = timedelta(hours=1)
 """How long a failed worker and a refused message are shown."""
@@ -69,7 +67,7 @@ def _without_manager(_picture: Picture, views: Sequence[HostView], _now: datetim
     hosts = [view for view in views if not view.item.managed]
     missed = [view for view in hosts if view.holders or view.waiting]
     if missed:
-        holders, waiters = sum(len(view.holders) for view in missed), sum(len(view.waiting) for view in missed)
+        holders, waiters = sum(view.holding for view in missed), sum(len(view.waiting) for view in missed)
         yield Trouble(
             urgent=True,
             title=f"{_where(missed)} {_verb(missed, 'has', 'have')} no manager",
@@ -111,23 +109,21 @@ def _ill_devices(_picture: Picture, views: Sequence[HostView], _now: datetime) -
         ("held back", False, "End that worker, or let the driver report the old id as an alias."),
         ("unknown", False, "Nobody gets it before its driver reports it healthy."),
     ):
-        hosts = [view for view in views if view.item.managed and illness in map(_illness, view.devices)]
+        hosts = [view for view in views if view.item.managed and illness in view.states]
         if not hosts:
             continue
-        ill = [device for view in hosts for device in view.devices if _illness(device) == illness]
+        ill = [
+            device
+            for view in hosts
+            for device, state in zip(view.devices, view.states, strict=True)
+            if state == illness
+        ]
         first, number = ill[0], len(ill)
         yield Trouble(
             urgent=urgent,
             title=f"{_count(number, 'device')} on {_where(hosts)} {_verb(range(number), 'is', 'are')} {illness}",
             text=f"{first.id} on {first.host}: {_sentence(first.reason)}{remedy}",
         )
-
-
-def _illness(device: DeviceLine) -> str:
-    """The health of a device. Held-back ones, which are of unknown health, have a word of their own."""
-    if device.health in {"healthy", "unhealthy"}:
-        return device.health
-    return "held back" if (device.reason or "").startswith(HELD_BACK) else "unknown"
 
 
 def _infeasible(picture: Picture, _views: Sequence[HostView], _now: datetime) -> Iterator[Trouble]:

@@ -55,12 +55,14 @@ def _warn_of_absent(host: Host) -> None:
 def _row(line: DeviceLine) -> tuple[object, ...]:
     now = datetime.now(UTC)
     health = line.health if line.reason is None else f"{line.health} ({line.reason})"
+    others = line.holder_count - len(line.holders)
+    more = [f"and {others} more"] if others else []
     return (
         line.host,
         line.resource,
         line.properties.get("index"),
         line.id,
         health if line.state is None else f"{health}, {line.state}",
-        ", ".join(holder.worker for holder in line.holders) or None,
+        ", ".join([*(holder.worker for holder in line.holders), *more]) or None,
         ", ".join(output.age((now - holder.since).total_seconds()) for holder in line.holders) or None,
     )

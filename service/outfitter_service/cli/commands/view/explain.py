@@ -100,7 +100,7 @@ def _waiting(explanation: Explanation) -> Iterator[str]:
         yield f"  Before it: {waiter.worker}, which wants {_in_words(waiter.amounts)} (priority {waiter.priority})."
     for name, amount in explanation.amounts.items():
         devices = [line for line in explanation.devices if line.resource == name]
-        free = [line for line in devices if not line.holders and line.health == "healthy"]
+        free = [line for line in devices if line.is_free]
         yield f"It wants {amount} {name}; {len(free)} of {len(devices)} are free."
         for line in devices:
             yield f"  {line.id} {_use(line)}."
@@ -110,9 +110,12 @@ def _waiting(explanation: Explanation) -> Iterator[str]:
 
 
 def _holding(record: Allocation, explanation: Explanation) -> Iterator[str]:
-    own_ids = {device.get("id") for devices in record.resources.values() for device in devices}
+    from outfitter_service.query.held_devices import names_in
+
+    ids = [device.get("id", "") for devices in record.resources.values() for device in devices]
+    own = {name for device_id in ids for name in names_in(record, device_id)}
     for line in explanation.devices:
-        if line.id in own_ids:
+        if not own.isdisjoint(line.names):
             health = "" if line.health == "healthy" else f", which is {line.health} ({line.reason})"
             yield f"  It holds {line.resource} {line.id}{health}."
     for operator, share in record.operators.items():
@@ -123,12 +126,19 @@ def _holding(record: Allocation, explanation: Explanation) -> Iterator[str]:
 
 def _use(line: DeviceLine) -> str:
     if line.holders:
-        return "is held by " + " and ".join(
+        holders = [
             f"{holder.worker} ({holder.state} for {_age(holder.since)}{_delay(holder)})" for holder in line.holders
-        )
+        ]
+        more = line.holder_count - len(holders)
+        free = "is shared, and free: it is held by " if line.is_free else "is held by "
+        return free + " and ".join([*holders, *([f"{more} more"] if more else [])]) + _illness(line)
     if line.health != "healthy":
         return f"is {line.health}" + (f" ({line.reason})" if line.reason else "")
     return "is free" if line.state is None else f"is {line.state}" + (f" ({line.reason})" if line.reason else "")
+
+
+def _illness(line: DeviceLine) -> str:
+    return "" if line.health == "healthy" else f", and is {line.health} ({line.reason})"
 
 
 def _delay(holder: DeviceHolder) -> str:

@@ -11,9 +11,11 @@ from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import NamedTuple
 
+from msgspec import UNSET
+
 from outfitter_proto.keys import AllocationKey
 from outfitter_proto.records import HOLDING_STATES, Allocation, Health
-from outfitter_service.core.state.host_state import HostState
+from outfitter_service.core.state.host_state import HostState, shared_ids
 from outfitter_service.core.state.ledger import Ledger
 from outfitter_service.core.state.resource_state import ResourceState
 from outfitter_service.core.states import PENDING
@@ -42,6 +44,32 @@ class _DeviceCounts(NamedTuple):
     counts: dict[str, int]
 
 
+class _Sharers:
+    """How many records share each device, by host and by every name that they know."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, Counter[str]] = {}
+
+    def clear(self) -> None:
+        self._counts.clear()
+
+    def of(self, host: str) -> Iterable[str]:
+        """The names of the devices of `host` that somebody shares."""
+        return self._counts.get(host, {}).keys()
+
+    def count(self, records: Iterable[Allocation | None], sign: int) -> None:
+        for record in records:
+            if record is None or not record.shared or record.state not in HOLDING_STATES:
+                continue
+            counts = self._counts.setdefault(record.host, Counter())
+            aliases = {} if record.aliases is UNSET else record.aliases
+            for device_id in shared_ids(record):
+                for name in (device_id, *aliases.get(device_id, ())):
+                    counts[name] += sign
+                    if not counts[name]:
+                        del counts[name]
+
+
 class StateGauges:
     """Counts one processor's committed records for the gauges."""
 
@@ -52,6 +80,7 @@ class StateGauges:
         self._allocations: dict[tuple[str, str], int] = {}
         self._pending: dict[tuple[str, str], int] = {}
         self._holders = Holders()
+        self._sharers = _Sharers()
         self._devices: Counter[tuple[str, str]] = Counter()
         self._counted: dict[str, dict[str, _DeviceCounts]] = {}
         """The part of each host and resource in `_devices`."""
@@ -67,6 +96,7 @@ class StateGauges:
         self._counted.clear()
         self._stale = set(hosts)
         self._holders.clear()
+        self._sharers.clear()
         return self.update(records, before={})
 
     def update(
@@ -76,6 +106,8 @@ class StateGauges:
         violations among them."""
         self._count(before.values(), -1)
         self._count(changed.values(), 1)
+        self._sharers.count(before.values(), -1)
+        self._sharers.count(changed.values(), 1)
         self._stale.update([record.host for record in before.values()])
         self._stale.update([record.host for record in changed.values() if record is not None])
         return self._holders.update(changed, before=before)
@@ -140,9 +172,8 @@ class StateGauges:
 
     def _device_counts(self, host_state: HostState, before: Mapping[str, _DeviceCounts]) -> dict[str, _DeviceCounts]:
         """The counts of a host's devices now, by resource. `before`: the last counts."""
-        held: Iterable[str] = self._holders.held(host_state.host)
-        if host_state.synonyms:
-            held = {host_state.canonical(name) for name in held}
+        alone = frozenset(map(host_state.canonical, self._holders.held(host_state.host)))
+        by_any = alone.union(map(host_state.canonical, self._sharers.of(host_state.host)))
         counted: dict[str, _DeviceCounts] = {}
         for resource, inventory in host_state.inventories.items():
             last = before.get(resource)
@@ -150,6 +181,7 @@ class StateGauges:
                 ids = last.ids
             else:
                 ids = _ids(host_state, inventory)
+            held = alone if _is_shared(host_state, resource) else by_any
             counts = {"held": 0}
             for health, names in ids.items():
                 held_count = len(names.intersection(held))
@@ -157,6 +189,12 @@ class StateGauges:
                 counts["free" if health == Health.HEALTHY else health] = len(names) - held_count
             counted[resource] = _DeviceCounts(inventory, host_state.synonyms, ids, counts)
         return counted
+
+
+def _is_shared(host_state: HostState, resource: str) -> bool:
+    """Whether a device that others share can still be lent."""
+    recorded = host_state.record.resources.get(resource) if host_state.record is not None else None
+    return recorded is not None and recorded.sharing == "shared"
 
 
 def _ids(host_state: HostState, inventory: ResourceState) -> _Ids:
