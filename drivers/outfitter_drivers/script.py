@@ -23,7 +23,7 @@ from anyio.lowlevel import checkpoint_if_cancelled
 
 from outfitter_drivers.api import PermanentDriverError, TemporaryDriverError
 from outfitter_drivers.program import MAX_STDOUT_BYTES, Run, Why, run_to_end
-from outfitter_drivers.support.device_name import hides_something, is_blank
+from outfitter_drivers.support.device_name import hides_something, is_blank, is_message
 
 logger = logging.getLogger("outfitter.drivers")
 
@@ -34,6 +34,7 @@ _LINE_END = re.compile(r"\r\n|\r|\n")
 _NO_TEXT = re.compile("[\0\ufeff\ufffd\udc80-\udcff]")
 """What text does not have: a NUL, a byte order mark, a replacement character, and bytes that are not UTF-8, as Python
 decodes them."""
+_SPARK_OBJECT = re.compile(r'^\s*\{.*"addresses"', re.MULTILINE)
 
 
 class Outcome(NamedTuple):
@@ -87,11 +88,13 @@ def parse_indexes(stdout: bytes) -> list[str]:
     """The device indexes in a discovery script's standard output, in its order, each once, without invisible names.
 
     The first line that is not blank has the indexes, separated by commas, as for Flink. Or the output starts with an
-    object `{"name": …, "addresses": […]}` as in Spark's scripts, perhaps over several lines. After one line of either
-    form, further lines may have anything but a NUL.
+    object `{"name": …, "addresses": […]}` as in Spark's scripts, perhaps over several lines. What follows either form
+    may be anything but a NUL.
 
     Raises:
         PermanentDriverError: the output is no text or a malformed object, or a name has an invisible sign.
+        TemporaryDriverError: it is a message. A script may print one, such as that of a failing nvidia-smi, and exit
+            with code 0.
     """
     text = stdout.decode("utf-8", "surrogateescape")
     lines = [line for line in _LINE_END.split(text) if _NO_TEXT.search(line) or not is_blank(line)]
@@ -102,16 +105,29 @@ def parse_indexes(stdout: bytes) -> list[str]:
     if lines[0].lstrip(_JAVA_BLANKS).startswith("{"):
         words, rest = _spark_addresses(lines)
     else:
-        words, rest = lines[0].split(","), lines[1:]
-    if rest:
-        logger.warning("the discovery script printed more than one line; ignored: %s", shortened("\n".join(rest)))
-    indexes = dict.fromkeys(index for word in words if not is_blank(index := word.strip(_JAVA_BLANKS)))
+        words, rest = lines[0].split(","), "\n".join(lines[1:])
+    indexes = list(dict.fromkeys(index for word in words if not is_blank(index := word.strip())))
     if hiding := next(filter(hides_something, indexes), None):
         raise PermanentDriverError(
             f"the discovery script named a device {hiding[:80]!a}, with an invisible sign in it; valid are "
-            "letters, digits, signs and spaces"
+            "letters, digits and signs"
         )
-    return list(indexes)
+    _refuse_messages(indexes, rest, text)
+    if rest:
+        logger.warning("the discovery script printed more than one line; ignored: %s", shortened(rest))
+    return indexes
+
+
+def _refuse_messages(indexes: Sequence[str], rest: str, text: str) -> None:
+    """Refuse all names if one is a message, or if a greeting stands before Spark's object."""
+    wrong = next(filter(is_message, indexes), None)
+    if wrong is None and not text.lstrip().startswith("{") and _SPARK_OBJECT.search(rest):
+        wrong = ",".join(indexes)
+    if wrong is not None:
+        raise TemporaryDriverError(
+            f"the discovery script named no device but {shortened(wrong)!r}; valid are indexes, UUIDs, paths and names "
+            f"without blanks, separated by commas; it printed: {shortened(text)}"
+        )
 
 
 def _printed(wrong: re.Match[str]) -> PermanentDriverError:
@@ -131,22 +147,23 @@ def shortened(output: bytes | str) -> str:
     return shown or "nothing"
 
 
-def _spark_addresses(lines: Sequence[str]) -> tuple[list[str], Sequence[str]]:
-    """The addresses of Spark's object, and the lines after it."""
-    for text, rest in ((lines[0], lines[1:]), ("\n".join(lines), ())):
-        try:
-            printed = json.loads(text)
-        except (ValueError, RecursionError):
-            continue
+def _spark_addresses(lines: Sequence[str]) -> tuple[list[str], str]:
+    """The addresses of Spark's object, and what follows it. As in Spark, a whole number is an address, too."""
+    text = "\n".join(lines).lstrip(_JAVA_BLANKS)
+    with contextlib.suppress(ValueError, RecursionError):
+        printed, end = json.JSONDecoder().raw_decode(text)
         addresses = printed.get("addresses")
-        if not isinstance(addresses, list) or not all(isinstance(address, str) for address in addresses):
-            break
-        if any(sign in address for address in addresses for sign in ("\0", "\ufffd", "\ufeff")):
-            break
-        return addresses, rest
+        if isinstance(addresses, list) and all(_is_address(address) for address in addresses):
+            return [str(address) for address in addresses], text[end:].strip()
     raise PermanentDriverError(
         f'the discovery script printed {shortened(lines[0])}; valid is {{"name": "gpu", "addresses": ["0", "1"]}}'
     )
+
+
+def _is_address(address: object) -> bool:
+    if isinstance(address, str):
+        return not any(sign in address for sign in ("\0", "\ufffd", "\ufeff"))
+    return isinstance(address, int) and not isinstance(address, bool)
 
 
 # --- the thread's side ------------------------------------------------------------------------------------

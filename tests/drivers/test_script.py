@@ -11,6 +11,8 @@ from typing import Any
 
 import anyio
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from outfitter_drivers import program
 from outfitter_drivers.api import (
@@ -54,7 +56,13 @@ def test_conformance_of_what_is_read_from_standard_output(case: dict[str, Any]) 
         (b"0,1\r2,3", ["0", "1"]),
         ("\u00a0\u200b\n0,1\n".encode(), ["0", "1"]),
         (b"b,a,b,a\n", ["b", "a"]),
-        ("gpu–0,\u00a01\n".encode(), ["gpu–0", "\u00a01"]),
+        ("gpu–0,\u00a01\n".encode(), ["gpu–0", "1"]),
+        (b"/dev/davinci0,/dev/davinci1\n", ["/dev/davinci0", "/dev/davinci1"]),
+        (b"GPU-8a56,MIG-GPU-8a56/1/0,00000000:01:00.0\n", ["GPU-8a56", "MIG-GPU-8a56/1/0", "00000000:01:00.0"]),
+        (b"vendor.com/gpu=0,card_1@node\n", ["vendor.com/gpu=0", "card_1@node"]),
+        (b'{"name": "gpu", "addresses": [0, 1]}\n', ["0", "1"]),
+        (b'{"name": 5, "addresses": [0, "1", 10],\n "units": ["x"]}\nlog line\n', ["0", "1", "10"]),
+        (b'{"name": "gpu", "addresses": ["0"]} trailing words', ["0"]),
         (b'{"name": "gpu",\n "addresses": ["1", " 0 ", "1", ""]}\n', ["1", "0"]),
         (b'{"name": "gpu", "addresses": []}', []),
         (b"0,1\nlog \xff\n", ["0", "1"]),
@@ -75,7 +83,12 @@ def test_indexes_are_opaque_words_on_the_first_line_that_says_anything(stdout: b
         b"0,1\n\0",
         b"{",
         b'{"name": "gpu"}',
-        b'{"addresses": [0, 1]}',
+        b'{"addresses": [0, 1.0]}',
+        b'{"addresses": [0, true]}',
+        b'{"addresses": [0, null]}',
+        b'{"addresses": null}',
+        b'{"addresses": [[0]]}',
+        b'{"error": "Failed to initialize NVML"}',
         b'{"addresses": "0,1"}',
         b'{"addresses": ["\\u0000"]}',
         b'{"addresses": ["\xff"]}',
@@ -87,6 +100,53 @@ def test_indexes_are_opaque_words_on_the_first_line_that_says_anything(stdout: b
 def test_output_that_is_no_text_or_no_address_list_is_an_error_for_good(stdout: bytes) -> None:
     with pytest.raises(PermanentDriverError, match="the discovery script printed"):
         parse_indexes(stdout)
+
+
+NVML = "Failed to initialize NVML: Driver/library version mismatch"
+MESSAGES = [
+    f"{NVML}\nNVML library version: 550.54\n",
+    json.dumps({"name": "gpu", "addresses": [NVML, "NVML library version: 550.54"]}),
+    json.dumps({"name": "gpu", "addresses": ["0", NVML]}),
+    json.dumps({"name": "gpu", "addresses": ["N/A"]}),
+    json.dumps({"name": "gpu", "addresses": ["0,1"]}),
+    'Loading cuda/12.2\n{"name": "gpu", "addresses": ["0"]}\n',
+    'module-loaded\n{"name": "gpu", "addresses": ["0"]}\n',
+    "No devices were found\n",
+    "No,devices\n",
+    "Failed,to\n",
+    "NVIDIA-SMI,has\n",
+    f"0,{NVML}\n",
+    "Error: the driver is busy, try again, or reboot\n",
+    "Error,none\n",
+    "ERR!\n",
+    "[N/A]\n",
+    "[Unknown Error],0\n",
+    "<html>\n<body>502 Bad Gateway</body></html>\n",
+    "<!DOCTYPE html>\n",
+    'Traceback (most recent call last):\n  File "x.py", line 1, in <module>\n',
+    "sh: 1: nvidia-smi: not found\n",
+    '["0", "1"]\n',
+    "usage:\n",
+    "a\u2003b\n",
+]
+
+
+@pytest.mark.parametrize("printed", MESSAGES)
+def test_a_message_is_no_list_of_devices_and_an_error_that_shows_it_until_it_is_gone(printed: str) -> None:
+    with pytest.raises(TemporaryDriverError, match="the discovery script named no device but") as failure:
+        parse_indexes(printed.encode())
+    assert shortened(printed) in str(failure.value)
+
+
+@given(st.lists(st.sampled_from([*"abc", "0", "GPU-8a56", "/dev/davinci0", *NVML.split()]), min_size=1).map(",".join))
+def test_no_word_of_a_message_becomes_a_device_beside_names(printed: str) -> None:
+    words = set(printed.split(","))
+    try:
+        assert set(parse_indexes(printed.encode())) == words
+    except TemporaryDriverError:
+        assert not words <= {*"abc", "0", "GPU-8a56", "/dev/davinci0"}
+    else:
+        assert not words & {"Failed", "NVML:"}
 
 
 def test_the_error_shows_the_bytes_that_are_no_text_wherever_they_are() -> None:
@@ -245,8 +305,8 @@ async def test_a_script_that_cannot_be_executed_is_a_failure_for_good(tmp_path: 
 async def test_a_script_that_names_no_interpreter_is_run_by_the_shell_as_for_flink(tmp_path: Path) -> None:
     script = executable(tmp_path / "s", "")
     script.write_text('echo "$1,$2"\n')
-    driver = ScriptDriver(str(script), ["a b"])
-    assert [info["index"] for info in await driver.retrieve_resource_info(2, WORKER)] == ["2", "a b"]
+    driver = ScriptDriver(str(script), ["a"])
+    assert [info["index"] for info in await driver.retrieve_resource_info(2, WORKER)] == ["2", "a"]
 
 
 async def test_output_in_a_message_is_one_short_printable_line(tmp_path: Path) -> None:

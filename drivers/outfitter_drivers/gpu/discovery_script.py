@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 
 import anyio
 
@@ -25,7 +25,7 @@ from outfitter_drivers.api import (
     TemporaryDriverError,
     Worker,
 )
-from outfitter_drivers.gpu.nvidia import cuda_environment
+from outfitter_drivers.gpu.nvidia import NO_GPU, cuda_environment
 from outfitter_drivers.program import inherited
 from outfitter_drivers.script import Outcome, logger, parse_indexes, run_script
 
@@ -238,14 +238,14 @@ class AllocateReleaseDriver(ScriptDriver, Preparation):
 
 
 def named_gpu(index: str) -> Device:
-    """The device that a script calls `index`: a GPU's UUID or number, or a name only known to the script."""
-    properties: Mapping[str, str] = {"index": index}
+    """The device that a script calls `index`: a GPU's UUID or number, or a name only known to the script. The variables
+    of such a name show CUDA no GPU: without any, it would see those of other workers, too."""
     if _UUID.fullmatch(index):
         return Device(
-            properties=dict(properties), id=index, env=cuda_environment(index), cdi=(f"nvidia.com/gpu={index}",)
+            properties={"index": index}, id=index, env=cuda_environment(index), cdi=(f"nvidia.com/gpu={index}",)
         )
     is_number = index.isascii() and index.isdigit()
-    return Device(properties=dict(properties), env=cuda_environment(index) if is_number else {})
+    return Device(properties={"index": index}, env=cuda_environment(index) if is_number else dict(NO_GPU))
 
 
 def _indexes(grant: Grant) -> tuple[str, ...]:

@@ -218,6 +218,10 @@ def _says_none(outcome: Outcome) -> bool:
     return _NONE_FOUND in outcome.stdout + outcome.stderr
 
 
+NO_GPU = {"CUDA_VISIBLE_DEVICES": "-1"}
+"""CUDA ends its list at the first index that no GPU has."""
+
+
 def cuda_environment(name: str) -> dict[str, str]:
     """The variables that select one GPU for CUDA; `name` is its UUID or its index in PCI bus order."""
     return {"CUDA_VISIBLE_DEVICES": name, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}

@@ -1,4 +1,5 @@
-"""Valid device names: people must be able to see and distinguish them. Otherwise a name is opaque, as in Flink."""
+"""Valid device names: people must be able to see and distinguish them, and no part of a message is one. Otherwise a
+name is opaque, as in Flink."""
 
 from __future__ import annotations
 
@@ -11,6 +12,23 @@ which is not printable anyway."""
 
 _LOOK_BLANK = frozenset("\u115f\u1160\u2800\u3164\uffa0")
 """Letters and signs that look blank."""
+
+
+_NO_PART_OF_A_NAME = re.compile(r"""[\s,<>{}\[\]"'`!?]|[:.]\Z""")
+_WORDS_OF_MESSAGES = frozenset(
+    (
+        "no", "not", "none", "null", "nil", "nan", "n/a", "undefined", "true", "false", "unknown", "invalid",
+        "error", "errors", "err", "fail", "failed", "failure", "fatal", "exception", "traceback", "warning", "usage",
+        "unable", "cannot", "could", "killed", "aborted", "segmentation", "denied", "timeout", "nvidia-smi",
+    )
+)  # fmt: skip
+"""A script that splits a message on blanks, as Flink's does, prints them as names: `No,devices`."""
+
+
+def is_message(text: str) -> bool:
+    """Whether the text is, or is part of, a message, and no name: indexes (0), UUIDs (GPU-…), paths (/dev/davinci0) and
+    other names have no blanks, quotes or brackets."""
+    return _NO_PART_OF_A_NAME.search(text) is not None or text.lower() in _WORDS_OF_MESSAGES
 
 
 def is_blank(text: str) -> bool:

@@ -123,25 +123,25 @@ def test_a_wrong_setting_is_an_error_at_construction_that_names_it(
 
 
 async def test_arguments_follow_the_amount_split_as_a_shell_splits_words(tmp_path: Path) -> None:
-    script = executable(tmp_path / "s", 'for a in "$@"; do printf "%s|" "$a"; done')
-    assert await indexes(gpu(path=str(script), args="-v 'two words' \"\""), 1) == ["1|-v|two words||"]
+    script = executable(tmp_path / "s", 'for a in "$@"; do printf "%s|" "$a"; done | tr " " _')
+    assert await indexes(gpu(path=str(script), args="-v 'two words' \"\""), 1) == ["1|-v|two_words||"]
     assert await indexes(gpu(path=str(script)), 1) == ["1|"]
 
 
 async def test_coordination_options_are_dropped_with_a_warning(tmp_path: Path) -> None:
-    script = executable(tmp_path / "s", 'echo "$*"')
+    script = executable(tmp_path / "s", 'echo "$*" | tr " " +')
     args = "-v --enable-coordination-mode --coordination-file /tmp/f --assign-file=/tmp/g --check-dead last"
     params = DriverParams({"discovery-script.path": str(script), "discovery-script.args": args})
-    assert await indexes(GPUDriverFactory().create_external_resource_driver(params), 1) == ["1 -v last"]
+    assert await indexes(GPUDriverFactory().create_external_resource_driver(params), 1) == ["1+-v+last"]
     dropped = "--enable-coordination-mode --coordination-file /tmp/f --assign-file=/tmp/g --check-dead"
     assert params.warnings == [f"discovery-script.args: {dropped} is ignored, since the ledger coordinates"]
 
 
 async def test_inventory_amount_is_what_the_manager_asks_for_but_not_flinks_own_call(tmp_path: Path) -> None:
-    script = executable(tmp_path / "s", '[ "$1" = 4 ] && echo 0,1,2,3 || echo "asked $1"')
+    script = executable(tmp_path / "s", '[ "$1" = 4 ] && echo 0,1,2,3 || echo "asked-$1"')
     driver = gpu(path=str(script), inventory_amount="4")
     assert await indexes(driver, 1) == ["0", "1", "2", "3"]
-    assert await indexes(driver, 1, NOBODY) == ["asked 1"]
+    assert await indexes(driver, 1, NOBODY) == ["asked-1"]
     with pytest.raises(NotEnoughDevicesError, match=r"5 devices wanted, but .* 4 names 4"):
         await driver.retrieve_resource_info(5, WORKER)
 
@@ -152,14 +152,14 @@ async def test_a_script_that_cannot_list_all_there_are_is_asked_again_later(tmp_
         await driver.retrieve_resource_info(2, WORKER)
 
 
-def test_numbers_and_uuids_of_a_script_reach_cuda_and_other_words_do_not() -> None:
+def test_numbers_and_uuids_of_a_script_reach_cuda_and_other_words_show_it_no_gpu() -> None:
     driver = ScriptDriver("unused")
     infos = {word: driver.device(ExternalResourceInfo({"index": word})) for word in ("3", "GPU-8a56", "card-a")}
     assert infos["3"].id is None
     assert infos["3"].env == {"CUDA_VISIBLE_DEVICES": "3", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     assert infos["GPU-8a56"].id == "GPU-8a56"
     assert infos["GPU-8a56"].cdi == ("nvidia.com/gpu=GPU-8a56",)
-    assert infos["card-a"].env == {}
+    assert infos["card-a"].env == {"CUDA_VISIBLE_DEVICES": "-1"}
 
 
 # --- nvidia-smi ---

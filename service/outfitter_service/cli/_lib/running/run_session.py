@@ -171,7 +171,7 @@ class RunSession:
     def _environment(self, record: Allocation) -> dict[str, str]:
         return {
             **os.environ,
-            **hiding(record),
+            **hiding(record, os.environ),
             **environment(record, None),
             **{f"OUTFITTER_KAFKA_{name.replace('-', '_').upper()}": value for name, value in self._where.login.items()},
             **variables(self._where.bus, self._where.cluster, self._message),
