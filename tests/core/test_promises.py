@@ -42,11 +42,11 @@ RESOURCES = {
     "npu": ["u0", "u1", "u2"],
     "tpu": ["u0", "u1", "u2"],
 }
-"""Some of them show the same devices, under the same or another name. `npu` and `tpu` are one resource: when the
-manager starts again, its devices may have other ids, and it may be renamed."""
+"""Some of them show the same devices, under the same or another name. `npu` and `tpu` are one resource: its devices may
+have other ids at any time, and when the manager starts again, it may be renamed."""
 INVENTORIES = ["gpu", "fpga", "cuda", "net", "mon"]
 TURNED = ["cuda", "net", "mon"]
-"""What is shared or exclusive as the configuration has it."""
+"""What is shared or exclusive as the configuration has it, besides `npu` and `tpu`."""
 HEALTH = st.sampled_from([Health.HEALTHY, Health.HEALTHY, Health.HEALTHY, Health.UNHEALTHY, Health.UNKNOWN])
 
 REQUESTS = st.one_of(
@@ -81,7 +81,7 @@ def requests(amounts: dict[str, int]) -> dict[str, ResourceRequest]:
 class Core(RuleBasedStateMachine):
     """Workers, drivers, watchers and a failing bus around one core."""
 
-    restarts = 0
+    renamings = 0
 
     @initialize(
         chunk=st.sampled_from([1, 2, 4, 100]),
@@ -89,6 +89,7 @@ class Core(RuleBasedStateMachine):
         prepares=st.booleans(),
         confirms=st.booleans(),
         on_failure=st.sampled_from(m.OnFailure),
+        npu_shared=st.booleans(),
         disk_state=st.sampled_from([m.SpecState.OK, m.SpecState.OK, m.SpecState.MISCONFIGURED]),
         bounds=st.sampled_from(
             [
@@ -109,6 +110,7 @@ class Core(RuleBasedStateMachine):
         prepares: bool,
         confirms: bool,
         on_failure: m.OnFailure,
+        npu_shared: bool,
         disk_state: m.SpecState,
         bounds: dict[str, int],
     ) -> None:
@@ -119,7 +121,7 @@ class Core(RuleBasedStateMachine):
             m.ResourceSpec(name="net", amount=1, shared=True),
             m.ResourceSpec(name="mon", amount=1, shared=True),
             m.ResourceSpec(name="disk", amount=1, on_demand=True, on_failure=on_failure, state=disk_state),
-            m.ResourceSpec(name="npu", amount=1, confirms=confirms),
+            m.ResourceSpec(name="npu", amount=1, confirms=confirms, shared=npu_shared),
         ]
         rules = Rules(writer="host/h", specs={spec.name: spec for spec in specs}, chunk=chunk, retention_s=50, **bounds)
         self.world = World(rules)
@@ -252,7 +254,7 @@ class Core(RuleBasedStateMachine):
         return "npu" if "npu" in self.world.rules.specs else "tpu"
 
     def report_renamed(self, *names: str) -> None:
-        devices = tuple(known(f"{name}~{self.restarts}") for name in names)
+        devices = tuple(known(f"{name}~{self.renamings}") for name in names)
         self.world.say(m.DriverReport(host=HOST, resource=self.renamed, devices=devices))
 
     @rule(names=st.sets(st.sampled_from(RESOURCES["npu"])), worker=WORKERS, incarnation=INCARNATIONS)
@@ -338,7 +340,7 @@ class Core(RuleBasedStateMachine):
     def replace_driver(self, renamed: bool, names: set[str] | None, worker: str) -> None:
         """Another driver after a restart, which calls the devices otherwise; of the same resource, or of one that is
         renamed. It may report at once (`names`), and somebody wants one then."""
-        self.restarts += 1
+        self.renamings += 1
         specs = dict(self.world.rules.specs)
         if renamed:
             before, after = self.renamed, "tpu" if self.renamed == "npu" else "npu"
@@ -347,9 +349,24 @@ class Core(RuleBasedStateMachine):
         if names is not None:
             self.report_and_take(names, worker, "3")
 
+    @rule(names=st.sets(st.sampled_from(RESOURCES["npu"])), worker=WORKERS, incarnation=INCARNATIONS)
+    def rename(self, names: set[str], worker: str, incarnation: str) -> None:
+        """The driver calls its devices otherwise from now on, and nobody starts again."""
+        self.renamings += 1
+        self.report_and_take(names, worker, incarnation)
+
     @rule(names=st.sets(st.sampled_from(TURNED), min_size=1))
     def turn(self, names: set[str]) -> None:
         """What was shared is exclusive after a restart, and the other way round."""
+        self.restart_turned(names)
+
+    @rule(names=st.sets(st.sampled_from(RESOURCES["npu"])), worker=WORKERS, incarnation=INCARNATIONS)
+    def turn_renamed(self, names: set[str], worker: str, incarnation: str) -> None:
+        """The same of the resource whose devices have other ids at times. Its driver reports at once."""
+        self.restart_turned({self.renamed})
+        self.report_and_take(names, worker, incarnation)
+
+    def restart_turned(self, names: set[str]) -> None:
         specs = dict(self.world.rules.specs)
         for name in names & specs.keys():
             specs[name] = structs.replace(specs[name], shared=not specs[name].shared)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from msgspec import UNSET
+from msgspec import UNSET, structs
 
 from outfitter_proto.records import Host, ManagerIdentity
 from outfitter_service.core import model as m
@@ -313,6 +313,74 @@ def test_what_somebody_has_alone_holds_back_what_several_would_share() -> None:
 
 def test_what_several_share_holds_back_what_one_would_have_alone() -> None:
     core = restarted(lent(MONITOR), GPU)
+    core.report("GPU-a")
+    assert core.register("w2", 1).state == "pending"
+
+
+@pytest.mark.parametrize("turns", [[GPU], [GPU, MONITOR, GPU], [MONITOR, GPU], [CARD, GPU]], ids=str)
+def test_what_several_share_is_lent_to_nobody_alone_although_its_id_changed_before_the_resource_was_exclusive(
+    turns: list[m.ResourceSpec],
+) -> None:
+    core = lent(MONITOR, devices=("gpu:0",))
+    core.report("GPU-a")
+    for spec in turns:
+        core = restarted(core, spec)
+        if spec != CARD:
+            core.report("GPU-a")
+    waiting = core.register("w2", 1)
+    assert waiting.state == "pending"
+    assert "1 held back: h/w1/1 holds gpu:0 of gpu, which is no longer reported" in waiting.reason
+    core.deregister("w1")
+    assert core.has("w2") == ["GPU-a"]
+
+
+def test_a_new_device_that_somebody_shares_meanwhile_stays_new() -> None:
+    core = lent(MONITOR, devices=("gpu:0",))
+    core.report("GPU-a")
+    core.register("w2", 1)
+    assert core.has("w2") == ["GPU-a"]
+    core = restarted(core, GPU)
+    core.report("GPU-a")
+    assert core.register("w3", 1).state == "pending"
+    core.deregister("w2")
+    assert core.state("w3") == "pending"
+    core.deregister("w1")
+    assert core.has("w3") == ["GPU-a"]
+
+
+def test_devices_that_were_known_before_a_sharers_device_went_missing_are_lent_when_they_are_exclusive() -> None:
+    core = CoreDriver(MONITOR)
+    core.report("gpu:0", ill("gpu:1"))
+    core.register("w1", 1)
+    core.report("gpu:1")
+    core = restarted(core, GPU)
+    core.report("gpu:1")
+    core.register("w2", 1)
+    assert core.has("w2") == ["gpu:1"]
+
+
+@pytest.mark.parametrize("first", ["gpu", "card"])
+def test_what_several_share_is_lent_to_nobody_alone_by_another_resource_that_shows_it(first: str) -> None:
+    """Both drivers call it otherwise, one after the other."""
+    core = CoreDriver(MONITOR, CARD)
+    for resource in ("gpu", "card"):
+        core.report("gpu:0", resource=resource)
+    core.register("w1", 1)
+    for resource in (first, "card" if first == "gpu" else "gpu"):
+        core.report("GPU-a", resource=resource)
+    assert core.register("w2", resources=asks(card=1)).state == "pending"
+    core.deregister("w1")
+    assert core.state("w2") == "allocated"
+
+
+def test_an_earlier_versions_record_of_a_sharers_missing_device_holds_back_what_is_exclusive_now() -> None:
+    """It called the new names known, and forgot the old ones."""
+    core = lent(MONITOR, devices=("gpu:0",))
+    core.report("GPU-a")
+    record = core.host_state.record
+    gpu = structs.replace(record.resources["gpu"], known=UNSET)
+    core.ledger.change(PutRecord(structs.replace(record, resources={"gpu": gpu})))
+    core = restarted(core, GPU)
     core.report("GPU-a")
     assert core.register("w2", 1).state == "pending"
 

@@ -163,3 +163,39 @@ async def test_a_name_for_which_no_record_has_room_stays_that_of_its_device_whil
         await manager.state("w2", "allocated")
         report = await to_thread.run_sync(verify, url, "outfitter")
         assert report.violations == ()
+
+
+async def test_a_shared_device_that_is_called_otherwise_now_is_lent_to_nobody_alone_when_its_resource_is_exclusive(
+    serve: Serve, tmp_path: Path
+) -> None:
+    folder = tmp_path / "gpus"
+    folder.mkdir()
+    config = (
+        'external-resources = ["gpu"]\n[external-resource.gpu]\namount = 1\ndriver = "files"\n'
+        f'param.path = "{folder}"\nparam.poll-interval = "20ms"\n'
+    )
+
+    def call_it(name: str) -> None:
+        (folder / ".gpu").write_text(f"id={name}\n")
+        (folder / ".gpu").rename(folder / "gpu")
+
+    def is_called(records: dict[str, dict[str, Any]], name: str) -> bool:
+        return [device["id"] for device in resource(records, "gpu").get("devices", [])] == [name]
+
+    call_it("GPU-0")
+    async with serve(config + 'sharing = "shared"\n') as manager:
+        await manager.say(register("w1", lease_s=None, gpu=1))
+        await manager.state("w1", "allocated")
+        call_it("GPU-8a56")
+        await manager.until(lambda records: is_called(records, "GPU-8a56"))
+        await manager.stop()
+    async with serve(config + 'sharing = "exclusive"\n') as manager:
+        await manager.say(register("w2", lease_s=None, gpu=1))
+        waiting = await manager.until(
+            lambda records: "held back" in records.get(f"{HOST}/w2/1", {}).get("reason", "") and records
+        )
+        assert waiting[f"{HOST}/w2/1"]["state"] == "pending"
+        await manager.say(deregister("w1"))
+        infos = (await manager.state("w2", "allocated"))["resources"]["gpu"]
+        assert [info["id"] for info in infos] == ["GPU-8a56"]
+        await manager.stop()

@@ -8,7 +8,7 @@ again. The core assesses this when a driver reports, and when such a holder ends
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgspec import UNSET, Struct, UnsetType, structs
 
@@ -75,10 +75,24 @@ def with_known_names(
     else:
         recorded = host_state.record.resources.get(spec.name) if host_state.record is not None else None
         earlier_names = recorded_names(spec, recorded)
+        if not spec.shared and host_state.sharers and _was_missing(host_state, spec.name, earlier_names):
+            earlier_names = ()
         was_open = not earlier_names
     if not was_open and (spec.on_demand or set(earlier_names) == names):
         return report
     return structs.replace(report, known=earlier_names)
+
+
+def _was_missing(host_state: HostState, resource: str, earlier_names: Iterable[str]) -> bool:
+    """Whether somebody shares a device of a resource that was missing before this restart: an earlier version recorded
+    its new names as known, because it held back nothing that is shared."""
+    names = set(earlier_names)
+    return any(
+        names.isdisjoint((info["id"], *(record.aliases or {}).get(info["id"], ())))
+        for record in host_state.live.values()
+        if resource in record.shared
+        for info in record.resources.get(resource, ())
+    )
 
 
 def reassessed(host_state: HostState, specs: Specs, inventories: Inventories) -> dict[str, ResourceState]:
@@ -104,7 +118,8 @@ class _HeldBackCheck:
         self._inventories = inventories
         self._same = _same(host_state, inventories)
         self._held = list(self._holders())
-        self._not_new = {name for held in self._held for name in held.names}
+        # whoever shares a device may have got it as a new one
+        self._not_new = {name for held in self._held if held.alone for name in held.names}
         for inventory in inventories.values():
             names = inventory.names_of_all if inventory.known is None else inventory.known
             self._not_new.update(self._canonical(name) for name in names)
@@ -144,8 +159,8 @@ class _HeldBackCheck:
         """The resource's inventory with the devices that must be held back now."""
         spec, inventory = self._specs[resource], self._inventories[resource]
         known_names = {self._canonical(name) for name in inventory.known or ()}
-        suspect = self._suspect(spec, inventory, known_names)
-        if suspect is None:
+        suspects = list(self._suspects(spec, inventory, known_names))
+        if not suspects:
             return inventory.with_all_known()
         new_ids = {device.id for device in inventory.as_reported if self._name(device) not in self._not_new}
         if inventory.known:
@@ -156,22 +171,25 @@ class _HeldBackCheck:
                 for name in (device.id, *device.aliases)
             ]
             inventory = structs.replace(inventory, known=tuple(dict.fromkeys([*inventory.known, *others])))
+        # sharers may share new devices as well; those stay new, because the resource may become exclusive
+        suspect = next((held for held in suspects if held.alone or not spec.shared), None)
+        if suspect is None:
+            suspect, new_ids = suspects[0], set()
         return inventory.with_held_back(frozenset(new_ids), Suspect(suspect.key, suspect.resource, suspect.id))
 
-    def _suspect(
+    def _suspects(
         self, spec: ResourceSpec, inventory: ResourceState, known_names: set[CanonicalName]
-    ) -> _HeldDevice | None:
-        """A held device that may be a new device of this resource: one that its driver knew before. If the driver knew
-        none, or the holder's resource is not configured any more: any held device that no driver reports."""
+    ) -> Iterator[_HeldDevice]:
+        """The held devices that may be a new device of this resource: those that its driver knew before. If the driver
+        knew none, or the holder's resource is not configured any more: all held devices that no driver reports."""
         reported = {self._name(device) for device in inventory.as_reported}
         for held in self._held:
             was_known = held.resource == spec.name or not held.names.isdisjoint(known_names)
-            if (held.alone or not spec.shared) and was_known and held.names.isdisjoint(reported):
-                return held
+            if was_known and held.names.isdisjoint(reported):
+                yield held
         for held in self._missing:
-            if (held.alone or not spec.shared) and (not inventory.known or not self._is_served(held.resource)):
-                return held
-        return None
+            if not inventory.known or not self._is_served(held.resource):
+                yield held
 
     def _is_served(self, resource: str) -> bool:
         spec = self._specs.get(resource)
