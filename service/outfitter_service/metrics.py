@@ -252,6 +252,9 @@ class Metrics:
         self.restored_records = gauge("outfitter_ledger_restored_records", "Records that the last restore read.")
         self.commits = counter("outfitter_commits", "Commits, by outcome.", ["outcome"])
         self.commit_seconds = histogram("outfitter_commit_seconds", "Duration of commits.", buckets=COMMIT_BUCKETS)
+        self.signs_of_life = counter(
+            "outfitter_signs_of_life", "Signs of life that the manager sent to the bus, by outcome.", ["outcome"]
+        )
         self.input_lost = counter("outfitter_input_lost", "Times the input position was out of range.")
         self.violations = counter(
             "outfitter_exclusivity_violations", "Devices in two live allocations, found by the self-check. Must be 0."
@@ -273,6 +276,8 @@ class Metrics:
             self.failures.labels(reason)
         for outcome in ("ok", "fenced", "unknown", "unavailable", "too-large"):
             self.commits.labels(outcome)
+        for outcome in ("ok", "lost"):
+            self.signs_of_life.labels(outcome)
         for name in self.resources:
             self.grants.labels(name)
             for call in DRIVER_CALLS:

@@ -37,6 +37,7 @@ DEFAULTS = {
     "wait": None,
     "ended_retention": 3_600.0,
     "checkpoint_interval": 3_600.0,
+    "beat_interval": 20.0,
     "shutdown_timeout": 10.0,
     "log_format": "auto",
     "log_level": "info",
@@ -131,6 +132,7 @@ WRONG = {
     "session-timeout": ["", "none", "0", "999ms", "300d", "24d1ms"],
     "ended-retention": ["none", "-1s", "367d"],
     "checkpoint-interval": ["none", "0", "99ms", "367d"],
+    "beat-interval": ["none", "4s", "61s"],
     "shutdown-timeout": ["none", "0", "99ms", "367d"],
     "host": ["", "a/b", "@x"],
     "http": [

@@ -256,6 +256,11 @@ SETTINGS: tuple[Option, ...] = (
         "How often the manager writes its input position if it writes nothing else. A restart reads the rest again.",
     ),
     Option(
+        "beat-interval", "duration", duration(least=5.0, most=60.0), _always("20s"),
+        "How often the manager says on the bus that it lives. Others take it for dead after three intervals of "
+        "silence.",
+    ),
+    Option(
         "shutdown-timeout", "duration", duration(least=0.1), _always("10s"),
         "How long an orderly shutdown may take before the process ends at once. Nothing decided is lost then.",
     ),

@@ -52,6 +52,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     wait: float | None
     ended_retention: float
     checkpoint_interval: float
+    beat_interval: float
     shutdown_timeout: float
     log_format: str
     log_level: str

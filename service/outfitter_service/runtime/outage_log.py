@@ -63,3 +63,33 @@ class OutageLog:
     def drop(self, activity: str) -> None:
         """`activity` has stopped."""
         self._failing.pop(activity, None)
+
+
+class SilenceLog:
+    """Logs once that others cannot see on the bus that this manager lives, and once that they can. It is one for all
+    partitions of a manager."""
+
+    def __init__(self) -> None:
+        self._failing: set[str] = set()
+        self._said: set[str] = set()
+
+    def met(self, writer: str, error: object) -> None:
+        """A sign of life of `writer` was lost."""
+        self._failing.add(writer)
+        message = str(error)
+        if message not in self._said:
+            self._said.add(message)
+            log.warning("others cannot see that this manager lives", error=message)
+
+    def passed(self, writer: str) -> None:
+        """A sign of life of `writer` was acknowledged."""
+        if writer in self._failing:
+            self.drop(writer)
+            if not self._failing:
+                log.info("others see again that this manager lives")
+
+    def drop(self, writer: str) -> None:
+        """There are no more signs of `writer`."""
+        self._failing.discard(writer)
+        if not self._failing:
+            self._said.clear()

@@ -38,6 +38,7 @@ ZERO = {
     "outfitter_input_lag_records": [{}],
     "outfitter_oldest_unanswered_seconds": [{}],
     "outfitter_input_lost_total": [{}],
+    "outfitter_signs_of_life_total": [{"outcome": outcome} for outcome in ("ok", "lost")],
     "outfitter_commits_total": [{"outcome": outcome} for outcome in ("ok", "fenced", "unknown", "unavailable")],
     "outfitter_commit_seconds_count": [{}],
     "outfitter_lease_expiries_total": [{}],
@@ -81,6 +82,7 @@ async def test_metrics_move_with_what_happens(serve: Serve) -> None:
             ("outfitter_driver_seconds_count", {"resource": "gpu", "call": "inventory"}, 1),
             ("outfitter_exclusivity_violations_total", {}, 0),
             ("outfitter_partition_ready", {"partition": "0"}, 1),
+            ("outfitter_signs_of_life_total", {"outcome": "lost"}, 0),
         ]:
             assert in_process.metric(name, **labels) == value, f"{name}{labels}"
         assert in_process.metric("outfitter_commits_total", outcome="ok") >= 2

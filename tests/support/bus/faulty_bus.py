@@ -1,8 +1,8 @@
 """A bus that fails where it is told to: the embedded one underneath, a question before and after everything it does.
 
 `FaultyBus(url, script)`: `script(point)` is awaited at each point, `"commit:before"`, `"commit:after"`,
-`"open_writer:before"` and so on, and may raise what a bus raises, hang, or have its caller cancelled. What it raises
-at `:after` hides what has happened: a commit whose outcome is unknown.
+`"open_writer:before"` and so on (`"beat:before"` for a manager's signs of life). It may raise what a bus raises, hang,
+or have its caller cancelled. What it raises at `:after` hides what has happened: a commit whose outcome is unknown.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class FaultyBus(Bus):
             return await self._inner.create_topics(specs)
 
     async def publish(self, topic: str, partition: int, entry: Entry) -> int:
-        async with self._around("publish"):
+        async with self._around("beat" if topic.endswith(".managers") else "publish"):
             return await self._inner.publish(topic, partition, entry)
 
     async def offsets(self, topic: str, partition: int) -> tuple[int, int]:

@@ -110,10 +110,11 @@ def checkpoint(
     at: datetime,
     boot_id: str | None,
     snapshot: datetime | UnsetType,
+    beat_s: float | UnsetType = UNSET,
 ) -> Checkpoint:
     """The checkpoint of a commit that was just sealed. `position`: in the input. `shape`: the topics'. `grown`: the
     input's offsets from before partitions were added. `boot_id`: the boot whose deaths are not all committed.
-    `snapshot`: when the newest complete snapshot in history was begun."""
+    `snapshot`: when the newest complete snapshot in history was begun. `beat_s`: seconds between two signs of life."""
     return Checkpoint(
         writer=identity.writer,
         instance=identity.instance,
@@ -132,6 +133,7 @@ def checkpoint(
         ledger_id=shape.ledger,
         ledger_start=shape.ledger_start or UNSET,
         grown=grown,
+        beat_s=beat_s,
     )
 
 

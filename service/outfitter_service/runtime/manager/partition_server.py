@@ -30,8 +30,10 @@ class PartitionServer:
         instruments: Instruments,
         owns_partition: Callable[[], Awaitable[bool]] | None = None,
         limits: Limits = DEFAULT_LIMITS,
+        sweeps: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`loaded`: the drivers, by resource. `owns_partition`: as in `Processor`. The settings override `limits`."""
+        """`loaded`: the drivers, by resource. `owns_partition` and `sweeps`: as in `Processor`. The settings override
+        `limits`."""
         identity = self.identity = assignment.identity
         self._pool = DriverPool(loaded, metrics=instruments.metrics, survivors=SurvivorWatch(identity))
         self.processor = Processor(
@@ -48,11 +50,13 @@ class PartitionServer:
                 limits,
                 lease_grace_s=settings.lease_grace,
                 checkpoint_interval_s=settings.checkpoint_interval,
+                beat_s=limits.beat_s and settings.beat_interval,
                 history=limits.history if settings.history else None,
             ),
             instruments=instruments,
             drivers=self._pool,
             owns_partition=owns_partition,
+            sweeps=sweeps,
         )
 
     async def run(self) -> None:

@@ -71,6 +71,7 @@ class Service:
         self.metrics.ready.set_function(lambda: float(self.ready))
         self._server: PartitionServer | None = None
         self._replica: Replica | None = None
+        self._sweeper: SweeperMember | None = None
         self._instruments = Instruments.of(self.metrics)
         self._stopping = anyio.Event()
         self.phase = "starting"
@@ -245,6 +246,7 @@ class Service:
             self.loaded,
             instruments=self._instruments,
             limits=structs.replace(DEFAULT_LIMITS, take_over=self._take_over, adopt=self._adopt),
+            sweeps=lambda: self._sweeper is not None and self._sweeper.is_sweeping,
         )
         if self.stopping:
             self._server.processor.stop()
@@ -264,6 +266,7 @@ class Service:
         silent = timedelta(seconds=2 * self.settings.checkpoint_interval)
         others = at_work(server.processor.neighbours, since=datetime.now(UTC) - silent)
         sweeper = SweeperMember(bus, partitions=partitions, identity=server.identity, instruments=self._instruments)
+        self._sweeper = sweeper
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(sweeper.run_by_turns, others)
             await self._stopping.wait()

@@ -81,6 +81,8 @@ class CommitBuilder:
         """Whether the commit has anything to write (heartbeats move leases in memory only)."""
         if commit.opening or not commit.batch.output.empty or self._event_queue.notes or self._snapshots.underway:
             return True
+        if self._tenure.signs_of_life.is_news:
+            return True
         if commit.position - self._written_to >= self._limits.checkpoint_records or self._quotas.rewrites.renewed:
             return True
         return self._clock.monotonic() - self._written_at >= self._limits.checkpoint_interval_s
@@ -119,6 +121,7 @@ class CommitBuilder:
             # the ended boot stays in the checkpoint until all its deaths are committed: so a crash loses none
             boot_id=ended_boot_id if deaths_left else assignment.identity.boot_id,
             snapshot=self._snapshots.newest(output.piece),
+            beat_s=self._tenure.signs_of_life.say(),
         )
 
     # --- afterwards ---
@@ -136,6 +139,7 @@ class CommitBuilder:
         """These commits failed: later commits write their queue positions, answers, summaries and snapshot pieces
         again."""
         self._snapshots.take_back()
+        self._tenure.signs_of_life.take_back()
         for commit in commits:
             quota_use = commit.batch.quota_use
             self._quotas.letters.give_back(quota_use.used)

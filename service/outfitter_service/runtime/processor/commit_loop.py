@@ -83,6 +83,7 @@ class CommitLoop:
 
     async def _run_loop(self, commits: TaskGroup, ready: Callable[[bool], None]) -> BusError | None:
         while True:
+            self._tenure.signs_of_life.ask()
             self._settlement.report()
             if self._sent is not None and self._sent.done:
                 sent, self._sent = self._sent, None

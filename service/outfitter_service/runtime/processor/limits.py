@@ -17,6 +17,7 @@ class Limits(Struct, frozen=True, kw_only=True):
     `batch_records`: the most events in a commit. `lease_grace_s`: seconds between a lease's end and its judgement.
     `checkpoint_interval_s`, `checkpoint_records`: after so many seconds or messages a checkpoint is written, even if
     nothing else is. `hosts`: the most hosts of one partition. `take_over`: accept a ledger that another machine wrote.
+    `beat_s`: seconds between two signs of life; None: none.
     `adopt`: accept a ledger that was written to another topic, or is gone. `look_s`: seconds between two checks of the
     topics' shape. `history`: how often the history topic gets snapshots; None: nothing is written to it. `read_ahead`
     and `quiet_limit` are as in input_reader.py and lookahead.py. `rewritten_bytes`: the most bytes of records that are
@@ -26,6 +27,7 @@ class Limits(Struct, frozen=True, kw_only=True):
     lease_grace_s: float = 2.0
     checkpoint_interval_s: float = 3600.0
     checkpoint_records: int = 5000
+    beat_s: float | None = 20.0
     hosts: int = 10_000
     take_over: bool = False
     adopt: bool = False

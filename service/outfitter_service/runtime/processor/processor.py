@@ -40,6 +40,7 @@ from outfitter_service.runtime.processor.reporting.reporter import CommitReporte
 from outfitter_service.runtime.processor.reporting.size_refusals import explain
 from outfitter_service.runtime.processor.same_machine import SameMachine
 from outfitter_service.runtime.processor.settlement import InputLoss, Settlement
+from outfitter_service.runtime.processor.signs_of_life import SignsOfLife
 from outfitter_service.runtime.processor.takeover import Takeover
 from outfitter_service.runtime.processor.tenure import RecycledError, Tenure
 from outfitter_service.runtime.processor.unrecorded_workers import SearchOfHost, search_host
@@ -68,10 +69,11 @@ class Processor:
         owns_partition: Callable[[], Awaitable[bool]] | None = None,
         make_process_watch: Callable[..., ProcessWatch] = ProcessWatch,
         search_processes: SearchOfHost = search_host,
+        sweeps: Callable[[], bool] = lambda: False,
     ) -> None:
         """`owns_partition`: the processor asks it before it takes the partition again; by default it reads in the
         ledger who wrote last. `make_process_watch`: makes the watch of owner processes. `search_processes` finds the
-        processes of a host's workers."""
+        processes of a host's workers. `sweeps`: whether the manager sweeps now; in cluster scope it always does."""
         identity, partition, clock = assignment.identity, assignment.partition, instruments.clock
         log_fields: dict[str, str | int] = {"host": identity.host} if identity.host else {"partition": partition}
         self._assignment = assignment
@@ -128,6 +130,13 @@ class Processor:
             take_over=limits.take_over,
         )  # fmt: skip
         self._same_machine = SameMachine(assignment)
+        self._signs_of_life = SignsOfLife(
+            assignment,
+            instruments,
+            every_s=limits.beat_s,
+            sweeps=sweeps if identity.host is not None else lambda: True,
+            wake=wakeup.set,
+        )
         self._topic_watch = TopicWatch(assignment, self._topic_check, reader, self._snapshots, every_s=limits.look_s)
 
     # --- from outside ---
@@ -290,10 +299,12 @@ class Processor:
             shape=self._topic_check.shape,
             batch_bytes=await self._takeover.batch_bytes(writer),
             end=restored.end,
+            signs_of_life=self._signs_of_life,
         )
 
     def _begin(self, tenure: Tenure) -> CommitLoop:
         inputs, event_queue, clock = self.inputs, self.event_queue, self._instruments.clock
+        self._signs_of_life.begin()
         builder = CommitBuilder(
             tenure, self._rules, self._limits, self._batch_limits, self._snapshots, self._quotas, event_queue, clock
         )
@@ -314,8 +325,11 @@ class Processor:
             tasks.start_soon(self.liveness.poll_owners)
             tasks.start_soon(self._takeover.check_for_rivals, loop.first_commit, tenure.end)
             tasks.start_soon(self._topic_watch.run, tenure.cursor, tenure.shape)
+            tasks.start_soon(self._signs_of_life.run)
             trouble = await loop.run(self._set_ready)
             tasks.cancel_scope.cancel()
+        if trouble is None and self._stop.mark_stopped:
+            await self._signs_of_life.end(self._instruments.clock.utc())
         return trouble
 
     def _set_ready(self, ready: bool) -> None:

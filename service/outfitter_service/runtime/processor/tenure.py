@@ -9,6 +9,7 @@ from outfitter_service.core.state.ledger import Ledger
 from outfitter_service.runtime.changelog.shape import Shape
 from outfitter_service.runtime.input.assignment import Assignment
 from outfitter_service.runtime.input.input_reader import Cursor
+from outfitter_service.runtime.processor.signs_of_life import SignsOfLife
 
 
 class RecycledError(BusError):
@@ -18,7 +19,7 @@ class RecycledError(BusError):
 class Tenure(Struct, frozen=True, kw_only=True):
     """What one tenure works with. `cursor`: the settled position in the input. `shape`: the topics' shape at its start.
     `batch_bytes`: the most bytes of a commit's ledger batch, and of its history batch. `end`: the offset up to which
-    the ledger was restored."""
+    the ledger was restored. `signs_of_life`: of its loop."""
 
     assignment: Assignment
     writer: Writer
@@ -27,3 +28,4 @@ class Tenure(Struct, frozen=True, kw_only=True):
     shape: Shape
     batch_bytes: int
     end: int
+    signs_of_life: SignsOfLife

@@ -91,6 +91,11 @@ class SweeperMember(Struct, frozen=True):
     heartbeat_s: float = HEARTBEAT_S
     _sweepers: dict[int, tuple[PartitionSweeper, anyio.CancelScope]] = {}
 
+    @property
+    def is_sweeping(self) -> bool:
+        """Whether it sweeps some partition now."""
+        return bool(self._sweepers)
+
     async def run_by_turns(self, others: Collection[str]) -> None:
         """Sweep always, or only in some turns, until cancelled. `others`: the partition's other hosts with a working
         manager. Returns if rights are missing."""
