@@ -234,6 +234,7 @@ class ReplicaManager(Manager):
                 lease_grace=job.limits.lease_grace_s,
                 ended_retention=job.retention_s,
                 checkpoint_interval=job.limits.checkpoint_interval_s,
+                beat_interval=job.limits.beat_s or 20.0,
                 history=job.limits.history is not None,
             ),
             load(job.benches, prepares=job.prepares, catalogue=job.catalogue, oddities=job.oddities),

@@ -76,6 +76,8 @@ class Setting(Struct, kw_only=True, frozen=True):
     """Whether wall clocks jump."""
     changes: bool
     """Whether managers are started with another configuration now and then."""
+    beat_s: float | None
+    """How often managers say on the bus that they live; None: never."""
     unruly: bool
     """Whether workers say what no client would, and one of them runs twice at once."""
 
@@ -118,6 +120,7 @@ def setting(seed: int) -> Setting:
         catalogue=_catalogue(random.Random(f"{seed}/catalogue")),
         jumps=random.Random(f"{seed}/jumps").random() < JUMPY,
         changes=random.Random(f"{seed}/changes").random() < CHANGING,
+        beat_s=random.Random(f"{seed}/beats").choice((None, None, 5.0)),
         unruly=random.Random(f"{seed}/unruly").random() < UNRULY,
         takes_bytes=large.takes_bytes if large is not None else takes_bytes,
         bulk=large,

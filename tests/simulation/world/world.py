@@ -15,12 +15,13 @@ from typing import Any
 import anyio
 from msgspec import structs
 
+from outfitter_proto.names import managers_topic
 from outfitter_proto.partitioning import partition_of
 from outfitter_service.metrics import Metrics
 from outfitter_service.runtime.changelog.snapshots import Pace
 from outfitter_service.runtime.processor.processor import Limits
 from simulation.hosts.hardware import MAP, PORT, Bench, Oddities
-from simulation.hosts.managers import TOPICS, Host, HostManager, Job, Manager, ReplicaManager
+from simulation.hosts.managers import CLUSTER, TOPICS, Host, HostManager, Job, Manager, ReplicaManager
 from simulation.hosts.owners import Owners
 from simulation.hosts.workers import LONGEST_LEASE_S, Worker
 from simulation.loop import Loop, Process
@@ -34,7 +35,13 @@ from simulation.world.retention import retention
 from simulation.world.settings import setting
 from simulation.world.strangers import lateness, strangers
 
-COMPACTED = {TOPICS.registrations: False, TOPICS.allocations: True, TOPICS.history: False, TOPICS.dead_letters: False}
+COMPACTED = {
+    TOPICS.registrations: False,
+    TOPICS.allocations: True,
+    TOPICS.history: False,
+    TOPICS.dead_letters: False,
+    managers_topic(CLUSTER): True,
+}
 REST_S = 240.0
 """How long the world may take, once all faults are over, until every worker was served and has left."""
 SWEPT_WITHIN_S = 90.0
@@ -142,6 +149,7 @@ class World:
                 checkpoint_records=dice.choice((3, 20, 5000)),
                 checkpoint_interval_s=dice.choice((5.0, 3600.0)),
                 history=dice.choice((None, Pace(), Pace())),
+                beat_s=self.setting.beat_s,
             ),
             lease_s=10.0,
             retention_s=dice.choice((60.0, 3600.0)),
