@@ -23,16 +23,19 @@ DIST = ROOT / "dist"
 def main(tools: Path, commit: str) -> None:
     with tempfile.TemporaryDirectory(prefix="outfitter-release-") as folder:
         work = Path(folder)
+        print("building wheel and sdist twice ...", flush=True)
         wheel, sdist = building.build(ROOT, work, commit)
         contents.check(ROOT, commit, wheel, sdist)
         subprocess.run([tools / "twine", "check", "--strict", wheel, sdist], check=True)
 
+        print("installing the wheel into an empty environment, and trying each program ...", flush=True)
         environment = work / "empty"
         begun = time.monotonic()
         trying.install(wheel, environment, ROOT / "constraints-service.txt")
         trying.first_grant(environment / "bin", begun)
         trying.each_program(environment / "bin", work)
 
+        print("listing what it brings ...", flush=True)
         released = sdist.name.removesuffix(".tar.gz")
         bill = work / f"{released}.cdx.json"
         inventory.write(tools, environment, ROOT / "pyproject.toml", released.partition("-")[2], bill)
