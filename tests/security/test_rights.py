@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import secrets
 import shlex
 import subprocess
 import sys
@@ -12,9 +13,10 @@ import anyio
 import pytest
 
 from outfitter_proto import topics
-from outfitter_proto.bus import BusAuthorizationError, Right
+from outfitter_proto.bus import BusAuthorizationError, Entry, Right, connect
 from outfitter_proto.names import managers_group
 from outfitter_proto.names import topics as names_of
+from outfitter_proto.partitioning import partition_of
 from outfitter_service.cli._lib.diagnosis.bus import rights as doctors_rights
 from outfitter_service.cli._lib.diagnosis.finding import Machine, Verdict
 from outfitter_service.query import ledger_view
@@ -105,6 +107,33 @@ async def test_with_the_least_rights_a_worker_gets_its_device_and_a_monitor_sees
     assert "ready" in printed
     assert "not shown to this principal" not in printed
     assert "is not granted" not in printed
+
+
+async def test_with_the_least_rights_a_host_is_served_in_a_partition_that_another_host_has_swept(
+    secure_broker: SecureBroker, tmp_path: Path
+) -> None:
+    """A sweeper's commit leaves a marker in `dead-letters`, and the second manager has no right to read that topic."""
+    cluster = f"t-{secrets.token_hex(4)}"
+    admin, partitions = secure_broker.administrator(), 2
+    other = next(name for n in range(99) if partition_of(name := f"{HOST}-{n}", 2) != partition_of(HOST, 2))
+    async with connect(secure_broker.at("open"), admin) as bus:
+        await topics.create(bus, cluster, partitions=partitions)
+        logins = []
+        for host in (HOST, other):
+            name = user()
+            acls(secure_broker, MANAGER, name, cluster, host=host)
+            logins.append(secure_broker.oauth(name))
+        swept = partition_of(other, partitions)
+        (tmp_path / "first").mkdir()
+        async with managing(secure_broker.at("sasl"), logins[0], cluster, tmp_path / "first", host=HOST):
+            registrations = names_of(cluster).registrations
+            await bus.publish(registrations, swept, Entry(HOST.encode(), b"{}"))  # in the wrong partition
+            with anyio.fail_after(WITHIN):
+                while (await bus.offsets(names_of(cluster).dead_letters, swept))[1] == 0:  # noqa: ASYNC110
+                    await anyio.sleep(0.05)
+            async with managing(secure_broker.at("sasl"), logins[1], cluster, tmp_path, host=other) as second:
+                assert second.failure is None
+                assert second.service.ready
 
 
 # --- each one removed ---------------------------------------------------------------------------------------

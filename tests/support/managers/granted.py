@@ -6,6 +6,7 @@ import json
 import re
 import secrets
 import shlex
+from pathlib import Path
 from typing import Any
 
 from confluent_kafka.admin import AclBinding
@@ -25,10 +26,12 @@ PAGE = ROOT / "deploy" / "security.md"
 PAGES_HOST = "gpu-3"
 
 
-def granted(cluster: str = "outfitter", host: str = PAGES_HOST) -> dict[str, list[tuple[str, str, str, bool]]]:
+def granted(
+    cluster: str = "outfitter", host: str = PAGES_HOST, *, page: Path = PAGE
+) -> dict[str, list[tuple[str, str, str, bool]]]:
     """The page's commands, by principal: operation, kind, name of `cluster` and `host`, whether prefixed."""
     found: dict[str, list[tuple[str, str, str, bool]]] = {}
-    for line in re.findall(r"^grant (User:.*)$", PAGE.read_text(), re.MULTILINE):
+    for line in re.findall(r"^grant (User:.*)$", page.read_text(), re.MULTILINE):
         principal, *words = shlex.split(line)
         options = dict(zip(words[::2], words[1::2], strict=True))
         operation = options.pop("--operation")
@@ -61,9 +64,11 @@ def looked_for(role: str, cluster: str, host: str = HOST) -> list[Right]:
     return [*own, *rights.of_signs_of_life(cluster)]
 
 
-def acls(broker: SecureBroker, role: str, user: str, cluster: str, leave_out: int | None = None) -> list[AclBinding]:
+def acls(
+    broker: SecureBroker, role: str, user: str, cluster: str, leave_out: int | None = None, *, host: str = HOST
+) -> list[AclBinding]:
     """Grant `user` what the page grants to `role`, but for one; give what was granted."""
-    wanted = granted(cluster, HOST)[role]
+    wanted = granted(cluster, host)[role]
     given = [
         right(f"User:{user}", operation, kind, name, prefixed=prefixed)
         for number, (operation, kind, name, prefixed) in enumerate(wanted)
