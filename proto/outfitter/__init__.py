@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         UnknownResourceError,
         UnwatchableProcessError,
         UsedAfterForkError,
+        VariableNotAllowedError,
         WaitedTooLongError,
     )
     from outfitter.flink import flink_labels
@@ -71,6 +72,7 @@ __all__ = [
     "UnknownResourceError",
     "UnwatchableProcessError",
     "UsedAfterForkError",
+    "VariableNotAllowedError",
     "WaitedTooLongError",
     "__version__",
     "flink_labels",

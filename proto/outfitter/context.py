@@ -267,6 +267,9 @@ class RuntimeContext(OperatorContext):
             if scope.cancelled_caught:
                 warn_slow(self)
 
+    def _allowed_variables(self) -> frozenset[str]:
+        return self._settings.allowed_variables
+
     # --- inside ------------------------------------------------------------------------------------------
 
     def _make_backend(self, on_lease_at_risk: Callable[[LeaseLostError], object] | None) -> Backend:

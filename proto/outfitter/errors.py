@@ -72,6 +72,11 @@ class WaitedTooLongError(AllocationFailedError, TimeoutError):
     """The devices did not become free within `wait`."""
 
 
+class VariableNotAllowedError(AllocationError):
+    """The record sets environment variables that select no device, as far as Outfitter knows, and that this worker does
+    not allow. The message has the setting that allows them."""
+
+
 class AllocationEndedError(AllocationError):
     """The allocation is over: it was released, its lease expired, or a newer incarnation superseded it."""
 

@@ -6,7 +6,7 @@ A whole context, one operator's view of it and the fake in `outfitter.testing` h
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Collection, Iterator
 from typing import NamedTuple
 
 from outfitter.errors import AllocationFailedError, AllocationNotUsableError, ContextStateError, UsedAfterForkError
@@ -25,6 +25,7 @@ class OperatorContext(ABC):
         LeaseLostError: no heartbeat got through for two thirds of the lease; stop using the devices.
         AllocationEndedError, AllocationFailedError: the allocation is over.
         AllocationNotUsableError: its state does not permit use (a state of a later version, for example).
+        VariableNotAllowedError: its variables are not allowed here; not of `record`.
         BusError: the session cannot read the ledger any more.
     """
 
@@ -36,6 +37,10 @@ class OperatorContext(ABC):
     @abstractmethod
     def _allocation_watch(self) -> AllocationWatch:
         """The watch of the allocation, after a check of process and context."""
+
+    @abstractmethod
+    def _allowed_variables(self) -> Collection[str]:
+        """The variables that this worker takes from a record besides those that select devices."""
 
     @property
     def record(self) -> Allocation:
@@ -50,7 +55,7 @@ class OperatorContext(ABC):
         A named operator has variables of its own, for a process started for it. Otherwise they are the whole
         worker's, and `local_index` refers to those.
         """
-        return status.environment(self.record, self.operator)
+        return status.environment(self.record, self.operator, self._allowed_variables())
 
     def get_external_resource_infos(self, name: str, *, strict: bool = True) -> ExternalResourceInfos:
         """The infos of resource `name` (Flink: `RuntimeContext.getExternalResourceInfos`).
@@ -65,8 +70,10 @@ class OperatorContext(ABC):
             UnknownResourceError: unknown resource; the message lists the known ones.
             NoDriverError, ResourceDisabledError, AllocationFailedError: the resource has no infos, with the reason.
         """
+        record = self.record
+        status.environment(record, self.operator, self._allowed_variables())
         try:
-            return status.infos(self.record, name, self.operator)
+            return status.infos(record, name, self.operator)
         except AllocationFailedError as error:
             if strict or (
                 error.record is not None and status.status_of(error.record) is not status.AllocationStatus.YOURS
@@ -77,6 +84,7 @@ class OperatorContext(ABC):
     def external_resource_infos(self) -> dict[str, ExternalResourceInfos]:
         """The infos of all resources of this operator, without those that have no infos."""
         record = self.record
+        status.environment(record, self.operator, self._allowed_variables())
         return {
             name: status.infos(record, name, self.operator)
             for name in status.resource_names(record, self.operator)
@@ -163,6 +171,9 @@ class OperatorView(OperatorContext):
 
     def _allocation_watch(self) -> AllocationWatch:
         return self._context._allocation_watch()
+
+    def _allowed_variables(self) -> Collection[str]:
+        return self._context._allowed_variables()
 
 
 def _usable(allocation_watch: AllocationWatch, snapshot: WatchSnapshot) -> Allocation:

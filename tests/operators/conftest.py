@@ -26,7 +26,7 @@ class WorkerSetup(NamedTuple):
 
 @pytest.fixture(autouse=True)
 def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("BUS", "CLUSTER", "HOST", "WORKER", "OPERATOR", "INCARNATION"):
+    for name in ("BUS", "CLUSTER", "HOST", "WORKER", "OPERATOR", "INCARNATION", "ALLOW_ENV"):
         monkeypatch.delenv(f"OUTFITTER_{name}", raising=False)
 
 

@@ -64,7 +64,9 @@ def test_a_host_has_the_partition_of_its_vector(vector: Vector) -> None:
 
 @vectors("environment")
 def test_a_variable_is_applied_or_left_out_as_its_vector_says(vector: Vector) -> None:
-    assert (environment.refusal(vector["name"], vector["value"]) is None) is vector["apply"]
+    kept = environment.divide({vector["name"]: vector["value"]})[0]
+    expected = {True: (True, []), False: (False, []), "if allowed": (True, [vector["name"]])}[vector["apply"]]
+    assert (bool(kept), environment.unknown(kept, ())) == expected
 
 
 @vectors("leases")
@@ -91,7 +93,7 @@ def test_an_operator_sees_the_devices_and_variables_of_the_vector(vector: Vector
         resources = [name for name in status.resource_names(record, operator) if name not in record.unavailable]
         seen = {name: [info["id"] for info in status.infos(record, name, operator)] for name in resources}
         assert seen == view["devices"]
-        assert status.environment(record, operator) == view["env"]
+        assert status.environment(record, operator, view["env"].keys()) == view["env"]
 
 
 @vectors("records")

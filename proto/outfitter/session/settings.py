@@ -18,6 +18,7 @@ from msgspec import UNSET, Struct
 from outfitter.errors import InvalidRequestError
 from outfitter.session import identity
 from outfitter_proto import codec, names
+from outfitter_proto import environment as variables
 from outfitter_proto.bus import DEFAULT_BUS
 from outfitter_proto.records import Owner, Register, ResourceRequest
 from outfitter_proto.support.processes import process_owner, survivors_of
@@ -30,6 +31,7 @@ class Settings(Struct, frozen=True, kw_only=True):
 
     `bus`: its URL. `registration`: what the worker publishes, or the allocation that it attaches to. `operator`: whose
     share the context shows; None: the whole worker's. `attach`: publish nothing and follow the existing allocation.
+    `allowed_variables`: see `outfitter_proto.environment`.
     """
 
     bus: str
@@ -37,6 +39,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     registration: Register
     operator: str | None
     attach: bool
+    allowed_variables: frozenset[str] = frozenset()
 
 
 def resolve(
@@ -105,7 +108,15 @@ def resolve(
         registration=registration,
         operator=operator,
         attach=attach,
+        allowed_variables=_allowed_variables(environment.get(variables.ALLOWING, "")),
     )
+
+
+def _allowed_variables(text: str) -> frozenset[str]:
+    try:
+        return variables.allowed_by(text)
+    except ValueError as error:
+        raise InvalidRequestError(f"{variables.ALLOWING}: {error}", code="invalid-request") from error
 
 
 def _requests(amounts: Amounts) -> dict[str, ResourceRequest]:

@@ -6,13 +6,14 @@ Pure functions of one record.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from outfitter.errors import (
     AllocationEndedError,
     AllocationError,
     AllocationNotUsableError,
     UnknownResourceError,
+    VariableNotAllowedError,
     failure,
 )
 from outfitter.infos import ExternalResourceInfos
@@ -111,9 +112,23 @@ def infos(record: Allocation, name: str, operator: str | None) -> ExternalResour
     return _infos(device for device in devices if device.get("id") not in assigned)
 
 
-def environment(record: Allocation, operator: str | None) -> dict[str, str]:
-    """The environment variables of a named operator's share, else of the whole worker, without those in `left_out`."""
-    return variables.divide(_recorded_environment(record, operator))[0]
+def environment(record: Allocation, operator: str | None, allowed: Collection[str] = ()) -> dict[str, str]:
+    """The environment variables of a named operator's share, else of the whole worker, without those in `left_out`.
+    `allowed`: the names that this worker allows besides those that select devices.
+
+    Raises:
+        VariableNotAllowedError: there are others. None is left out in silence: it may be the one that hides devices.
+    """
+    kept = variables.divide(_recorded_environment(record, operator))[0]
+    if names := variables.unknown(kept, allowed):
+        every = ",".join(sorted({*allowed, *names}))
+        raise VariableNotAllowedError(
+            f"allocation {record.key} sets {', '.join(names)}, and Outfitter does not know what that selects. If this "
+            f"worker is to take it from a record, set {variables.ALLOWING}={every} in its environment "
+            f"(`outfitter run` and `hold` also have {' '.join(f'--allow-env {name}' for name in every.split(','))})",
+            record=record,
+        )
+    return kept
 
 
 def _recorded_environment(record: Allocation, operator: str | None) -> dict[str, str]:

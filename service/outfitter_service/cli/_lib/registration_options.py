@@ -74,6 +74,23 @@ _OPTIONS: tuple[Callable[[F], F], ...] = (
 )  # fmt: skip
 
 
+def _allowed(_ctx: click.Context, _param: click.Parameter, values: Iterable[str]) -> frozenset[str]:
+    from outfitter_proto import environment
+
+    try:
+        return environment.allowed_by(" ".join(values))
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+
+
+allow_env = click.option(
+    "--allow-env", "allowed", metavar="NAME", multiple=True, callback=_allowed, envvar="OUTFITTER_ALLOW_ENV",
+    show_envvar=True,
+    help="A variable that devices may set here, besides those that are known to select devices; repeatable.",
+)  # fmt: skip
+"""For commands that pass a record's variables on. The value is a set of names."""
+
+
 def registration(
     host: str,
     *,

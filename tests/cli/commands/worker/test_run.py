@@ -213,7 +213,7 @@ def test_a_forged_record_runs_no_code(tmp_path: Path) -> None:
     forged = {"PATH": f"{tmp_path}/evil", "LD_PRELOAD": f"{tmp_path}/evil.so", "V": "device"}
     with ScriptedManager(url, "h", FakeOutfitter({"gpu": [{}]}, env=forged)):
         done = subprocess.run(
-            [*OUTFITTER, "run", "--bus", url, "--host", "h", "--", "hello"],
+            [*OUTFITTER, "run", "--bus", url, "--host", "h", "--allow-env", "V", "--", "hello"],
             env=environment(PATH=f"{tmp_path}/bin:{os.environ['PATH']}"), capture_output=True, text=True, timeout=60,
         )  # fmt: skip
     assert (done.returncode, done.stdout) == (0, "honest device\n"), done.stderr

@@ -15,9 +15,15 @@ from typing import Final
 import anyio
 from msgspec import Struct
 
-from outfitter.errors import AllocationEndedError, AllocationError, OutfitterError, WaitedTooLongError
+from outfitter.errors import (
+    AllocationEndedError,
+    AllocationError,
+    OutfitterError,
+    VariableNotAllowedError,
+    WaitedTooLongError,
+)
 from outfitter.session.late_deregistration import deregister_late
-from outfitter.session.status import AllocationStatus, status_of
+from outfitter.session.status import AllocationStatus, environment, status_of
 from outfitter.session.watch import AllocationWatch, WatchSnapshot, lease_lost
 from outfitter.session.worker_session import MANAGER_PATIENCE, WorkerSession
 from outfitter_proto.bus import Bus, BusError, Create
@@ -58,7 +64,8 @@ class Request(Struct, frozen=True):
     """What to hold, and how.
 
     `named`: the caller has chosen the incarnation, so this may be a restart. `reads_stdin`: the end of standard input
-    gives the devices back. `wait_for_manager`: however long.
+    gives the devices back. `wait_for_manager`: however long. `allowed`: the variables that a record may set besides
+    those that select devices.
     """
 
     where: Connection
@@ -67,6 +74,7 @@ class Request(Struct, frozen=True):
     named: bool
     reads_stdin: bool
     wait_for_manager: bool
+    allowed: frozenset[str]
 
 
 class HoldSession:
@@ -157,6 +165,8 @@ class HoldSession:
                     return
                 if status_of(earlier) is AllocationStatus.YOURS:
                     self._print_record(earlier)
+                    if self._code:
+                        return
             session = self._session(bus, is_known=earlier is not None)
             try:
                 await session.open()
@@ -249,8 +259,20 @@ class HoldSession:
         return self._code == 0
 
     def _print_record(self, record: Allocation) -> None:
+        if (problem := self._problem(record)) is not None:
+            self._end_failed(problem)
+            return
         self._is_granted = True
         self._put(lines.of_record(record))
+
+    def _problem(self, record: Allocation) -> VariableNotAllowedError | None:
+        """Why the owner must not be told of these devices: nobody knows what their variables select."""
+        try:
+            for operator in (None, *record.operators):
+                environment(record, operator, self._request.allowed)
+        except VariableNotAllowedError as error:
+            return error
+        return None
 
     def _end_lost(self, record: Allocation) -> None:
         """Print the last record of an allocation that is over."""

@@ -7,7 +7,7 @@ from typing import Any
 import click
 import msgspec
 
-from outfitter.errors import AllocationEndedError, AllocationError, NoManagerError
+from outfitter.errors import AllocationEndedError, AllocationError, NoManagerError, VariableNotAllowedError
 from outfitter_proto import codec
 from outfitter_proto.bus import (
     BusAuthenticationError,
@@ -22,6 +22,7 @@ from outfitter_service.cli._lib.errors import describe, leaves
 _CODES: tuple[tuple[type[BaseException], str], ...] = (
     (NoManagerError, "no-manager"),
     (AllocationEndedError, "ended"),
+    (VariableNotAllowedError, "variable-not-allowed"),
     (BusUnavailableError, "bus-unavailable"),
     (BusAuthenticationError, "bus-authentication"),
     (BusAuthorizationError, "bus-authorization"),

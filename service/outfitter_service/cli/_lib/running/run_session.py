@@ -20,6 +20,7 @@ from outfitter.session.status import AllocationStatus, environment, status_of
 from outfitter.session.watch import AllocationWatch, lease_lost
 from outfitter.session.worker_session import MANAGER_PATIENCE, WorkerSession
 from outfitter_proto.bus import Create
+from outfitter_proto.environment import ALLOWING
 from outfitter_proto.records import Allocation, Register
 from outfitter_service.cli._lib import output
 from outfitter_service.cli._lib.running import job_control
@@ -61,7 +62,9 @@ class RunSession:
         signals: SignalFile,
         wait_for_manager: bool,
         kill_after: float,
+        allowed: frozenset[str],
     ) -> None:
+        """`allowed`: the variables that a record may set besides those that select devices."""
         self._where = where
         self._message = message
         self._child = child
@@ -69,6 +72,7 @@ class RunSession:
         self._signals = signals
         self._patience = None if wait_for_manager else MANAGER_PATIENCE
         self._kill_after = kill_after
+        self._allowed = allowed
         self._withdrawn_by: int | None = None
         self._waiting = anyio.CancelScope()
 
@@ -77,6 +81,7 @@ class RunSession:
 
         Raises:
             NoManagerError, AllocationFailedError, AllocationEndedError, BusError: why there are no devices.
+            VariableNotAllowedError: the devices set variables that this worker does not allow.
             OutfitterCliError: it took too long.
         """
         async with anyio.create_task_group() as tasks:
@@ -151,6 +156,7 @@ class RunSession:
             raise OutfitterCliError(str(error), exit_code=WAITED_TOO_LONG) from error
 
     async def _execute(self, session: WorkerSession, record: Allocation) -> int:
+        variables_of_command = self._environment(record)
         for name, missing in record.unavailable.items():
             warn(f"continues without infos of {name}: {missing.reason}")
         self._child.take_foreground()
@@ -159,7 +165,7 @@ class RunSession:
         if self._withdrawn_by is not None:
             await anyio.lowlevel.checkpoint()  # withdrawn at the moment of the grant
         session.leave_because(None)
-        self._child.start(self._environment(record))
+        self._child.start(variables_of_command)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._left_behind.send_signals)
             tasks.start_soon(self._guard, session.allocation_watch)
@@ -172,7 +178,8 @@ class RunSession:
         return {
             **os.environ,
             **hiding(record, os.environ),
-            **environment(record, None),
+            **environment(record, None, self._allowed),
+            **({ALLOWING: ",".join(sorted(self._allowed))} if self._allowed else {}),
             **{f"OUTFITTER_KAFKA_{name.replace('-', '_').upper()}": value for name, value in self._where.login.items()},
             **variables(self._where.bus, self._where.cluster, self._message),
         }

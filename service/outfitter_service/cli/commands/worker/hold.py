@@ -35,6 +35,7 @@ WRITTEN_WITHIN = 2.0
     "environment: OUTFITTER_HOST, OUTFITTER_WORKER, OUTFITTER_INCARNATION.",
 )
 @click.option("--wait-for-manager", is_flag=True, help="Wait until there is a manager, however long.")
+@registration_options.allow_env
 @click.option("--no-stdin", is_flag=True, help="Do not read standard input: its end does not give the devices back.")
 @click.pass_context
 def hold(
@@ -47,6 +48,7 @@ def hold(
     wait_for_manager: bool,
     no_stdin: bool,
     survivors: bool,
+    allowed: frozenset[str],
     bus: str | None,
     host: str | None,
     cluster: str | None,
@@ -101,7 +103,7 @@ def hold(
                 incarnation=incarnation,
                 survivors=survivors_of(process.identity) if survivors else None,
             )
-            asked = Request(where, message, process, incarnation is not None, reads_stdin, wait_for_manager)
+            asked = Request(where, message, process, incarnation is not None, reads_stdin, wait_for_manager, allowed)
             return await HoldSession(asked, signals=signals, writer=writer).run()
 
         try:

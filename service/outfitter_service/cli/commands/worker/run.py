@@ -33,6 +33,7 @@ DESCRIPTORS = 24
     help="When something is ended: time between SIGTERM and SIGKILL.",
 )
 @click.option("--kill-survivors", is_flag=True, help="End the processes that COMMAND leaves behind.")
+@registration_options.allow_env
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.pass_context
 def run(
@@ -43,6 +44,7 @@ def run(
     wait_for_manager: bool,
     kill_after: float,
     kill_survivors: bool,
+    allowed: frozenset[str],
     command: tuple[str, ...],
     bus: str | None,
     host: str | None,
@@ -104,6 +106,7 @@ def run(
                 signals=signals,
                 wait_for_manager=wait_for_manager,
                 kill_after=kill_after,
+                allowed=allowed,
             )
             return await session.run()
 
