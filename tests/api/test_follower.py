@@ -27,9 +27,10 @@ from outfitter_proto.names import topics
 from outfitter_proto.partitioning import partition_of
 from outfitter_proto.records import DeadLetter, MessageSource, Note, Transition
 from outfitter_service.api import follower as followers
+from outfitter_service.api import stream
 from outfitter_service.api.follower import Follower
 from outfitter_service.api.model.fleet import Fleet
-from support.api import NOW, PARTITIONS, allocation, checkpoint, host_record
+from support.api import NOW, PARTITIONS, Events, allocation, checkpoint, host_record, serving_api
 
 pytestmark = pytest.mark.slow
 
@@ -163,6 +164,24 @@ async def test_when_topics_grow_it_begins_again_with_another_model(bus: Bus, bus
         after = await caught_up(follower)
         assert (after.partitions, after.hosts) == (PARTITIONS + 1, ["a"])
         assert after.events.name != before.events.name
+
+
+async def test_streams_end_as_soon_as_it_begins_again_and_readers_are_told_that_events_are_missing(
+    bus: Bus, bus_url: str, cluster: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "BEAT_S", 1e6)
+    monkeypatch.setattr(followers, "LOOK_EVERY_S", 0.1)
+    async with following(bus_url, cluster) as follower:
+        await caught_up(follower)
+        async with serving_api(follower) as client:
+            async with client.get("/api/v1/events") as response:
+                events = Events(response)
+                await events.until_open()
+                await bus.add_partitions(topics(cluster).allocations, PARTITIONS + 1)
+                assert await events.next() == ("end", None)
+            await caught_up(follower)
+            async with client.get("/api/v1/events", headers={"Last-Event-ID": events.last_id}) as response:
+                assert (await Events(response).next())[0] == "reset"
 
 
 async def test_without_topics_it_says_what_is_missing_and_begins_as_soon_as_they_are_there(

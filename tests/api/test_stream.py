@@ -87,6 +87,26 @@ async def test_a_reader_that_falls_behind_the_log_is_closed_and_told_when_it_com
             assert (await Events(response).next())[0] == "reset"
 
 
+async def test_every_stream_ends_at_once_when_its_picture_is_replaced_or_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(stream, "BEAT_S", 1e6)
+    follower = follower_of(fleet_of(host_record("a")))
+    async with serving_api(follower) as client, client.get(PATH) as one, client.get(PATH) as another:
+        readers = [Events(one), Events(another)]
+        for events in readers:
+            await events.until_open()
+        follower.fleet = None
+        for events in readers:
+            assert await events.next() == ("end", None)
+        follower.fleet = fleet_of(host_record("a"))
+        async with client.get(PATH, headers={"Last-Event-ID": readers[0].last_id}) as again:
+            events = Events(again)
+            assert (await events.next())[0] == "reset"
+            follower.fleet = fleet_of(host_record("a"))
+            assert await events.next() == ("end", None)
+
+
 async def test_a_reader_that_takes_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream, "WRITE_WITHIN_S", 0.05)
     monkeypatch.setattr(stream, "MOST_STREAMS", 1)

@@ -136,7 +136,7 @@ class Follower:
 
     def __init__(self, bus: Bus, cluster: str, *, host: str | None = None) -> None:
         self.cluster = cluster
-        self.fleet: Fleet | None = None
+        self._fleet: Fleet | None = None
         self.condition = "starting"
         self.behind: int | None = None
         self.as_of: datetime | None = None
@@ -150,6 +150,16 @@ class Follower:
         """Up to where the model has each partition of the ledger. A reader's position may be beyond."""
         self._failures: dict[tuple[str, int], str] = {}
         """Why a partition of a topic cannot be read now."""
+
+    @property
+    def fleet(self) -> Fleet | None:
+        return self._fleet
+
+    @fleet.setter
+    def fleet(self, fleet: Fleet | None) -> None:
+        before, self._fleet = self._fleet, fleet
+        if before is not None and before is not fleet:
+            before.events.close()  # whoever follows it would be silent about the new one
 
     async def reach(self) -> None:
         """Connect once.
@@ -173,8 +183,12 @@ class Follower:
                 backoff.reset()
             except BusError as error:
                 self._say(f"reaching the bus: {error}")
-            self.fleet = self.as_of = self.behind = None
+            self._forget()
             await anyio.sleep(backoff.next_delay())
+
+    def _forget(self) -> None:
+        """Show nothing more of a model that nobody keeps current."""
+        self.fleet = self.as_of = self.behind = None
 
     def _say(self, condition: str) -> None:
         if condition != self.condition:
@@ -201,6 +215,7 @@ class Follower:
                 failure = error
                 tasks.cancel_scope.cancel()
             else:
+                stack.callback(self._forget)  # before the readers are closed, which may take long
                 for partition in partitions:
                     tasks.start_soon(self._follow_ledger, partition, fleet, tasks.cancel_scope)
                 tasks.start_soon(self._look, look, shapes, fleet, tasks.cancel_scope)

@@ -1,7 +1,8 @@
 """The event stream: each change as a server-sent event.
 
-A reader that comes back names its last event and gets all later ones; if some are gone, it first gets `reset`. A reader
-that is too slow is closed: it comes back, and then learns what it missed. Events are encoded once for all readers, and
+A reader that comes back names its last event and gets all later ones; if some are gone, it first gets `reset`. All
+streams end at once when their model is replaced. A reader that is too slow is closed, too: it comes back, and then
+learns what it missed. Events are encoded once for all readers, and
 a reader is sent a piece of them when it has taken the earlier ones. So memory does not grow with slow readers.
 """
 
@@ -104,7 +105,7 @@ class Streams:
             return False
         sequence = events.last if sequence is None else sequence
         written = anyio.current_time()
-        while self._follower.fleet is fleet and events.has_all_after(sequence):
+        while not events.is_closed and events.has_all_after(sequence):
             found = events.after(sequence, AT_ONCE, PIECE_BYTES)
             if found:
                 sequence = found[-1].sequence

@@ -31,12 +31,14 @@ class Event(Struct, frozen=True, gc=False):
 
 class EventLog:
     """The last events. `name`: distinguishes this log's ids from those of others. `last`: the last event's number.
-    `changed_at`: when it was added, in seconds since the epoch; None: there was none yet."""
+    `changed_at`: when it was added, in seconds since the epoch; None: there was none yet. `is_closed`: its model is
+    shown no more, so that readers begin anew."""
 
     def __init__(self, name: str | None = None) -> None:
         self.name = name or secrets.token_hex(6)
         self.last = 0
         self.changed_at: float | None = None
+        self.is_closed = False
         self._events: dict[int, Event] = {}
         """By number, without gaps."""
         self._bytes = 0
@@ -52,6 +54,14 @@ class EventLog:
         while len(self._events) > MOST_EVENTS or (self._bytes > MOST_BYTES and len(self._events) > 1):
             oldest = self._events.pop(self.last - len(self._events) + 1)
             self._bytes -= len(oldest.wire)
+        self._wake()
+
+    def close(self) -> None:
+        """Wake all readers for good."""
+        self.is_closed = True
+        self._wake()
+
+    def _wake(self) -> None:
         changed, self._changed = self._changed, anyio.Event()
         changed.set()
 
@@ -87,6 +97,6 @@ class EventLog:
         return found
 
     async def wait(self, sequence: int) -> None:
-        """Wait for an event after this number."""
-        while self.last <= sequence:
+        """Wait for an event after this number, or for the end of the log."""
+        while self.last <= sequence and not self.is_closed:
             await self._changed.wait()
