@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from outfitter_proto.bus import Message
 from outfitter_proto.codec import encode
 from outfitter_proto.records import DeadLetter, MessageSource, Transition
 from outfitter_service.api.model.fleet import Fleet
-from outfitter_service.query import ledger_view
+from outfitter_service.query import device_lines, held_devices, ledger_view
 from support.api import NOW, allocation, change, checkpoint, fleet_of, follower_of, host_record, message, serving_api
 
 
@@ -253,3 +254,48 @@ async def test_no_other_page_of_a_browser_may_read_an_answer() -> None:
     async with serving_api(follower_of(crowd())) as client:
         async with client.get("/api/v1/hosts", headers={"Origin": "https://evil.example"}) as response:
             assert not [name for name in response.headers if name.lower().startswith("access-control")]
+
+
+def shared_by_many(workers: int, devices: int) -> Fleet:
+    """A host with shared devices, each of which all workers hold."""
+    ids = [f"a-{number}" for number in range(devices)]
+    host = host_record("a", gpus=devices)
+    inventory: Any = structs.replace(host.resources["gpu"], sharing="shared")
+    sharers = (allocation("a", f"w{number}", devices=ids, shared=["gpu"], offset=number) for number in range(workers))
+    return fleet_of(structs.replace(host, resources={"gpu": inventory}), *sharers)
+
+
+async def test_a_device_with_many_holders_costs_what_it_shows_and_a_change_what_its_worker_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fleet, shown, put = shared_by_many(workers=60, devices=30), list[Any](), list[Any]()
+    show, put_holder = device_lines._holder, held_devices.HeldDevice.put
+    monkeypatch.setattr(device_lines, "_holder", lambda holding: (shown.append(holding), show(holding))[1])
+    monkeypatch.setattr(held_devices.HeldDevice, "put", lambda *args: (put.append(args), put_holder(*args))[1])
+    found = await get(fleet, "devices", limit=1)
+    assert [(len(line["holders"]), line["holder_count"]) for line in found["items"]] == [(20, 60)]
+    assert len(shown) == 20
+    fleet.change(change(allocation("a", "w7", "ended")))
+    fleet.change(change(allocation("a", "w8", devices=["a-1", "a-2"], shared=["gpu"])))
+    assert len(put) == 2
+    found = await get(fleet, "devices")
+    assert [line["holder_count"] for line in found["items"]] == [
+        59 if line["id"] in ("a-1", "a-2") else 58 for line in found["items"]
+    ]
+
+
+@pytest.mark.parametrize("path", ["workers", "allocations", "queue"])
+async def test_a_page_ends_at_about_a_megabyte_and_the_next_one_goes_on(path: str) -> None:
+    state, reason = ("pending" if path == "queue" else "allocated"), "x" * 100_000
+    fleet = fleet_of(*(allocation("a", f"w{number:02}", state, offset=number, reason=reason) for number in range(25)))
+    seen, pages, cursor = list[str](), 0, ""
+    async with serving_api(follower_of(fleet)) as client:
+        while cursor is not None:
+            async with client.get(f"/api/v1/{path}", params={"limit": 1000, "cursor": cursor}) as response:
+                body = await response.read()
+            assert len(body) < 1_300_000
+            page = json.loads(body)
+            seen += [item["worker"] for item in page["items"]]
+            pages, cursor = pages + 1, page["next"]
+    assert seen == [f"w{number:02}" for number in range(25)]
+    assert pages == 3

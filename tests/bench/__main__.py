@@ -19,7 +19,7 @@ from pathlib import Path
 import anyio
 import msgspec
 
-from bench import api, embedded, livez, loads, machine, replay, replicas, shapes, turns
+from bench import api, embedded, livez, loads, machine, readers, replay, replicas, shapes, turns
 from bench.kafka import RATES, Contest, Run, Sizes
 from bench.report import Row, table
 from outfitter_proto.bus.kafka.adapter import KafkaBus
@@ -140,7 +140,20 @@ def measure_api(folder: Path, *, quick: bool) -> list[Row]:
         Row("    p99", "ms", machine.percentile(found.events_ms, 0.99), aim=f"< {api.EVENT_LIMIT_MS:g}"),
         Row("  memory", "MiB", found.memory_before / MIB),
         Row(f"  memory with {api.READERS} readers", "MiB", found.memory_with_readers / MIB),
+        *measure_readers(folder / "readers"),
     ]
+
+
+def measure_readers(folder: Path) -> list[Row]:
+    """What the read API costs at its worst."""
+    say("read API with readers that take nothing, and a host with many holders")
+    found = anyio.run(readers.measure, folder)
+    return [
+        Row("  memory more with readers that take nothing", "MiB", found.unread_bytes / MIB, aim="< 64"),
+        Row(f"  one device of {readers.SHARED} with {readers.SHARERS} holders each, after a change, p50", "ms",
+            machine.median(found.line_ms)),
+        Row("  /livez beside it, the longest", "ms", max(found.probe_ms), aim="< 100"),
+    ]  # fmt: skip
 
 
 async def measure_kafka(contest: Contest, parts: Sequence[str]) -> list[Row]:

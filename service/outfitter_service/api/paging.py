@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Annotated, Generic, TypeVar
 
+import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 T = TypeVar("T")
@@ -15,6 +16,8 @@ S = TypeVar("S")
 
 MOST = 1000
 """Most items of a page."""
+MOST_BYTES = 1024 * 1024
+"""A page that has so many bytes has no further item."""
 
 Limit = Annotated[int, Meta(ge=1, le=MOST, description="The most items of the page.")]
 Cursor = Annotated[str, Meta(description="The `next` of the page before: the list goes on there.")]
@@ -42,10 +45,11 @@ class Page(Struct, Generic[T], frozen=True, kw_only=True):
 def page(places: Iterable[tuple[str, S]], paged: Paged, show: Callable[[S], T]) -> Page[T]:
     """The first items of a list. `places`: its items behind the cursor with their places, in order."""
     items: list[T] = []
-    last = ""
+    last, size = "", 0
     for place, value in places:
-        if len(items) == paged.limit:
+        if len(items) == paged.limit or size >= MOST_BYTES:
             return Page(items=items, next=last)
         items.append(show(value))
+        size += len(msgspec.json.encode(items[-1]))
         last = place
     return Page(items=items)

@@ -8,7 +8,6 @@ a reader is sent a piece of them when it has taken the earlier ones. So memory d
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Sequence
 
 import anyio
@@ -20,6 +19,7 @@ from outfitter_service.api.follower import Follower
 from outfitter_service.api.model.event_log import Event, EventLog
 from outfitter_service.api.model.fleet import Fleet
 from outfitter_service.api.typed import RefusedError, fleet_of, parameters
+from outfitter_service.http.unread import PIECE_BYTES
 
 MOST_STREAMS = 256
 """Most open streams."""
@@ -27,9 +27,6 @@ AT_ONCE = 256
 """Most events of one write."""
 BEAT_S = 10.0
 """Seconds between two signs of life, which also say the id of the last event, and between two looks at the token."""
-PIECE_BYTES = 64 * 1024
-"""Most bytes of one write. A reader has room for the next one once it has taken all but this much, and the kernel holds
-about as much."""
 WRITE_WITHIN_S = 20.0
 """How long a reader may take until it has room for more."""
 RETRY_MS = 1000
@@ -71,7 +68,6 @@ class Streams:
                 }
             )
             await response.prepare(request)
-            _bound(request)
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._end_with_server, tasks.cancel_scope)
                 tasks.start_soon(self._end_with_right, request, tasks.cancel_scope)
@@ -144,13 +140,6 @@ async def _write(response: web.StreamResponse, data: bytes) -> bool:
     except (ConnectionError, TimeoutError):
         return False
     return True
-
-
-def _bound(request: web.Request) -> None:
-    """Let little wait for the reader: in our memory, with and without TLS, and in the kernel's."""
-    if request.transport is not None:
-        request.transport.set_write_buffer_limits(high=PIECE_BYTES)
-        request.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, PIECE_BYTES)
 
 
 def _abort(request: web.Request) -> None:

@@ -1,7 +1,8 @@
 """Limits the number and the silence of a listener's connections, so that other clients cannot block a probe.
 
 Our own accept loop accepts one connection at a time. At the limit it closes the connection that has been silent
-longest. A probe sends its request at once, so it gets its answer before new connections can replace it.
+longest. A probe sends its request at once, so it gets its answer before new connections can replace it. What waits for
+readers is bounded as well: see unread.py.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from msgspec import Struct
 
 from outfitter_proto.support.descriptors import LACKING
 from outfitter_service.http.tls import Certificate
+from outfitter_service.http.unread import Unread, bound
 from outfitter_service.runtime.liveness.descriptors import for_probes
 
 MOST = 64
@@ -62,13 +64,14 @@ class _HttpConnection(Struct):
 
 
 class Connections:
-    """The open connections of one server."""
+    """The open connections of one server. `unread`: what waits for their readers."""
 
     def __init__(self, clock: Callable[[], float], *, most: int = MOST, tls: Certificate | None = None) -> None:
         """`clock`: in seconds. `most`: the most open connections. `tls`: None for plain HTTP."""
         self._clock = clock
         self._most = most
         self._tls = tls
+        self.unread = Unread()
         self._handshakes: dict[socket.socket, anyio.CancelScope] = {}
         self._open: dict[asyncio.BaseProtocol, _HttpConnection] = {}
 
@@ -131,6 +134,7 @@ class Connections:
     def _add(self, transport: asyncio.Transport, protocol: asyncio.BaseProtocol) -> None:
         if len(self) >= self._most:
             self._make_room()
+        bound(transport)
         self._open[protocol] = _HttpConnection(transport, self._clock())
 
     async def run(self) -> None:
@@ -148,7 +152,7 @@ class Connections:
 
     @property
     def middleware(self) -> Middleware:
-        """The middleware for aiohttp that notes each request."""
+        """The middleware for aiohttp that notes each request, and sends its answer."""
 
         @web.middleware
         async def note(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -157,9 +161,12 @@ class Connections:
                 return await handler(request)
             connection.begin_answer()
             try:
-                return await handler(request)
+                response = await handler(request)
             finally:
                 connection.end_answer(self._clock())
+            response = await self.unread.send(request, response)
+            connection.end_answer(self._clock())
+            return response
 
         return note
 

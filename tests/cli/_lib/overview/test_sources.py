@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from outfitter_service.api import routes
 from outfitter_service.api.items import QueueItem
 from outfitter_service.api.paging import MOST
 from outfitter_service.cli._lib.overview import sources
@@ -60,3 +65,49 @@ async def test_an_answer_of_an_api_is_read_whole_and_has_a_limit(monkeypatch: py
         monkeypatch.setattr(sources, "LARGEST", 400_000)
         with pytest.raises(OutfitterCliError, match="more than 400,000 bytes"):
             await source.page(QueueItem, "queue", {})
+
+
+def endless(body: Callable[[int], Any]) -> web.Application:
+    """An API whose lists never end. `body`: of the page with this number."""
+    count = 0
+
+    async def page(_: web.Request) -> web.Response:
+        nonlocal count
+        count += 1
+        return web.json_response(body(count))
+
+    async def status(_: web.Request) -> web.Response:
+        return web.json_response(msgspec.to_builtins(routes.status(follower_of(fleet_of()), None, None, {})))
+
+    app = web.Application()
+    app.router.add_get("/api/v1/status", status)
+    app.router.add_get("/api/v1/{name}", page)
+    return app
+
+
+HOST = msgspec.to_builtins(routes._host(fleet_of(host_record("h")), "h"))
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (lambda _: {"items": [HOST], "next": "again"}, "do not end"),
+        (lambda count: {"items": [], "next": str(count)}, "do not end"),
+        (lambda count: {"items": [HOST], "next": str(count)}, "more than .* bytes"),
+    ],
+)
+async def test_pages_without_an_end_end_the_picture(
+    body: Callable[[int], Any], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "MOST_TAKEN", 50_000)
+    async with TestServer(endless(body)) as server, of_api(str(server.make_url("")), None, token=None, tls=None) as api:
+        with pytest.raises(OutfitterCliError, match=said):
+            await api.picture()
+
+
+async def test_a_picture_that_takes_too_long_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "PICTURE_S", 0.2)
+    app = endless(lambda count: {"items": [HOST], "next": str(count)})
+    async with TestServer(app) as server, of_api(str(server.make_url("")), None, token=None, tls=None) as api:
+        with pytest.raises(NoPictureError, match="its pages do not end within"):
+            await api.picture()

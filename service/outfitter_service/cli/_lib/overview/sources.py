@@ -34,6 +34,10 @@ LETTERS = 100
 """How many of the newest dead letters are read."""
 LARGEST = 64 * 1024 * 1024
 """Most bytes of one answer."""
+MOST_TAKEN = 256 * 1024 * 1024
+"""Most bytes of all answers for one picture."""
+PICTURE_S = 60.0
+"""Seconds for all pages of one picture."""
 _LONGEST_ANSWER = 300
 
 T = TypeVar("T")
@@ -59,6 +63,11 @@ class Source(ABC):
             NoPictureError: there is none now. `host` may be one that is not there, or not yet.
             OutfitterCliError: there will be none either, unless somebody corrects what the message says.
         """
+        with anyio.move_on_after(PICTURE_S):
+            return await self._picture()
+        raise NoPictureError(f"no picture: its pages do not end within {PICTURE_S:g} s")
+
+    async def _picture(self) -> Picture:
         status = await self.status()
         only = {} if self.host is None else {"host": self.host}
         hosts = await self._all(items.HostItem, "hosts", {})
@@ -83,6 +92,8 @@ class Source(ABC):
         cursor: str | UnsetType | None = UNSET
         while cursor is not None:
             page = await self.page(item, name, {**narrowed, "limit": MOST, "cursor": cursor})
+            if page.next is not None and (not page.items or page.next == cursor):
+                raise OutfitterCliError(f"the pages of {name} do not end: this is no API of Outfitter")
             found += page.items
             cursor = page.next
         return found
@@ -137,9 +148,12 @@ class ApiSource(Source):
         self._session = session
         self._url = url.rstrip("/")
         self._token = token
+        self._taken = 0
+        """The bytes of this picture's answers."""
         self.host = host
 
     async def status(self) -> items.Status:
+        self._taken = 0  # each picture begins with it
         return await self._get(items.Status, "status", {})
 
     async def page(self, item: type[T], name: str, query: Mapping[str, Any]) -> Page[T]:
@@ -151,7 +165,8 @@ class ApiSource(Source):
         try:
             headers = {} if self._token is None else {"Authorization": f"Bearer {self._token().decode()}"}
             async with self._session.get(url, params=query, headers=headers, allow_redirects=False) as response:
-                body = await _body(response)
+                body = await _body(response, min(LARGEST, MOST_TAKEN - self._taken))
+            self._taken += len(body)
         except AccessError as error:
             raise NoPictureError(str(error)) from error
         except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError, UnicodeError, ValueError) as error:
@@ -168,15 +183,17 @@ class ApiSource(Source):
             ) from error
 
 
-async def _body(response: aiohttp.ClientResponse) -> bytes:
-    """The whole body, or as much of it as an answer may have."""
+async def _body(response: aiohttp.ClientResponse, most: int) -> bytes:
+    """The whole body.
+
+    Raises:
+        OutfitterCliError: it has more than `most` bytes.
+    """
     body = bytearray()
     async for chunk in response.content.iter_any():
         body += chunk
-        if len(body) > LARGEST:
-            raise OutfitterCliError(
-                f"{response.url} answers with more than {LARGEST:,} bytes: it is no API of Outfitter"
-            )
+        if len(body) > most:
+            raise OutfitterCliError(f"{response.url} answers with more than {most:,} bytes: it is no API of Outfitter")
     return bytes(body)
 
 
