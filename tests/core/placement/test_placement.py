@@ -286,8 +286,8 @@ def test_an_operator_has_its_own_devices_and_all_shared_ones_and_the_others_what
     record = core.register("w", resources=asks(gpu=2, net=1), operators={"infer": asks(gpu=1, net=1)})
     seen = [[i["id"] for i in status.infos(record, name, who)] for name in ("gpu", "net") for who in ("infer", "other")]
     assert seen == [["a"], ["b"], ["n0", "n1"], ["n0", "n1"]]
-    assert status.environment(record, "infer") == {"DEVICES": "a,n0,n1"}
-    assert status.environment(record, "other") == {"DEVICES": "a,b,n0,n1"}
+    assert status.environment(record, "infer", ("DEVICES",)) == {"DEVICES": "a,n0,n1"}
+    assert status.environment(record, "other", ("DEVICES",)) == {"DEVICES": "a,b,n0,n1"}
 
 
 def test_operators_that_want_the_same_of_what_is_shared_have_one_share_in_common() -> None:
