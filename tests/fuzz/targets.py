@@ -10,8 +10,16 @@ import sqlite3
 import tempfile
 from collections.abc import Callable
 from contextlib import closing, suppress
+from io import BytesIO
 from pathlib import Path
 
+from aiokafka.cluster import ClusterMetadata
+from aiokafka.protocol.admin import CreateTopicsRequest, DescribeConfigsRequest
+from aiokafka.protocol.fetch import FetchRequest
+from aiokafka.protocol.metadata import MetadataRequest as AnyMetadataRequest
+from aiokafka.protocol.offset import OffsetRequest
+from aiokafka.protocol.produce import ProduceRequest
+from aiokafka.protocol.transaction import AddPartitionsToTxnRequest, InitProducerIdRequest
 from aiokafka.record._crc32c import crc as crc32c
 
 from outfitter_drivers.api import PermanentDriverError
@@ -23,7 +31,19 @@ from outfitter_drivers.support.description import described_device
 from outfitter_drivers.support.device_name import is_blank
 from outfitter_proto import codec
 from outfitter_proto.bus import BusError, TopicSpec
+from outfitter_proto.bus.addresses import Node
 from outfitter_proto.bus.embedded import housekeeping, log
+from outfitter_proto.bus.kafka import authorization
+from outfitter_proto.bus.kafka.connecting import answers
+from outfitter_proto.bus.kafka.connecting.cluster import Cluster
+from outfitter_proto.bus.kafka.connecting.connection import Connector
+from outfitter_proto.bus.kafka.connecting.login import login_of
+from outfitter_proto.bus.kafka.connecting.protocol import (
+    DescribeProducersRequest,
+    DescribeTransactionsRequest,
+    MetadataRequest,
+    coordinator_of,
+)
 from outfitter_proto.bus.kafka.reading import batches, codecs
 from outfitter_proto.names import check_name
 from outfitter_proto.support.units import parse_duration
@@ -78,6 +98,49 @@ def packed_records(data: bytes) -> None:
     if data:
         with suppress(codecs.UnpackingError):
             assert len(codecs.unpack(data[0] % 8, data[1:])) <= max(codecs.MAX_UNPACKED, len(data))
+
+
+_LEADER = Node("127.0.0.1", 9092)
+_ASKED = [
+    request.prepare({request.API_KEY: (version, version)})
+    for version, request in (
+        (10, MetadataRequest(["t"])), (11, FetchRequest(500, 1, 99, 1, [("t", [(0, 0, 99)])])),
+        (4, FetchRequest(500, 1, 99, 1, [("t", [(0, 0, 99)])])), (3, OffsetRequest(-1, 1, [("t", [(0, -1)])])),
+        (7, ProduceRequest(transactional_id=None, required_acks=-1, timeout=9, topics=[("t", [(0, b"")])])),
+        (2, DescribeConfigsRequest([(2, "t", None)])), (3, CreateTopicsRequest([("t", 1, 1, [], [])], 9, False)),
+        (1, coordinator_of("transactional-id", "t")), (0, DescribeTransactionsRequest("t")),
+        (0, DescribeProducersRequest("t", 0)), (0, InitProducerIdRequest("t", 9)), (5, AnyMetadataRequest(["t"])),
+        (0, AddPartitionsToTxnRequest("t", 1, 0, [("t", [0])])),
+    )
+]  # fmt: skip
+
+
+def broker_answers(data: bytes) -> None:
+    """The first byte says what was asked. Whoever reads the answer gets it, or an error of the bus."""
+    request = _ASKED[data[0] % len(_ASKED) if data else 0]
+    try:
+        answer = answers.decoded(request, BytesIO(data[1:]))
+    except answers.UnusableAnswerError:
+        return
+    assert answers.throttled_s(answer) >= 0
+    with suppress(BusError):
+        match request.API_KEY:
+            case MetadataRequest.API_KEY if request.API_VERSION == _ASKED[0].API_VERSION:
+                Cluster(Connector(login_of("kafka://h")))._learn("t", _LEADER, answer)
+                authorization._granted(answer)
+            case AnyMetadataRequest.API_KEY:
+                ClusterMetadata().update_metadata(answer)
+            case (
+                FetchRequest.API_KEY | OffsetRequest.API_KEY | ProduceRequest.API_KEY | DescribeProducersRequest.API_KEY
+            ):
+                row = answers.row_of(answer)
+                assert row is None or row[0] == 0
+            case DescribeConfigsRequest.API_KEY:
+                [(_, _, _, _, entries)] = answer.resources
+                assert len({setting: value for setting, value, *_ in entries}) <= len(entries)
+            case DescribeTransactionsRequest.API_KEY:
+                [(_, name, *_)] = answer.transaction_states
+                assert name == "t"
 
 
 def toml(data: bytes) -> None:
@@ -212,7 +275,7 @@ def embedded_rows(data: bytes) -> None:
 TARGETS: dict[str, Target] = {
     target.__name__: target
     for target in (
-        registrations, records, record_batches, packed_records, toml, yaml, flink_conf, script_output, nvidia_smi,
-        device_files, coordination, words, pod_templates, reviews, verifier, embedded_rows,
+        registrations, records, record_batches, packed_records, broker_answers, toml, yaml, flink_conf, script_output,
+        nvidia_smi, device_files, coordination, words, pod_templates, reviews, verifier, embedded_rows,
     )
 }  # fmt: skip

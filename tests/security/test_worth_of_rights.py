@@ -129,8 +129,7 @@ async def _publish_packed(bus: KafkaBus, topic: str, value: bytes) -> int:
     request = ProduceRequest(
         transactional_id=None, required_acks=-1, timeout=10_000, topics=[(topic, [(0, bytes(builder.build()))])]
     )
-    answer = await bus._cluster.ask_leader(topic, 0, request, lambda found: found.topics[0][1][0][1])
-    _, code, offset, *_ = answer.topics[0][1][0]
+    _, code, offset, *_ = await bus._cluster.ask_leader(topic, 0, request)
     assert code == 0
     return int(offset)
 

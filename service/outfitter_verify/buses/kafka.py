@@ -271,6 +271,7 @@ class Source:
             for message in [first, *consumer.consume(5000, timeout=0)] if first is not None else []:
                 error = message.error()
                 if error is None:
+                    deadline = time.monotonic() + self._patience_s  # slowly, under a quota, is well
                     position = _offset(message) + 1
                     if position <= end:
                         yield Record(position - 1, message.key(), message.value(), message.timestamp()[1])

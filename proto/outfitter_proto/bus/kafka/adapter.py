@@ -211,7 +211,7 @@ class KafkaBus(Bus):
         release = log_throttle.quieten()
         fenced = False
         try:
-            with anyio.fail_after(TAKE_WITHIN):
+            with producer.patience.limit(TAKE_WITHIN):
                 await self._fence(producer, partition, topics)
             fenced = True
         except TimeoutError as error:

@@ -172,7 +172,10 @@ class Coordination(GroupCoordinator):  # type: ignore[misc]  # aiokafka has no t
         while not self._closing.done():
             try:
                 await super()._coordination_routine()
-            except (kafka_errors.KafkaError, asyncio.CancelledError) as error:
+            except (
+                Exception,
+                asyncio.CancelledError,
+            ) as error:  # also whatever another member's bytes can do to aiokafka
                 # It takes the end of a heartbeat task that it has cancelled for its own end (as consumer.stop() does).
                 task = asyncio.current_task()
                 if self._closing.done() or (task is not None and task.cancelling()):

@@ -13,6 +13,7 @@ from aiokafka.consumer.subscription_state import SubscriptionState
 
 from outfitter_proto.bus.kafka.connecting import log_throttle
 from outfitter_proto.bus.kafka.connecting.connection import Connector
+from outfitter_proto.bus.kafka.connecting.throttling import Patience
 from outfitter_proto.bus.kafka.coordination import RETRY_BACKOFF_MS, Coordination
 from outfitter_proto.bus.ownership import OwnedMembership
 from outfitter_proto.bus.port import BusUnavailableError
@@ -40,7 +41,8 @@ class KafkaMembership(OwnedMembership):
             request_timeout_ms=int(REQUEST_TIMEOUT * 1000),
             retry_backoff_ms=RETRY_BACKOFF_MS,
         )
-        connector.adopt(self._client)
+        self._patience = Patience()
+        connector.adopt(self._client, self._patience)
 
     async def start(
         self, topic: str, *, replica: str | None, session_timeout: float, heartbeat_interval: float
@@ -51,7 +53,7 @@ class KafkaMembership(OwnedMembership):
             BusError: no broker answers or accepts our log-in.
         """
         try:
-            with anyio.fail_after(2 * REQUEST_TIMEOUT):
+            with self._patience.limit(2 * REQUEST_TIMEOUT):
                 await self._client.bootstrap()
                 await self._client.set_topics([topic])
         except (kafka_errors.KafkaError, OSError, TimeoutError) as error:

@@ -411,11 +411,11 @@ class LyingLeader:
         self.answers = list(answers)
         self.asked: list[int] = []
 
-    async def ask_leader(self, topic: str, partition: int, request: Any, code_of: Any) -> Any:
+    async def ask_leader(self, topic: str, partition: int, request: Any) -> Any:
         await anyio.lowlevel.checkpoint()
         self.asked.append(request._topics[0][1][0][1])
         data = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
-        return SimpleNamespace(API_VERSION=4, topics=[("t", [(0, 0, 0, 0, None, data)])])
+        return 0, 0, 0, 0, None, data
 
     def forget(self) -> None: ...
 

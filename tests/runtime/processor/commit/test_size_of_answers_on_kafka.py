@@ -46,8 +46,8 @@ class Log:
         _, end = await self._bus.offsets(topic, 0)
         while start < end:
             request = FetchRequest(500, 1, 2**20, 0, [(topic, [(0, start, 2**20)])])
-            response = await self._bus._cluster.ask_leader(topic, 0, request, lambda answer: _part(answer)[1])
-            found += batches.split(_part(response)[-1])
+            row = await self._bus._cluster.ask_leader(topic, 0, request)
+            found += batches.split(row[-1])
             start = found[-1].next
         return found
 
@@ -58,15 +58,8 @@ class Log:
         request = ProduceRequest(
             transactional_id=None, required_acks=-1, timeout=3000, topics=[(topic, [(0, batch)])]
         )  # fmt: skip
-        response = await self._bus._cluster.ask_leader(
-            topic, 0, request, lambda answer: _part(answer)[1], repeatable=False
-        )
-        assert _part(response)[1] == 0
-
-
-def _part(response: Any) -> Any:
-    [(_, [partition])] = response.topics
-    return partition
+        row = await self._bus._cluster.ask_leader(topic, 0, request, repeatable=False)
+        assert row[1] == 0
 
 
 @pytest.mark.parametrize("kind", FLOODS)

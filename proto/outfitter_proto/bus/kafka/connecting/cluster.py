@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 import anyio
@@ -16,6 +16,7 @@ from aiokafka.protocol.offset import OffsetRequest
 
 from outfitter_proto.bus.addresses import Node
 from outfitter_proto.bus.kafka.connecting import diagnosis
+from outfitter_proto.bus.kafka.connecting.answers import row_of
 from outfitter_proto.bus.kafka.connecting.connection import Connection, Connector
 from outfitter_proto.bus.kafka.connecting.protocol import (
     MOVED,
@@ -157,13 +158,11 @@ class Cluster:
         self._topics.pop(name, None)
         raise UnknownTopicError(f"{self.url}: there is no topic {name!r}; make it with `outfitter topics create`")
 
-    async def ask_leader(
-        self, topic: str, partition: int, request: Any, code_of: Callable[[Any], int], *, repeatable: bool = True
-    ) -> Any:
-        """Ask the partition's leader, and again if it has moved. The answer may have any other error code.
+    async def ask_leader(self, topic: str, partition: int, request: Any, *, repeatable: bool = True) -> Any:
+        """Ask the partition's leader, and again if it has moved. Returns the partition's row of the answer; its second
+        field is an error code, any but those. None: a fetch was throttled; the next one waits as long as it must.
 
-        `code_of` returns the error code in an answer. `repeatable` False: do not repeat a request that was under way
-        when its connection broke.
+        `repeatable` False: do not repeat a request that was under way when its connection broke.
         """
         backoff = Backoff(*_BACKOFF_S)
         deadline = anyio.current_time() + ANSWER_WITHIN
@@ -178,16 +177,16 @@ class Cluster:
                 failure = BusUnavailableError(f"{self.url}: {topic}/{partition} has no leader now")
             if leader is not None:
                 try:
-                    response = await self.send(leader, request)
+                    row = row_of(await self.send(leader, request))
                 except BusUnavailableError as error:
                     self._topics.pop(topic, None)
                     if not repeatable:
                         raise
                     failure = error
                 else:
-                    code = code_of(response)
+                    code = row[1] if row is not None else OK
                     if code not in MOVED:
-                        return response
+                        return row
                     failure = BusUnavailableError(f"{self.url}: {topic}/{partition} at {leader}: {error_name(code)}")
             self._topics.pop(topic, None)
             pause = backoff.next_delay()
@@ -199,8 +198,7 @@ class Cluster:
         """The `EARLIEST` or `LATEST` offset, or that of the first record since a time, in milliseconds since the epoch
         (-1: there is none). With `committed` the latest is the last stable offset."""
         request = OffsetRequest(-1, int(committed), [(topic, [(partition, which)])])
-        response = await self.ask_leader(topic, partition, request, lambda answer: _partition_of(answer)[1])
-        _, code, _, offset = _partition_of(response)
+        _, code, _, offset, *_ = await self.ask_leader(topic, partition, request)
         if code != OK:
             raise refusal(self.login, code, topic=topic)
         return int(offset)
@@ -282,9 +280,3 @@ class Cluster:
                 del self._connections[node]
         self._retired.discard(connection)
         connection.close()
-
-
-def _partition_of(response: Any) -> Any:
-    """The answer for the only partition of the request."""
-    [(_, [partition])] = response.topics
-    return partition

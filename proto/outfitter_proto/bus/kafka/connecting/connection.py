@@ -12,9 +12,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import struct
 import time
 import weakref
 from collections.abc import Awaitable, Callable
+from io import BytesIO
 from typing import Any
 
 from aiokafka import errors as kafka_errors
@@ -25,16 +27,21 @@ from aiokafka.protocol.coordination import FindCoordinatorRequest
 from aiokafka.protocol.fetch import FetchRequest
 from aiokafka.protocol.metadata import MetadataRequest as AnyMetadataRequest
 from aiokafka.protocol.offset import OffsetRequest
-from aiokafka.protocol.produce import ProduceRequest
 from aiokafka.protocol.types import Int32
-from aiokafka.util import wait_for
 
 from outfitter_proto.bus.addresses import Node
-from outfitter_proto.bus.kafka.connecting import diagnosis
+from outfitter_proto.bus.kafka.connecting import answers, diagnosis
+from outfitter_proto.bus.kafka.connecting.answers import UnusableAnswerError
 from outfitter_proto.bus.kafka.connecting.broker_directory import BrokerDirectory
 from outfitter_proto.bus.kafka.connecting.diagnosis import LoginRefusedError, ended
 from outfitter_proto.bus.kafka.connecting.login import Login
-from outfitter_proto.bus.kafka.connecting.protocol import MetadataRequest, SaslAuthenticateRequest, pieces
+from outfitter_proto.bus.kafka.connecting.protocol import (
+    ApiVersionsRequest,
+    MetadataRequest,
+    SaslAuthenticateRequest,
+    pieces,
+)
+from outfitter_proto.bus.kafka.connecting.throttling import Patience
 from outfitter_proto.bus.port import BusAuthenticationError, BusError, BusUnavailableError
 
 log = logging.getLogger(__name__)
@@ -48,7 +55,9 @@ _NEEDS_NO_OTHER_BROKER = (MetadataRequest, AnyMetadataRequest, FindCoordinatorRe
 
 
 class Connection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka has no types
-    """aiokafka's connection, with a log-in that notices every refusal."""
+    """aiokafka's connection, with a log-in that notices every refusal, answers that are checked, and obedience to
+    quotas: a throttled connection sends nothing until the broker reads again, and its requests have longer to be
+    answered (KIP-219)."""
 
     stale_at = math.inf
     """When the connection must be replaced to log in again; monotonic seconds."""
@@ -56,20 +65,46 @@ class Connection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka has no t
     hung: Callable[[], None] | None = None
     """Called when the broker does not answer in time a request that needs no other broker."""
 
-    def send(self, request: Any, expect_response: bool = True) -> Any:
+    def __init__(self, *args: Any, patience: Patience | None = None, **options: Any) -> None:
+        """`patience`: the client's; its limits are lengthened as well while this connection is throttled."""
+        super().__init__(*args, **options)
+        self._patience = Patience()
+        self._also_patient = patience
+        self._turn = asyncio.Lock()
+        self._unsent = 0
+
+    def send(self, request: Any, expect_response: bool = True) -> Awaitable[Any]:  # noqa: ARG002  (aiokafka's argument)
         """See aiokafka. Time-outs of writes do not count against this broker, because writes wait for other brokers."""
+        self._check_open()
+        return self._send(request)
+
+    async def _send(self, request: Any) -> Any:
+        self._unsent += 1
+        try:
+            async with self._turn:
+                if not await self._patience.held_back():
+                    self.close(reason=CloseReason.CONNECTION_TIMEOUT)
+                answer = self._write(request)
+        finally:
+            self._unsent -= 1
+        try:
+            with self._patience.limit(self._request_timeout):
+                return await answer
+        except TimeoutError:
+            if self.hung is not None and isinstance(request, _NEEDS_NO_OTHER_BROKER):
+                self.hung()
+            raise
+
+    def _check_open(self) -> None:
         if self._writer is not None and self._writer.is_closing():
             # its transport is closed, and some transports then refuse writes with a RuntimeError (uvloop, gh-136234)
             self.close(reason=CloseReason.CONNECTION_BROKEN)
-        if isinstance(request, ProduceRequest) and expect_response:
-            return self._produce(request)
-        answer = super().send(request, expect_response)
-        return self._watch(answer) if isinstance(request, _NEEDS_NO_OTHER_BROKER) else answer
-
-    def _produce(self, request: ProduceRequest) -> Awaitable[Any]:
-        """As aiokafka's `send` for a request with an answer, but without copying its records."""
         if self._writer is None:
             raise kafka_errors.KafkaConnectionError(f"No connection to broker at {self.host}:{self.port}")
+
+    def _write(self, request: Any) -> asyncio.Future[Any]:
+        """As aiokafka's `send`, but without copying the records."""
+        self._check_open()
         prepared, number = request.prepare(self._versions), self._next_correlation_id()
         header = prepared.build_request_header(correlation_id=number, client_id=self._client_id)
         parts = [header.encode(), *pieces(prepared)]
@@ -80,16 +115,59 @@ class Connection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka has no t
             raise kafka_errors.KafkaConnectionError(f"Connection at {self.host}:{self.port} broken: {error}") from error
         answer = asyncio.get_running_loop().create_future()
         self._requests.append((number, prepared, answer))
-        awaited: Awaitable[Any] = wait_for(answer, self._request_timeout)
-        return awaited
+        return answer
 
-    async def _watch(self, answer: Awaitable[Any]) -> Any:
+    def _handle_frame(self, frame: bytes) -> None:
+        """As aiokafka's, for any bytes: an unusable answer ends the connection, and its request gets the reason."""
+        if not self._requests:
+            self.close(reason=CloseReason.OUT_OF_SYNC)
+            return
+        number, request, answer = self._requests[0]
         try:
-            return await answer
-        except TimeoutError:
-            if self.hung is not None:
-                self.hung()
-            raise
+            content = self._answer(number, request, BytesIO(frame))
+        except UnusableAnswerError as error:
+            log.debug("the broker at %s:%s: %s", self.host, self.port, error)
+            if not answer.done():
+                answer.set_exception(error)
+            self.close(reason=CloseReason.OUT_OF_SYNC)
+            return
+        self._last_action = time.monotonic()
+        self._requests.popleft()
+        if not answer.done():
+            answer.set_result(content)
+
+    def _answer(self, number: int, request: Any, data: BytesIO) -> Any:
+        try:
+            answered = request.parse_response_header(data).correlation_id
+        except (ValueError, IndexError, struct.error) as error:
+            raise UnusableAnswerError(f"its answer has no header: {error}") from error
+        if answered != number:
+            raise UnusableAnswerError(f"it answers request {answered}, and {number} is the next one")
+        content = answers.decoded(request, data)
+        seconds = answers.throttled_s(content)
+        if seconds > 0:
+            self._patience.throttle(seconds)
+            if self._also_patient is not None:
+                self._also_patient.throttle(seconds)
+        return content
+
+    @classmethod
+    def _on_read_task_error(cls, self_ref: Any, read_task: asyncio.Task[None]) -> None:
+        """As aiokafka's, but without a traceback in the log for bytes that are no answer."""
+        self = self_ref()
+        if not read_task.cancelled() and (error := read_task.exception()) is not None and self is not None:
+            self.close(reason=CloseReason.CONNECTION_BROKEN, exc=error)
+
+    async def _do_version_lookup(self) -> None:
+        """Learn which versions the broker speaks, of those that have the fields that we read."""
+        answer = await self.send(ApiVersionsRequest())
+        if answer.error_code:
+            raise kafka_errors.IncompatibleBrokerVersion(f"ApiVersions: error {answer.error_code}")
+        self._versions = {
+            key: (max(low, answers.LEAST_VERSIONS.get(key, 0)), high)
+            for key, low, high in answer.api_versions
+            if high >= answers.LEAST_VERSIONS.get(key, 0)
+        }
 
     @property
     def stale(self) -> bool:
@@ -97,8 +175,8 @@ class Connection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka has no t
 
     @property
     def idle(self) -> bool:
-        """Whether no request is open."""
-        return not self._requests
+        """Whether no request is open or waits to be sent."""
+        return not self._requests and not self._unsent
 
     def close(self, *reasons: Any, **named: Any) -> asyncio.Future[None] | None:
         """As aiokafka's, but without waiting for TLS to close, because no answer is needed any more."""
@@ -139,7 +217,7 @@ async def _next(authenticator: Any, challenge: bytes | None) -> tuple[bytes, boo
     must know the password."""
     try:
         step: tuple[bytes, bool] | None = await authenticator.step(challenge)
-    except (ValueError, KeyError, AssertionError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, AssertionError) as error:
         raise LoginRefusedError(f"its part of the log-in is wrong: {error}") from error
     return step
 
@@ -159,7 +237,13 @@ class Connector:
         """The error of the last attempt; None after a success."""
 
     async def connect(
-        self, node: Node, *, timeout: float, client_id: str = "outfitter", on_close: Callable[..., Any] | None = None
+        self,
+        node: Node,
+        *,
+        timeout: float,
+        client_id: str = "outfitter",
+        on_close: Callable[..., Any] | None = None,
+        patience: Patience | None = None,
     ) -> Connection:
         """A connection that has logged in.
 
@@ -172,7 +256,7 @@ class Connector:
             if self.directory.doubtful(node):
                 await asyncio.sleep(AVOIDED_PAUSE_S)
                 raise BusUnavailableError(f"{self.login.url}: the broker at {node} did not answer a moment ago")
-            connection = await self._connect(node, timeout, client_id, on_close)
+            connection = await self._connect(node, timeout, client_id, on_close, patience)
         except BusError as error:
             self.trouble = error
             if isinstance(error, BusAuthenticationError):
@@ -182,12 +266,22 @@ class Connector:
         return connection
 
     async def _connect(
-        self, node: Node, timeout: float, client_id: str, on_close: Callable[..., Any] | None
+        self,
+        node: Node,
+        timeout: float,
+        client_id: str,
+        on_close: Callable[..., Any] | None,
+        patience: Patience | None,
     ) -> Connection:
         login = self.login
         options = login.options()
         connection = Connection(
-            node.host, node.port, client_id=client_id, request_timeout_ms=int(timeout * 1000), **options
+            node.host,
+            node.port,
+            client_id=client_id,
+            request_timeout_ms=int(timeout * 1000),
+            patience=patience,
+            **options,
         )
         try:
             await connection.connect()
@@ -214,12 +308,13 @@ class Connector:
             if (connection.host, connection.port) == node:
                 connection.close()
 
-    def adopt(self, client: Any) -> None:
+    def adopt(self, client: Any, patience: Patience | None = None) -> None:
         """Make one of aiokafka's clients (`AIOKafkaClient`, not started) use connections of this connector.
 
-        Its `bootstrap` then raises the errors of `connect`, instead of the same error for every failure.
+        Its `bootstrap` then raises the errors of `connect`, instead of the same error for every failure. `patience`:
+        the client's limits, which are lengthened while one of its connections is throttled.
         """
-        ours = _Connections(self, client)
+        ours = _Connections(self, client, patience)
         client.bootstrap = ours.bootstrap
         client._get_conn = ours.get
 
@@ -227,8 +322,9 @@ class Connector:
 class _Connections:
     """The connections of one of aiokafka's clients."""
 
-    def __init__(self, connector: Connector, client: Any) -> None:
+    def __init__(self, connector: Connector, client: Any, patience: Patience | None) -> None:
         self._connector = connector
+        self._patience = patience
         self._client = client
         self._timeout = client._request_timeout_ms / 1000
         self._connecting: dict[Any, asyncio.Lock] = {}
@@ -238,7 +334,9 @@ class _Connections:
         client, errors = self._client, []
         for node in self._connector.directory.order():
             try:
-                connection = await self._connector.connect(node, timeout=self._timeout, client_id=client._client_id)
+                connection = await self._connector.connect(
+                    node, timeout=self._timeout, client_id=client._client_id, patience=self._patience
+                )
             except BusError as error:
                 errors.append(error)
                 continue
@@ -274,6 +372,7 @@ class _Connections:
                     timeout=self._timeout,
                     client_id=self._client._client_id,
                     on_close=self._client._on_connection_closed,
+                    patience=self._patience,
                 )
             except (BusError, kafka_errors.StaleMetadata) as error:
                 log.debug("no connection to broker %s: %s", node_id, error)  # the caller raises its own error

@@ -18,6 +18,7 @@ from aiokafka.conn import AIOKafkaConnection
 from aiokafka.protocol.admin import SaslHandShakeRequest
 
 from outfitter_proto.bus.addresses import Node
+from outfitter_proto.bus.kafka.connecting.answers import UnusableAnswerError
 from outfitter_proto.bus.kafka.connecting.login import Login, called
 from outfitter_proto.bus.port import BusAuthenticationError, BusConfigurationError, BusError, BusUnavailableError
 
@@ -64,6 +65,8 @@ def unavailable(login: Login, node: Node, error: BaseException, *, timeout: floa
     where = _where(login, node)
     if isinstance(error, UNKNOWN_THERE):
         return BusConfigurationError(f"{where} is older than Kafka 2.8, which is needed")
+    if isinstance(error, UnusableAnswerError):
+        return BusUnavailableError(f"{where} cannot be understood: {error}")
     if isinstance(error, TimeoutError):
         return BusUnavailableError(f"{where} does not answer within {timeout:g} s")
     if isinstance(error, ConnectionRefusedError):
@@ -151,7 +154,7 @@ async def _attempt(probe: Awaitable[Any]) -> Any:
     try:
         with anyio.fail_after(PROBE_WITHIN):
             return await probe
-    except FAILURES:
+    except Exception:  # noqa: BLE001  (a probe of whatever listens there, for the error message only)
         return None
 
 

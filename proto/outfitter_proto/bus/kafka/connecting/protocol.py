@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from aiokafka import errors as kafka_errors
-from aiokafka.protocol.admin import SaslAuthenticateRequest_v0, SaslAuthenticateRequest_v1
+from aiokafka.protocol.admin import ApiVersionRequest_v2, SaslAuthenticateRequest_v0, SaslAuthenticateRequest_v1
 from aiokafka.protocol.api import Request, RequestStruct, Response
 from aiokafka.protocol.coordination import FindCoordinatorRequest
 from aiokafka.protocol.types import (
@@ -113,6 +113,16 @@ def denial(login: Login, right: Right) -> str:
 def coordinator_of(kind: str, name: str) -> FindCoordinatorRequest:
     """The request for the coordinator of a `group` or a `transactional-id`."""
     return FindCoordinatorRequest(name, _COORDINATORS[kind])
+
+
+class ApiVersionsRequest(Request[ApiVersionRequest_v2]):  # type: ignore[misc]  # aiokafka has no types
+    """Which requests the broker knows. aiokafka's asks in a version whose answer does not tell of throttling."""
+
+    API_KEY = 18
+    ALLOW_UNKNOWN_API_VERSION = True
+
+    def build(self, request_struct_class: type[ApiVersionRequest_v2]) -> ApiVersionRequest_v2:
+        return request_struct_class()
 
 
 class Uuid:

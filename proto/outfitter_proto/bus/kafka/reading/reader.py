@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from typing import Any
 
 import anyio
 from aiokafka.protocol.fetch import FetchRequest
@@ -22,12 +21,15 @@ from outfitter_proto.bus.port import BusConfigurationError, BusUnavailableError,
 
 LONG_POLL = 0.5
 """Seconds for which a broker holds a fetch without records. It sends new records at once."""
+THROTTLED_POLL = 1.5
+"""The same once a quota has held this reader back, because answers without records count in quotas, too."""
 DECODED_BYTES = 1024 * 1024
 """Bytes of decoded records in memory from which on no further batch is decompressed. One answer can have hundreds."""
 FALSE_ANSWER_PAUSE_S = 0.05
 """Seconds until a fetch is repeated after a false OFFSET_OUT_OF_RANGE."""
 FETCH_BYTES = 1024 * 1024
 """Bytes of one answer. A larger batch still comes whole."""
+_FIELDS_WITHOUT_LOG_START = 6
 
 
 class _Answer:
@@ -69,6 +71,7 @@ class KafkaReader(Reader):
         self._answer: _Answer | None = None
         self._fetching: asyncio.Task[_Answer] | None = None
         self._closed = False
+        self._poll = LONG_POLL
 
     async def fetch(self, *, max_records: int = 1000, timeout: float = 1.0) -> list[Message]:
         """Return the next records; see `Reader.fetch`.
@@ -174,17 +177,18 @@ class KafkaReader(Reader):
         return task
 
     async def _fetch(self, at: int) -> _Answer:
-        request = FetchRequest(
-            int(LONG_POLL * 1000), 1, FETCH_BYTES, int(self._committed),
-            [(self._topic, [(self._partition, at, FETCH_BYTES)])],
-        )  # fmt: skip
         deadline = anyio.current_time() + ANSWER_WITHIN
         while True:
-            response = await self._cluster.ask_leader(
-                self._topic, self._partition, request, lambda r: _partition_of(r)[1]
-            )
-            answer = _partition_of(response)
-            code = answer[1]
+            request = FetchRequest(
+                int(self._poll * 1000), 1, FETCH_BYTES, int(self._committed),
+                [(self._topic, [(self._partition, at, FETCH_BYTES)])],
+            )  # fmt: skip
+            row = await self._cluster.ask_leader(self._topic, self._partition, request)
+            if row is None:
+                self._poll = THROTTLED_POLL
+                deadline = anyio.current_time() + ANSWER_WITHIN
+                continue
+            code = row[1]
             if code != OFFSET_OUT_OF_RANGE:
                 break
             # A newly elected leader, or one that does not know of its successor yet, may answer so by mistake.
@@ -202,9 +206,9 @@ class KafkaReader(Reader):
         if code != OK:
             raise refusal(self._cluster.login, code, topic=self._topic, operation="Read")
         # After the error code: high watermark, last stable offset, [log start], aborted, [preferred replica], records.
-        aborted = answer[5] if response.API_VERSION >= 5 else answer[4]
+        aborted = row[4] if len(row) == _FIELDS_WITHOUT_LOG_START else row[5]
         try:
-            return _Answer(answer[-1] or b"", aborted, at, committed=self._committed)
+            return _Answer(row[-1] or b"", aborted, at, committed=self._committed)
         except batches.CorruptBatchError as error:
             raise BusUnavailableError(f"{self._cluster.url}: {self._topic}/{self._partition}: {error}") from error
 
@@ -235,12 +239,6 @@ def _whole(data: bytes, at: int) -> list[RecordBatch]:
     if data and (not whole or whole[-1].next <= at):
         raise batches.CorruptBatchError(f"the broker's answer holds {len(data)} bytes, and no whole batch from {at} on")
     return whole
-
-
-def _partition_of(response: Any) -> Any:
-    """The answer for the only partition of the request."""
-    [(_, [partition])] = response.topics
-    return partition
 
 
 def _mark_error_seen(task: asyncio.Task[_Answer]) -> None:

@@ -25,7 +25,7 @@ from outfitter_proto.bus.port import BusError
 async def belongs_to(cluster: Cluster, identity: str, topic: str, partition: int) -> bool:
     """Whether all open transactions of the partition belong to this transactional id; False if unknown."""
     try:
-        _, code, _, producers, _ = await _producers(cluster, topic, partition)
+        _, code, _, producers, *_ = await _producers(cluster, topic, partition)
         if code != OK:
             return False
         open_producers = {producer for producer, *_, start, _ in producers if start >= 0}
@@ -58,7 +58,7 @@ async def sentence(cluster: Cluster, topic: str, partition: int) -> str:
     """A sentence for error messages: the partition's open transactions, oldest first, and how to end the oldest one; or
     why they are unknown."""
     try:
-        _, code, detail, producers, _ = await _producers(cluster, topic, partition)
+        _, code, detail, producers, *_ = await _producers(cluster, topic, partition)
     except BusError as error:
         return f"whose transaction is open there is not known: {error}"
     if code != OK:
@@ -82,12 +82,4 @@ async def sentence(cluster: Cluster, topic: str, partition: int) -> str:
 async def _producers(cluster: Cluster, topic: str, partition: int) -> Any:
     """The leader's answer about the partition's producers: number, error code and message, the producers."""
     request = DescribeProducersRequest(topic, partition)
-    return _partition_of(
-        await cluster.ask_leader(topic, partition, request, lambda response: int(_partition_of(response)[1]))
-    )
-
-
-def _partition_of(response: Any) -> Any:
-    """The answer for the only partition of the request."""
-    [(_, [partition], _)] = response.topics
-    return partition
+    return await cluster.ask_leader(topic, partition, request)

@@ -29,6 +29,7 @@ from aiokafka.protocol.transaction import AddPartitionsToTxnRequest, EndTxnReque
 
 from outfitter_proto.bus.kafka.connecting.connection import Connector
 from outfitter_proto.bus.kafka.connecting.protocol import OK, DescribeTransactionsRequest
+from outfitter_proto.bus.kafka.connecting.throttling import Patience
 from outfitter_proto.bus.kafka.reading import batches
 from outfitter_proto.bus.port import Entry
 
@@ -177,6 +178,7 @@ class TransactionalProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka
     """A holder of a transactional id. `start` fences the previous holder and decides its open transaction.
 
     `tainted`: a transactional request has failed inside the client, so a late copy of it may still take effect.
+    `patience`: for time limits of its work, which do not count throttled time.
     """
 
     def __init__(
@@ -199,7 +201,8 @@ class TransactionalProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka
             retry_backoff_ms=RETRY_BACKOFF_MS,
             max_batch_size=BUILDER_BYTES,
         )
-        connector.adopt(self.client)
+        self.patience = Patience()
+        connector.adopt(self.client, self.patience)
         self.connector = connector
         self.tainted = False
         self._sender = _Sender(

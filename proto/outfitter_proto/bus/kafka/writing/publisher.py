@@ -7,7 +7,6 @@ later. Here a record is acknowledged or its publisher gets an error. The publish
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 from aiokafka.protocol.produce import ProduceRequest
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
@@ -102,19 +101,10 @@ class BatchingPublisher:
             timeout=int(REQUEST_TIMEOUT * 1000),
             topics=[(self._topic, [(self._partition, bytes(builder.build()))])],
         )
-        response = await self._cluster.ask_leader(
-            self._topic, self._partition, request, lambda answer: _partition_of(answer)[1], repeatable=False
-        )
-        _, code, offset, *_ = _partition_of(response)
+        _, code, offset, *_ = await self._cluster.ask_leader(self._topic, self._partition, request, repeatable=False)
         if code != OK:
             raise refusal(self._cluster.login, code, topic=self._topic, operation="Write")
         return int(offset)
-
-
-def _partition_of(response: Any) -> Any:
-    """The answer for the only partition of the request."""
-    [(_, [partition])] = response.topics
-    return partition
 
 
 def _reject(batch: list[_Waiting], error: Exception) -> None:

@@ -149,7 +149,7 @@ class KafkaWriter(Writer):
         without one of them. They are sent concurrently, because none is visible before the commit."""
         refused = prepared[-1]
         try:
-            with anyio.fail_after(self._watchdog * len(prepared)):
+            with self._producer.patience.limit(self._watchdog * len(prepared)):
                 await self._producer.begin_transaction()
                 self._producer.announce((topic for topic, _ in prepared), self.partition)
                 acknowledged = []
@@ -181,7 +181,7 @@ class KafkaWriter(Writer):
     async def _end(self) -> None:
         """Commit, and raise the error for an uncertain or failed result."""
         try:
-            with anyio.CancelScope(shield=True), anyio.fail_after(self._watchdog):
+            with anyio.CancelScope(shield=True), self._producer.patience.limit(self._watchdog):
                 await self._producer.commit_transaction()
         except TimeoutError as error:
             raise CommitUnknownError(f"{self._name}: no answer to the request to commit{self._why}") from error

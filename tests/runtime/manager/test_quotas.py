@@ -1,0 +1,81 @@
+"""Managers, workers, API and commands on a broker whose quotas hold them back: late, and nothing worse.
+
+A throttled broker answers a fetch at once, without the topics, and then reads nothing from that connection (KIP-219).
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+
+import anyio
+import pytest
+
+from outfitter_proto import keys, names
+from outfitter_proto.bus import Entry, connect
+from support.kafka.broker import Broker
+from support.kafka.quotas import OF_ALL_CLIENTS, OF_ALL_USERS, set_quotas
+from support.managers.api import running
+from support.managers.process import Manager, serving_on
+
+pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(600)]
+
+LOOKS = "status", "devices", "history", "dead-letters"
+RUNS = 5
+LATE_S = 180.0
+LEDGER_MB = 2
+
+
+@pytest.mark.parametrize(
+    ("entity", "quotas"),
+    [
+        (OF_ALL_CLIENTS, {"request_percentage": 10, "producer_byte_rate": 100_000}),
+        (OF_ALL_CLIENTS, {"consumer_byte_rate": 5_000}),
+        (OF_ALL_USERS, {"request_percentage": 2}),
+        (OF_ALL_CLIENTS, {"producer_byte_rate": 2_000}),
+    ],
+    ids=["some", "reading", "time", "writing"],
+)
+def test_quotas_that_hold_everybody_back_end_nobody(
+    own_broker: Broker, tmp_path: Path, entity: tuple[str, str | None], quotas: Mapping[str, float]
+) -> None:
+    with serving_on(own_broker, tmp_path / "manager", gpus=2) as manager, running(tmp_path, own_broker.url) as api:
+        manager.wait_for(lambda: api.is_ready)
+        set_quotas(own_broker, entity, **quotas)
+        for _ in range(RUNS):
+            _run(manager)
+        for command in LOOKS:
+            done = manager.outfitter(command, "--json", timeout=LATE_S)
+            assert done.returncode == 0, done.stderr
+        verified = manager.outfitter("verify", timeout=LATE_S)
+        assert verified.returncode == 0, verified.stdout + verified.stderr
+        set_quotas(own_broker, entity, **dict.fromkeys(quotas))
+        _run(manager)
+        manager.wait_for(lambda: len(api.get("/api/v1/history")[1]["items"]) > RUNS)
+        assert manager.stop() == 0
+        assert "internal error" not in manager.log_tail()
+        assert api.stop() == 0
+
+
+def test_a_manager_with_a_long_ledger_starts_slowly_under_a_quota(own_broker: Broker, tmp_path: Path) -> None:
+    with serving_on(own_broker, tmp_path / "manager", partitions=1) as manager:
+        manager.stop()
+        anyio.run(_lengthen, own_broker.url, names.topics(manager.cluster).allocations)
+        set_quotas(own_broker, consumer_byte_rate=100_000)
+        manager.start()
+        _run(manager)
+
+
+def _run(manager: Manager) -> None:
+    done = manager.outfitter("run", "--wait", "3m", "--wait-for-manager", "--", "true", timeout=LATE_S)
+    assert done.returncode == 0, done.stderr
+
+
+async def _lengthen(url: str, topic: str) -> None:
+    """Records of another host, the last of which is deleted."""
+    key = keys.allocation_key("elsewhere", "w", "i").encode()
+    async with connect(url) as bus:
+        for _ in range(LEDGER_MB * 10):
+            await bus.publish(topic, 0, Entry(key, secrets.token_bytes(100_000)))
+        await bus.publish(topic, 0, Entry(key, None))
