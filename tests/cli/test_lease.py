@@ -7,7 +7,9 @@ import fcntl
 import io
 import json
 import os
+import re
 import select
+import shlex
 import signal
 import subprocess
 import sys
@@ -26,7 +28,7 @@ from outfitter_service.config import Connection
 from outfitter_service.query.errors import OutfitterCliError
 from support.api import allocation
 from support.kafka.broker import KafkaBroker
-from support.managers.process import Manager, StartManager, add_device, serving_on
+from support.managers.process import OUTFITTER, Manager, StartManager, add_device, serving_on
 from support.processes.owners import owner_of
 from support.processes.standard_error import MUTE, mute, redirected
 
@@ -201,6 +203,36 @@ def test_the_caller_keeps_the_devices_without_heartbeats(start_manager: StartMan
         manager.outfitter("register", "--worker", "silent")
         assert manager.wait_for_state("silent", "ended")["reason_code"] == "lease-expired"
         assert live(manager) == ["allocated"]
+
+
+def test_a_caller_that_a_manager_in_another_namespace_cannot_see_keeps_its_devices(start_manager: StartManager) -> None:
+    """As if the manager's container had been made anew. Sparks' script is the same program."""
+    first = start_manager(gpus=1, extra='lease = "1s"\nlease-grace = "0s"')
+    with caller(first) as owner:
+        assert owner.call(SCRIPT, "1").code == 0
+        [worker] = [record["worker"] for record in first.records()]
+        first.kill9()
+        apart = Manager(first.folder, first.config.read_text(), host=first.host, program=[*APART, *OUTFITTER])
+        apart.start()
+        try:
+            assert apart.outfitter("register", "--worker", "next", "--lease", "none").returncode == 0
+            for silent in ("silent", "after"):
+                registered = apart.outfitter("register", "--worker", silent, "--resource", "gpu=1", "--lease", "500ms")
+                assert registered.returncode == 0
+                assert apart.wait_for_state(silent, "ended")["reason_code"] == "lease-expired"
+            assert apart.wait_for_state(worker, "allocated")
+            assert apart.wait_for_state("next", "pending")
+            words = "is out of the manager's sight, and nobody sends heartbeats for it"
+            assert words in apart.outfitter("status").stdout
+            explained = apart.outfitter("explain", worker).stdout
+            assert f"process {owner.process.pid} {words}" in explained
+            [command] = re.findall("If that process has ended: `(.*)`", explained)
+            apart.wait_for(lambda: "workers that send no heartbeats keep their devices" in apart.log_tail())
+            assert apart.outfitter(*shlex.split(command)[1:]).returncode == 0
+            assert apart.wait_for_state(worker, "ended")["reason_code"] == "deregistered"
+            apart.wait_for_state("next", "allocated")
+        finally:
+            apart.kill9()
 
 
 def test_a_repeated_call_of_one_process_prints_the_same_devices(manager: Manager) -> None:

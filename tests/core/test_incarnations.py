@@ -367,3 +367,28 @@ def test_every_step_is_told_with_its_cause_and_the_record_after_it() -> None:
     ]
     assert [step.source.offset if step.source else None for step in steps] == [1, None, 2]
     assert all(step.record.state == step.to for step in steps)  # type: ignore[union-attr]  # never Raw here
+
+
+def test_without_heartbeats_an_unwatched_owner_gets_no_lease_and_the_record_says_why_once() -> None:
+    core = core_with("a")
+    core.register("w", 1, owner=OWNER, lease_s=None, heartbeats=False)
+    core.say(unwatched("w"))
+    assert (core["w"].request.lease_s, core["w"].unwatched) == (None, "pid-namespace")
+    assert core.say(unwatched("w")).changes == []
+
+
+def test_a_repeated_registration_of_an_earlier_version_leaves_it_that_nobody_sends_heartbeats() -> None:
+    core = core_with("a")
+    first = core.register("w", 1, owner=OWNER, heartbeats=False)
+    assert core.register("w", 1, owner=OWNER) == first
+    assert core.decisions[-1].refused is None
+    assert first.request.heartbeats is False
+    core.register("w", 1, owner=OWNER, heartbeats=True)
+    assert "other heartbeats;" in str(core.decisions[-1].refused)
+
+
+def test_a_record_of_an_earlier_version_is_repeated_by_whoever_sends_no_heartbeats() -> None:
+    core = core_with("a")
+    first = core.register("w", 1, owner=OWNER)
+    assert core.register("w", 1, owner=OWNER, heartbeats=False) == first
+    assert core.decisions[-1].refused is None

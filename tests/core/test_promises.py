@@ -163,6 +163,19 @@ class Core(RuleBasedStateMachine):
         operators = {"one": wanted, "two": wanted}
         self.world.message(Register(host=HOST, worker=worker, incarnation=run, resources=wanted, operators=operators))
 
+    @rule(
+        worker=WORKERS, incarnation=INCARNATIONS, code=st.sampled_from(Unwatched), lease_s=st.sampled_from([None, 5.0])
+    )
+    def be_silent(self, worker: str, incarnation: str, code: Unwatched, lease_s: float | None) -> None:
+        """Nobody will send heartbeats for somebody whose owner cannot be watched."""
+        self.world.message(
+            Register(
+                host=HOST, worker=worker, incarnation=incarnation, resources=requests({"gpu": 1}), owner=OWNER,
+                lease_s=lease_s, heartbeats=False,
+            )
+        )  # fmt: skip
+        self.cannot_watch(worker, incarnation, code)
+
     @rule(worker=WORKERS, resource=st.sampled_from(["gpu", "npu"]), dies=st.booleans(), committed=st.booleans())
     def leave_processes_behind(self, worker: str, resource: str, dies: bool, committed: bool) -> None:
         """Somebody whose survivors count comes and goes."""

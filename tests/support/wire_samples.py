@@ -170,6 +170,7 @@ SAMPLES = {
     "register-with-survivors": Register(**ME, owner=OWNER, survivors=Survivors(uid=1000, kill_after_s=10.0)),
     "register-in-a-user-namespace": Register(**ME, owner=OWNER, survivors=Survivors(uid=1000, user_ns=4_026_532_180)),
     "register-in-a-time-namespace": Register(**ME, owner=structs.replace(OWNER, time_ns=4_026_531_834)),
+    "register-without-heartbeats": Register(**ME, owner=OWNER, heartbeats=False),
     "register-no-lease": Register(**ME, resources=TWO, lease_s=None),
     "heartbeat": Heartbeat(**ME),
     "deregister": Deregister(**ME, reason="finished"),
@@ -177,6 +178,7 @@ SAMPLES = {
     "allocation-with-survivors": structs.replace(
         ALLOCATED, request=structs.replace(REQUEST, survivors=Survivors(uid=1000))
     ),
+    "allocation-without-heartbeats": structs.replace(ALLOCATED, request=structs.replace(REQUEST, heartbeats=False)),
     "allocation-pending": PENDING,
     "allocation-with-warnings": structs.replace(
         PENDING,

@@ -21,7 +21,7 @@ class ResolvedRequest(Struct, frozen=True, kw_only=True, gc=False):
     """The registration, and the values that the manager resolved when it decided.
 
     A restore uses this, and neither the registrations nor current defaults.
-    `amounts`: devices per resource. `lease_s` null: no lease.
+    `amounts`: devices per resource. `lease_s` null: no lease. `heartbeats` false: nobody sends any.
     """
 
     amounts: dict[str, int]
@@ -33,6 +33,12 @@ class ResolvedRequest(Struct, frozen=True, kw_only=True, gc=False):
     priority: int = 0
     labels: dict[str, str] = {}
     survivors: Survivors | UnsetType = UNSET
+    heartbeats: bool | UnsetType = UNSET
+
+    @property
+    def waits_for_owner(self) -> bool:
+        """Whether only the owner's end or a deregistration ends the allocation, and never a lease."""
+        return self.heartbeats is False and self.owner is not None
 
 
 class OperatorShare(Struct, frozen=True, kw_only=True, gc=False):

@@ -73,6 +73,9 @@ class Register(
     `wait_s` left out or null means: wait until granted or withdrawn.
     `survivors` left out or null means that the devices are free when the allocation ends, whatever still runs. It needs
     an `owner`: only a manager that can watch the owner's process finds the others.
+    `heartbeats` false means that nobody sends any for this worker. Then no lease runs: only the owner's end or a
+    deregistration ends the allocation, however long the manager cannot see the owner's process. It counts only with an
+    `owner`. Left out or true: the lease decides where nobody watches the owner.
     `labels`, names and values together, are at most `MAX_LABEL_BYTES` in UTF-8; the operators name at most
     `MAX_OPERATOR_REQUESTS` resources together.
     """
@@ -88,6 +91,7 @@ class Register(
     priority: Annotated[int, Meta(ge=-1_000_000, le=1_000_000)] = 0
     labels: dict[str, str] = {}
     survivors: Survivors | UnsetType | None = UNSET
+    heartbeats: bool | UnsetType = UNSET
 
 
 class Heartbeat(

@@ -146,11 +146,13 @@ def unwatched(builder: DecisionBuilder, event: m.OwnerUnwatched) -> None:
     if record.reason_code == ReasonCode.SUPERSEDED:
         return  # it has a last lease already, and no heartbeat renews it
     request, explanation = record.request, f"its owner process is not watched: {event.reason}"
-    if request.lease_s is None:
+    if record.unwatched == event.code and (request.lease_s is not None or request.waits_for_owner):
+        return
+    if request.waits_for_owner:
+        explanation = f"{explanation}; nobody sends heartbeats for it, so no lease applies instead"
+    elif request.lease_s is None:
         request = structs.replace(request, lease_s=event.lease_s)
         explanation = f"{explanation}; a lease of {event.lease_s:g} s applies instead"
-    elif record.unwatched == event.code:
-        return
     builder.step(Step.REFRESH, explanation, record, grows=False, request=request, unwatched=event.code)
 
 

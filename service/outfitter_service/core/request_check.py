@@ -63,6 +63,7 @@ def resolve(rules: Rules, message: Register) -> Resolved:
         priority=message.priority,
         labels=message.labels,
         survivors=message.survivors or UNSET,
+        heartbeats=False if message.heartbeats is False else UNSET,
     )
     return Resolved(request, unavailable, problem)
 
@@ -177,6 +178,8 @@ def differences(earlier: Allocation, message: Register) -> list[str]:
         fields.append("lease_s")
     if not _are_same_survivors(request.survivors, message.survivors):
         fields.append("survivors")
+    if request.heartbeats is False and message.heartbeats is True:  # earlier versions do not know it
+        fields.append("heartbeats")
     return fields
 
 

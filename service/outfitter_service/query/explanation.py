@@ -10,7 +10,7 @@ from msgspec import Struct
 from outfitter_proto.records import Allocation
 from outfitter_service.query import ledger_view
 from outfitter_service.query.device_lines import DeviceEntry, DeviceLine, entries_of
-from outfitter_service.query.ledger_view import LedgerView, warnings_of
+from outfitter_service.query.ledger_view import LedgerView, awaited_owner, warnings_of
 
 
 class Waiter(Struct, frozen=True, kw_only=True):
@@ -55,7 +55,7 @@ def explain(ledger: LedgerView, record: Allocation, devices: Iterable[DeviceEntr
         incarnation=record.incarnation,
         state=record.state,
         since=record.since,
-        reason=record.reason,
+        reason="; ".join(filter(None, [record.reason, awaited_owner(record, host)])) or None,
         reason_code=record.reason_code,
         queue_position=record.queue_position,
         wait_until=record.wait_until,

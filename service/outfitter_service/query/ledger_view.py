@@ -184,6 +184,20 @@ def waiting_in_words(record: Allocation) -> str:
     return f"{record.worker}: {record.state}, {request}: {record.reason or default}{position}"
 
 
+def awaited_owner(record: Allocation, host: Host | None) -> str | None:
+    """Why the manager waits for the end of a process that it cannot see, for people; None: it does not. `host`: the
+    record of the allocation's host."""
+    owner = record.request.owner
+    if owner is None or not record.request.waits_for_owner or record.state not in HOLDING_STATES:
+        return None
+    if host is None or (host.manager.watches(owner) and not record.unwatched):
+        return None
+    return (
+        f"its process {owner.pid} is out of the manager's sight, and nobody sends heartbeats for it: it keeps its "
+        "devices until a manager sees its end, the machine restarts, or somebody deregisters it"
+    )
+
+
 def warnings_of(record: Allocation) -> list[str]:
     """The manager's warnings about the registration."""
     return record.warnings or []

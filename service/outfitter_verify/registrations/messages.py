@@ -78,6 +78,7 @@ def _is_certain(body: Mapping[str, Any]) -> bool:
         and all(isinstance(value, str) for value in labels.values())
         and (owner is None or _owner(owner))
         and (body.get("survivors") is None or _survivors(body["survivors"]))
+        and isinstance(body.get("heartbeats", True), bool)
     )  # fmt: skip
 
 

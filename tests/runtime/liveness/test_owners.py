@@ -294,3 +294,102 @@ async def test_a_worker_with_a_lease_is_told_only_what_it_cannot_know(serve: Ser
         assert told == "time-namespace"
         assert "unwatched" not in (await manager.records())["h/afar/1"]
         assert len(manager.processor.liveness.leases) == 2
+
+
+# --- workers for which nobody sends heartbeats ----------------------------------------------------------------
+
+
+ELSEWHERE = [
+    {"pid_ns": 1},
+    {"boot_id": "another", "machine_id": None},
+    {"boot_id": None},
+    {"time_ns": 1},
+]
+"""The identities of managers that cannot watch this machine's processes."""
+
+
+async def _see_a_lease_expire(manager: InProcessManager, worker: str) -> None:
+    await manager.say(register(worker, lease_s=0.2, resources={}))
+    assert (await manager.state(worker, "ended"))["reason_code"] == "lease-expired"
+
+
+@pytest.mark.parametrize("lease_s", [0.2, None])
+@pytest.mark.parametrize("elsewhere", ELSEWHERE, ids=str)
+async def test_without_heartbeats_a_worker_keeps_its_devices_while_a_manager_cannot_see_its_process(
+    serve: Serve, process: subprocess.Popen[bytes], elsewhere: dict[str, Any], lease_s: float | None
+) -> None:
+    owner = body(owner_of(process.pid))
+    async with serve(static(1), lease_s=0.2) as manager:
+        await manager.say(register("w", gpu=1, owner=owner, lease_s=lease_s, heartbeats=False))
+        await manager.state("w", "allocated")
+    async with serve(static(1), identity=another(**elsewhere), lease_s=0.2) as manager:
+        await manager.say(register("next", gpu=1, lease_s=None))
+        await _see_a_lease_expire(manager, "silent")
+        await _see_a_lease_expire(manager, "after")
+        records = await manager.records()
+        assert (records["h/w/1"]["state"], records["h/next/1"]["state"]) == ("allocated", "pending")
+    async with serve(static(1), identity=another()) as manager:
+        await manager.reported()
+        process.kill()
+        assert (await manager.state("w", "ended"))["reason_code"] == "owner-died"
+        await manager.state("next", "allocated")
+
+
+async def test_without_heartbeats_a_worker_ends_with_its_machines_boot(serve: Serve) -> None:
+    owner = body(owner_of(os.getpid()))
+    async with serve(static(1), identity=another(machine_id="m")) as manager:
+        await manager.say(register("w", gpu=1, owner=owner, heartbeats=False))
+        await manager.state("w", "allocated")
+    async with serve(static(1), identity=another(machine_id="m", pid_ns=1)) as manager:
+        await manager.ready()
+    async with serve(static(1), identity=another(machine_id="m", pid_ns=1, boot_id="the next")) as manager:
+        assert "restart" in (await manager.state("w", "ended"))["reason"]
+
+
+async def test_without_heartbeats_a_worker_that_nobody_sees_ends_when_somebody_deregisters_it(serve: Serve) -> None:
+    async with serve(static(1), identity=another(pid_ns=1)) as manager:
+        await manager.say(register("w", gpu=1, owner=body(owner_of(os.getpid())), heartbeats=False))
+        await manager.state("w", "allocated")
+        await manager.say(deregister("w"))
+        assert (await manager.state("w", "ended"))["reason_code"] == "deregistered"
+
+
+async def test_without_heartbeats_a_newer_run_of_the_worker_takes_nothing_from_an_owner_that_nobody_sees(
+    serve: Serve,
+) -> None:
+    async with serve(static(1), identity=another(pid_ns=1), lease_s=0.2) as manager:
+        await manager.say(register("w", gpu=1, owner=body(owner_of(os.getpid())), lease_s=0.2, heartbeats=False))
+        await manager.state("w", "allocated")
+        await manager.say(register("w", "2", gpu=1, lease_s=None))
+        await manager.state("w", "pending", "2")
+        await _see_a_lease_expire(manager, "silent")
+        await _see_a_lease_expire(manager, "after")
+        assert (await manager.records())["h/w/1"]["state"] == "allocated"
+
+
+@pytest.mark.parametrize("fields", [{"heartbeats": False}, {"heartbeats": True, "owner": None}, {"owner": None}])
+async def test_with_heartbeats_or_without_an_owner_the_lease_decides_where_nobody_watches(
+    serve: Serve, fields: dict[str, Any]
+) -> None:
+    if "owner" not in fields:
+        message = register("w", gpu=1, lease_s=0.2, **fields)
+    else:
+        message = register("w", gpu=1, lease_s=0.2, **fields | {"owner": body(owner_of(os.getpid()))})
+    async with serve(static(1), identity=another(pid_ns=1)) as manager:
+        await manager.say(message)
+        assert (await manager.state("w", "ended"))["reason_code"] == "lease-expired"
+
+
+async def test_that_a_worker_without_heartbeats_is_out_of_sight_is_logged(
+    serve: Serve, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = "workers that send no heartbeats keep their devices, because this manager cannot see their processes"
+    said = ""
+    async with serve(static(1), identity=another(pid_ns=1)) as manager:
+        await manager.say(register("w", gpu=1, owner=body(owner_of(os.getpid())), heartbeats=False))
+        await manager.state("w", "allocated")
+        with anyio.fail_after(20):
+            while words not in said:
+                await anyio.sleep(0.02)
+                said += capsys.readouterr().out
+    assert "outfitter explain h/w/1" in said

@@ -244,6 +244,9 @@ class World:
                 unsearched = (
                     old.state in GRANTED_STATES and old.request.survivors and old.request.owner and old.resources
                 )
+                same = (old.request.waits_for_owner, old.request.lease_s)
+                now = (record.request.waits_for_owner, record.request.lease_s)
+                assert now == same or not old.request.waits_for_owner, f"{key} got a lease that nobody renews"
                 assert not (unsearched and record.state in FINAL_STATES), f"nobody looked for survivors of {key}"
             self.gone.discard(key)
         self.topic[key] = record

@@ -10,7 +10,7 @@ import structlog
 from msgspec import UNSET
 
 from outfitter_proto.keys import AllocationKey
-from outfitter_proto.records import Allocation, Unwatched
+from outfitter_proto.records import HOLDING_STATES, Allocation, Unwatched
 from outfitter_service.core import model as m
 from outfitter_service.runtime.clock import Clock
 from outfitter_service.runtime.identity import Identity
@@ -45,6 +45,9 @@ class Owners:
         self._make_process_watch = make_process_watch
         self._processes: ProcessWatch | None = None
         self._unreported: set[AllocationKey] = set()
+        self._awaited: set[AllocationKey] = set()
+        self._logged_awaited: frozenset[AllocationKey] = frozenset()
+        self._awaited_logged_at = -LOGGED_EVERY_S
         self._poll_again = anyio.Event()
         self._logged_reasons: frozenset[str] = frozenset()
         self._logged_at = -LOGGED_EVERY_S
@@ -87,21 +90,27 @@ class Owners:
 
     def watch(self, key: AllocationKey, record: Allocation) -> bool:
         """Watch a live allocation's owner, if it has one. Returns whether exactly that process is watched."""
-        owner, lease_s = record.request.owner, record.request.lease_s
+        owner, waits = record.request.owner, record.request.waits_for_owner
         if self._processes is None or owner is None:
             return False
         watched = self._processes.watch(key, owner)
         if self._processes.unsettled or not watched:
             self._poll_again.set()
+        needs_lease = record.request.lease_s is None and not waits
         if not watched and (
-            lease_s is None or (record.unwatched is UNSET and self._processes.reason(key) not in FROM_AFAR)
+            needs_lease or (record.unwatched is UNSET and self._processes.reason(key) not in FROM_AFAR)
         ):
             self._unreported.add(key)
+        if waits and not watched and record.state in HOLDING_STATES:
+            self._awaited.add(key)
+        else:
+            self._awaited.discard(key)
         return watched
 
     def forget(self, key: AllocationKey) -> None:
         """The allocation is over."""
         self._unreported.discard(key)
+        self._awaited.discard(key)
         if self._processes is not None:
             self._processes.forget(key)
 
@@ -133,6 +142,7 @@ class Owners:
             for key in self._processes.poll():
                 settled(key)
             self._log_unwatched()
+            self._log_awaited()
             if self._processes.unsettled:
                 self._poll_again.set()
 
@@ -145,6 +155,24 @@ class Owners:
             return
         self._logged_reasons, self._logged_at = self._logged_reasons | counts.keys(), self._now()
         log.warning("the kernel does not report the end of every owner process to this manager", **counts)
+
+    def _log_awaited(self) -> None:
+        """Log one line when there are new allocations that wait for the end of a process that nobody sees."""
+        if self._processes is None or self._now() - self._awaited_logged_at < LOGGED_EVERY_S:
+            return
+        unseen = {key for key in self._awaited if self._processes.reason(key) not in (None, Unwatched.DESCRIPTORS)}
+        new = sorted(unseen - self._logged_awaited)
+        self._logged_awaited = frozenset(unseen)
+        if new:
+            self._awaited_logged_at = self._now()
+            reason = self._processes.reason(new[0])
+            log.warning(
+                "workers that send no heartbeats keep their devices, because this manager cannot see their processes",
+                workers=len(unseen),
+                allocation=new[0],
+                reason=REASONS[reason] if reason is not None else None,
+                remedy=f"outfitter explain {new[0]}",
+            )
 
     def close(self) -> None:
         """Watch nobody any more."""

@@ -125,12 +125,15 @@ class LivenessTracker:
         for key in keys:
             record = ledger.allocations.get(key)
             is_live = record is not None and record.state not in FINAL_STATES
-            if record is not None and is_live and key not in self.owners and key not in self.leases:
+            if record is None or not is_live or record.request.waits_for_owner:
+                continue
+            if key not in self.owners and key not in self.leases:
                 self.leases.start(key, record.request.lease_s or self._default_lease_s, now)
 
     def _watch_or_lease(self, key: AllocationKey, record: Allocation, now: float) -> None:
-        """Watch a live allocation's owner process, or else start its lease if it has one."""
-        if self.owners.watch(key, record):
+        """Watch a live allocation's owner process, or else start its lease if it has one. Without heartbeats it has
+        none."""
+        if self.owners.watch(key, record) or record.request.waits_for_owner:
             self.leases.drop(key)
             return
         lease_s = record.request.lease_s

@@ -61,6 +61,7 @@ class LeaseRequest(Struct, frozen=True):
             resources={self.resource: ResourceRequest(amount=self.amount)},
             owner=self.owner.identity,
             wait_s=self.wait_s,
+            heartbeats=False,
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -56,6 +57,7 @@ def _no_worker(ledger: LedgerView, worker: options.WorkerNames) -> str:
 
 def _sentences(record: Allocation, explanation: Explanation, host: Host | None) -> Iterator[str]:
     from outfitter.session.status import AllocationStatus, status_of
+    from outfitter_service.query import ledger_view
 
     worker, request = f"{explanation.worker} on {explanation.host}", _in_words(explanation.amounts)
     age, since = _age(explanation.since), f"{explanation.since:%Y-%m-%dT%H:%M:%SZ}"
@@ -88,7 +90,15 @@ def _sentences(record: Allocation, explanation: Explanation, host: Host | None) 
         yield from _waiting(explanation)
     elif status_of(record) is AllocationStatus.YOURS:
         yield from _holding(record, explanation)
+    if ledger_view.awaited_owner(record, host) is not None:
+        yield f"If that process has ended: `{_deregistration(record)}`."
     yield _manager(explanation, host)
+
+
+def _deregistration(record: Allocation) -> str:
+    """The command that ends this run of a worker."""
+    words = ["outfitter", "deregister", "--worker", f"{record.host}/{record.worker}/{record.incarnation}"]
+    return shlex.join(words)
 
 
 def _waiting(explanation: Explanation) -> Iterator[str]:

@@ -55,7 +55,7 @@ def replay(where: Connection, /, at: datetime | None, check: bool, host: str | N
     if as_json:
         output.print_json(ledger_view.as_on_the_wire(replayed.allocations))
     else:
-        print_workers(replayed.allocations, at or now)
+        print_workers(replayed.allocations, at or now, {})
     return _print_comparison(replayed.comparison) if replayed.comparison is not None else 0
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ from outfitter_service.query.errors import warn
 
 if TYPE_CHECKING:
     from outfitter_proto.bus import Bus
+    from outfitter_proto.records import Host
     from outfitter_service.config import Connection
     from outfitter_service.query.ledger_view import LedgerView, Stored
 
@@ -79,7 +80,7 @@ def status(
     if limit is not None:
         left_out += max(0, len(shown) - limit)
         shown = shown[:limit]
-    print_workers(shown, datetime.now(UTC))
+    print_workers(shown, datetime.now(UTC), ledger.hosts)
     if left_out:
         warn(f"and {left_out} more" + ("" if limit is not None else " that ended or failed: --all shows them"))
 
@@ -134,8 +135,8 @@ async def _warn_of_unserved(bus: Bus, cluster: str, ledger: LedgerView, host: st
         )
 
 
-def print_workers(workers: Collection[Stored], now: datetime) -> None:
-    """The table of workers, as it is (or was) at `now`."""
+def print_workers(workers: Collection[Stored], now: datetime, hosts: Mapping[str, Host]) -> None:
+    """The table of workers, as it is (or was) at `now`. `hosts`: the hosts' records."""
     from outfitter_service.query import ledger_view
 
     output.print_table(
@@ -148,7 +149,17 @@ def print_workers(workers: Collection[Stored], now: datetime) -> None:
                 output.age((now - record.since).total_seconds()),
                 ledger_view.devices_in_words(record),
                 record.queue_position,
-                "; ".join([*([record.reason] if record.reason else []), *ledger_view.warnings_of(record)]) or None,
+                "; ".join(
+                    filter(
+                        None,
+                        (
+                            record.reason,
+                            ledger_view.awaited_owner(record, hosts.get(record.host)),
+                            *ledger_view.warnings_of(record),
+                        ),
+                    )
+                )
+                or None,
             )
             for record, _ in workers
         ),
