@@ -1,6 +1,7 @@
 """A worker's runs: which is current, what a late message of another one does, and repeats."""
 
 import pytest
+from msgspec import structs
 
 from outfitter_proto.records import Owner, Unwatched
 from outfitter_service.core import model as m
@@ -392,3 +393,18 @@ def test_a_record_of_an_earlier_version_is_repeated_by_whoever_sends_no_heartbea
     first = core.register("w", 1, owner=OWNER)
     assert core.register("w", 1, owner=OWNER, heartbeats=False) == first
     assert core.decisions[-1].refused is None
+
+
+def test_without_news_an_older_incarnation_is_marked_by_a_later_look_at_the_host() -> None:
+    core = core_with("a", "b")
+    core.register("w", 1)
+    core.rules = structs.replace(core.rules, news=False)
+    core.register("w", 1, incarnation="2")
+    assert core.decisions[-1].final_leases == ["h/w/1"]
+    assert core["w"].reason_code is None
+    assert core.heartbeat("w", "1").renewed == []
+    core.say(m.Reschedule(host="h"))
+    assert core["w"].reason_code is None
+    core.rules = structs.replace(core.rules, news=True)
+    core.say(m.Reschedule(host="h"))
+    assert core["w"].reason_code == "superseded"

@@ -10,7 +10,16 @@ from msgspec import Struct, structs
 
 from outfitter_proto.codec import encode
 from outfitter_proto.keys import AllocationKey
-from outfitter_proto.records import FINAL_STATES, HOLDING_STATES, Allocation, Refresh, Source, Token, Transition
+from outfitter_proto.records import (
+    FINAL_STATES,
+    HOLDING_STATES,
+    Allocation,
+    Refresh,
+    ResolvedRequest,
+    Source,
+    Token,
+    Transition,
+)
 from outfitter_service.core import model as m
 from outfitter_service.core.state import sizes
 from outfitter_service.core.state.host_state import HostState
@@ -32,8 +41,10 @@ class Rules(Struct, frozen=True, kw_only=True):
     `wait_s`: the defaults of registrations in seconds (None: no lease, no end of waiting). `retention_s`: how many
     seconds final records stay. `chunk`: about how many allocations one decision changes at most. `max_bytes`: how many
     bytes it writes at most; the bus takes somewhat more in one commit. `brief`: the bus takes even less, so a decision
-    changes one record where it can, and what ends or releases is written as short as possible. `forgets_hosts`: delete
-    a host's record once no allocation of it is retained.
+    changes one record where it can, and what ends or releases is written as short as possible. `news`: a record is
+    written again where it only says more: that a newer incarnation registered, why a worker waits, what delays a
+    release. Else that is left to a later look at the host, and final records lack long labels and operators.
+    `forgets_hosts`: delete a host's record once no allocation of it is retained.
 
     Limits per host against a flood of names: `max_waiting` workers wait, `max_live` live workers have no exclusive
     device, the requests of both have `max_items` items (see `sizes.items`). `max_final` final records are retained; of
@@ -49,6 +60,7 @@ class Rules(Struct, frozen=True, kw_only=True):
     chunk: int = 256
     max_bytes: int = 800_000
     brief: bool = False
+    news: bool = True
     forgets_hosts: bool = False
     max_waiting: int = 10_000
     max_live: int = 10_000
@@ -218,7 +230,7 @@ class DecisionBuilder:
         )
         key = after.key
         unshortened = after
-        if state in FINAL_STATES and sizes.items(after.request) > sizes.FINAL_ITEMS:
+        if state in FINAL_STATES and self._is_left_out(after.request, new=new):
             after = sizes.without_request(after)
         after, value = self._measured(key, after, step, new=new, grows=grows)
         decision = self.decision
@@ -259,6 +271,10 @@ class DecisionBuilder:
             if held and (key in host_state.suspects or host_state.incomplete or host_state.has_old_names):
                 self.reschedule(after.host)
         return after
+
+    def _is_left_out(self, request: ResolvedRequest, *, new: bool) -> bool:
+        """Whether a final record lacks its request."""
+        return sizes.items(request) > sizes.FINAL_ITEMS or not (new or self.rules.news or not sizes.is_long(request))
 
     def _measured(
         self, key: AllocationKey, after: Allocation, step: Step, *, new: bool, grows: bool

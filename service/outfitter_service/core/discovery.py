@@ -208,7 +208,7 @@ def refresh_holders(builder: DecisionBuilder, host: str) -> None:
         if record is None or record.state not in HOLDING_STATES:
             continue
         newest = overlay.host_state.newest(record.worker)
-        if newest is not None and newest != key and lacks_superseded_mark(record):
+        if newest is not None and newest != key and lacks_superseded_mark(record) and builder.rules.news:
             try:
                 record = mark_superseded(builder, record, allocation_names(newest).incarnation)
             except FullError:

@@ -109,6 +109,8 @@ def release_delayed(builder: DecisionBuilder, event: m.ReleaseDelayed) -> None:
     record = builder.record(event.allocation)
     if record is None or record.state != RELEASING or record.token != event.token or record.delayed_by == event.reason:
         return
+    if not builder.rules.news:
+        return  # whoever reports the delay reports it again
     why = _release_reason(record)
     reason = f"{why}; {event.reason}" if why else event.reason
     builder.step(Step.REFRESH, event.reason, record, grows=False, reason=reason, delayed_by=event.reason)

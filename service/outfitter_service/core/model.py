@@ -12,7 +12,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from outfitter_proto.keys import AllocationKey
+from outfitter_proto.keys import AllocationKey, allocation_names
 from outfitter_proto.records import Deregister, Health, Heartbeat, Register, Source, Token, Unwatched
 
 NO_ITEMS: dict[str, Any] = {}
@@ -167,7 +167,7 @@ class Unprepared(Struct, frozen=True, kw_only=True):
 
 class ReleaseDelayed(Struct, frozen=True, kw_only=True):
     """`Unprepare` cannot end yet; `reason` has the driver's words, or names the processes that the worker left behind.
-    The manager emits it when they change, and not too often. Workers that wait for the devices read it in the record.
+    The manager emits it again and again, each time less often. Workers that wait for the devices read it in the record.
     """
 
     allocation: AllocationKey
@@ -204,6 +204,15 @@ Event = (
     | Tick
     | Reschedule
 )
+
+
+def host_of(event: Event) -> str:
+    """The host that an event is about."""
+    if type(event) is Incoming:
+        return event.message.host
+    if isinstance(event, DriverReport | DriverRetry | Tick | Reschedule):
+        return event.host
+    return allocation_names(event.allocation).host  # type: ignore[union-attr]  # `type is` does not narrow a union
 
 
 # --- commands: what drivers must do after the commit ---------------------------------------------------

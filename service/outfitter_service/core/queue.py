@@ -269,7 +269,10 @@ def _update_reason(
     each device that comes free would have the records of all waiters for a shared resource written again.
     """
     is_asking = record.reason_code is not None and overlay.inventory(obstacle.resource).asking
-    is_news = obstacle.code != record.reason_code or reasons.differ(obstacle.reason, record.reason, free=is_first)
+    may_tell = builder.rules.news or record.reason in reasons.UNDECIDED
+    is_news = obstacle.code != record.reason_code or (
+        may_tell and reasons.differ(obstacle.reason, record.reason, free=is_first)
+    )
     if (is_news and not is_asking) or changed:
         try:
             return builder.step(

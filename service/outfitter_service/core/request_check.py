@@ -166,7 +166,7 @@ def differences(earlier: Allocation, message: Register) -> list[str]:
     because it cannot watch the owner. Nor is what a final record leaves out.
     """
     request = earlier.request
-    left_out = earlier.state in FINAL_STATES and sizes.items(message) > sizes.FINAL_ITEMS
+    left_out = earlier.state in FINAL_STATES and (sizes.items(message) > sizes.FINAL_ITEMS or sizes.is_long(message))
     fields = [
         name
         for name in ("resources", "operators", "owner", "wait_s", "priority", "labels")

@@ -32,6 +32,8 @@ FEW_ITEMS = 8
 """A request with so many items does not count: nearly all workers have fewer."""
 FINAL_ITEMS = 32
 """Most items of a request in a final record; a request with more is left out."""
+FINAL_BYTES = 128
+"""Most bytes of labels and operators in the record of an end that does not count as rewritten; see `Rules.news`."""
 
 
 class OversizeError(Exception):
@@ -81,6 +83,13 @@ def items(request: Register | ResolvedRequest) -> int:
     operators = request.operators or {}
     count = len(request.labels) + len(request.resources or ()) + len(operators) + sum(map(len, operators.values()))
     return count if count > FEW_ITEMS else 0
+
+
+def is_long(request: Register | ResolvedRequest) -> bool:
+    """Whether a final record would repeat much of what a registration said."""
+    if not request.labels and not request.operators:
+        return False
+    return len(encode((request.labels, request.operators))) > FINAL_BYTES
 
 
 def without_request(record: Allocation) -> Allocation:

@@ -50,20 +50,27 @@ def ledger_batch(
     *,
     recreated: Iterable[str] = (),
 ) -> list[Entry]:
-    """The ledger's entries in order: releases and tombstones, grants by their tokens, other records, the checkpoint.
+    """The ledger's entries in order: tombstones, releases, grants by their tokens, other records, the checkpoint.
+
+    Releases with equal labels and operators follow each other. Else their sender could choose an order in which gzip
+    sees none of these twice within its 32 KiB.
 
     `values`: records and their encoded values by key; None is a tombstone. `fast_grants`: records and entries by key,
     in the order of their tokens. `recreated`: keys that were deleted and put again. Without a tombstone in between,
     their new records would look like changes of the old ones.
     """
     before = [Entry(key.encode(), None) for key in recreated]
+    released: list[tuple[bytes, Entry]] = []
     grants: list[tuple[Token, Entry]] = []
     after: list[Entry] = []
     for key, (record, value) in values.items():
         entry = Entry(key.encode(), value)
         # `type is`: isinstance costs a microsecond where the answer is no
-        if type(record) is Allocation and record.state in HOLDING_STATES:
-            grants.append((record.token or NO_TOKEN, entry))
+        if type(record) is Allocation:
+            if record.state in HOLDING_STATES:
+                grants.append((record.token or NO_TOKEN, entry))
+            else:
+                released.append((encode((record.request.labels, record.request.operators)), entry))
         else:
             kind = KINDS.get(type(record))
             (after if kind is not None and kind.after_grants else before).append(entry)
@@ -71,6 +78,7 @@ def ledger_batch(
     if grants:
         grants += [(record.token or NO_TOKEN, entry) for record, entry in fast_grants.values()]
         granted = [entry for _, entry in sorted(grants, key=itemgetter(0))]
+    before += [entry for _, entry in sorted(released, key=itemgetter(0))]
     return [*before, *granted, *after, Entry(checkpoint.key.encode(), encode(checkpoint))]
 
 

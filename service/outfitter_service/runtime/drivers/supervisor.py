@@ -23,14 +23,13 @@ from outfitter_service.core import model as m
 from outfitter_service.metrics import Metrics
 from outfitter_service.runtime.drivers.building import ServableDriver
 from outfitter_service.runtime.drivers.translation import SHORTEST_DELAY_S, DriverCallError, foreign_code, known_devices
+from outfitter_service.runtime.survivors.delay_reports import DelayReports
 
 log = structlog.get_logger("outfitter.drivers")
 
 FIRST_DELAY_S = 0.5
 LONGEST_DELAY_S = 30.0
 """The first and the longest delay after a failed call, unless the driver names one."""
-DELAY_REPORTED_EVERY_S = 10.0
-"""Seconds between two reports of a delay, so that a driver with changing messages does not fill the ledger."""
 LONGEST_WORDS = 500
 """Most characters of a driver's message in the reason of a delayed release."""
 LONGEST_SHORTAGE_S = 5.0
@@ -271,7 +270,7 @@ class Supervisor:
 
     async def _until_done(self, call: str, grant: api.Grant, act: Callable[[], Awaitable[None]]) -> None:
         backoff = Backoff(FIRST_DELAY_S, LONGEST_DELAY_S)
-        reported, reported_at = "", -DELAY_REPORTED_EVERY_S
+        reports = DelayReports()
         while True:
             try:
                 await self._bounded(call, act)
@@ -279,8 +278,8 @@ class Supervisor:
                 reason = error.failure.reason
                 self._log_of(grant.worker).warning(f"{call} failed, will be repeated", error=reason)
                 words = f"the driver of {self.name} says: {reason}"[:LONGEST_WORDS]
-                if words != reported and time.monotonic() - reported_at >= DELAY_REPORTED_EVERY_S:
-                    reported, reported_at = words, time.monotonic()
+                if reports.is_due:
+                    reports.report(words)
                     self._emit(
                         m.ReleaseDelayed(
                             allocation=AllocationKey(grant.allocation), token=Token(grant.token), reason=words

@@ -72,7 +72,7 @@ class Deadlines:
         self._checked_at = self._clock.monotonic()
         batch.sum_up(self._quotas.letters.due())
         self._quotas.naming.due()  # starts its next minute
-        self._quotas.rewrites.end_windows()
+        event_queue.extend(m.Reschedule(host=host) for host in self._quotas.rewrites.end_windows())
         self._judge_silence()
         event_queue.queue_due_retries()
         self._hosts = list(self._ledger.hosts)

@@ -202,7 +202,10 @@ class EventQueue:
 
     def pop(self) -> m.Event:
         """Remove and return the next event. It comes back only by `give_back`."""
-        return self.queue.popleft()
+        event = self.queue.popleft()
+        if type(event) is m.ReleaseDelayed and self._delays.get(event.allocation) is event:
+            del self._delays[event.allocation]  # else each later report would look for this one in the whole queue
+        return event
 
     def note(self, note: Note) -> None:
         """Write a note into the history of the next commit."""

@@ -23,6 +23,7 @@ from outfitter_proto.support.backoff import Backoff
 from outfitter_proto.support.processes import user_namespace
 from outfitter_service.runtime.identity import Identity
 from outfitter_service.runtime.survivors import processes
+from outfitter_service.runtime.survivors.delay_reports import DelayReports
 from outfitter_service.runtime.survivors.processes import Mark, Search, Survivor
 
 log = structlog.get_logger("outfitter.survivors")
@@ -37,8 +38,6 @@ RESTS = 9
 workers end."""
 REPORTED_AFTER_S = 0.5
 """Seconds that survivors may take before the record mentions them."""
-REPORTED_EVERY_S = 10.0
-"""Seconds between two reports, so that a changing crowd of processes does not fill the ledger."""
 SURE_WITHIN_S = 10.0
 """Seconds for a search that can have missed nothing. A process that hangs in the kernel at its end can prevent one."""
 MOST_NAMED = 3
@@ -123,7 +122,7 @@ class _Vigil:
         self._kill_after_s = wanted.kill_after_s or None
         self._delayed = delayed
         self._begun = time.monotonic()
-        self._reported, self._reported_at = "", -REPORTED_EVERY_S
+        self._reports = DelayReports()
         self._terminated: set[int] = set()
         self._log = log.bind(host=mark.host, worker=mark.worker, incarnation=mark.incarnation)
 
@@ -161,13 +160,11 @@ class _Vigil:
         return NONE_LEFT
 
     def _report(self, reason: str) -> None:
-        now = time.monotonic()
-        if now - self._begun < REPORTED_AFTER_S or now - self._reported_at < REPORTED_EVERY_S:
+        if time.monotonic() - self._begun < REPORTED_AFTER_S or not self._reports.is_due:
             return
-        if reason != self._reported:
-            self._reported, self._reported_at = reason, now
+        if self._reports.report(reason):
             self._log.warning("devices stay held", reason=reason)
-            self._delayed(reason)
+        self._delayed(reason)
 
     async def _end(self, survivors: Sequence[Survivor]) -> None:
         """Send the signals that are due, if the registration asked for it."""

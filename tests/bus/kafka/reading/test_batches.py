@@ -9,6 +9,7 @@ import json
 import struct
 import sys
 import tracemalloc
+from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,6 +24,9 @@ from hypothesis import strategies as st
 from outfitter_proto.bus import BusUnavailableError
 from outfitter_proto.bus.kafka.reading import batches, codecs
 from outfitter_proto.bus.kafka.reading.reader import KafkaReader
+from support import floods
+from support.bus.packing_bus import packed, read
+from support.managers.in_process import heartbeat, register
 
 CONTROL = 0x20
 TRANSACTIONAL = 0x10
@@ -195,6 +199,63 @@ def test_a_batch_of_many_records_that_take_less_than_a_byte_each_is_refused() ->
     assert len(many.data) < 15_000
     with pytest.raises(batches.UnreadableBatchError, match="15000 records"):
         batches.messages(many, "t", 0)
+
+
+def one_batch(values: Iterable[dict[str, Any]], codec: int = codecs.ZSTD, **how: Any) -> batches.RecordBatch:
+    [batch] = batches.split(batch_of(*map(floods.compact, values), codec=codec, **how))
+    return batch
+
+
+def test_a_batch_of_many_registrations_that_take_few_bytes_each_is_refused() -> None:
+    """A batch like those with which a flood kept a manager from others' messages."""
+    [few] = packed(map(floods.compact, map(floods.pair, range(batches.FEW_RECORDS))))
+    assert len(read(few)) == batches.FEW_RECORDS
+    [many] = packed(map(floods.compact, map(floods.pair, range(10_000))))
+    assert len(many) < 4 * 10_000
+    [letter] = read(many)
+    assert letter.key is None
+    [batch] = batches.split(struct.pack(">q", 0) + many[8:])
+    with pytest.raises(batches.UnreadableBatchError, match=r"10000 messages besides heartbeats; at most [5-7]... are"):
+        batches.messages(batch, "t", 0)
+    unlike = one_batch(register(f"w{n}", f"{n * 2654435761**4 % 2**128:032x}", gpu=1) for n in range(5000))
+    assert len(batches.messages(unlike, "t", 0)) == 5000
+    of_a_manager = with_attributes(batch.data, codecs.ZSTD | TRANSACTIONAL)
+    assert len(batches.messages(next(batches.split(checked(of_a_manager))), "t", 0)) == 10_000
+
+
+@pytest.mark.parametrize("codec", [codecs.NONE, codecs.GZIP, codecs.SNAPPY, codecs.LZ4, codecs.ZSTD])
+@pytest.mark.parametrize(
+    ("workers", "times", "incarnation"),
+    [(5000, 1, "run-1"), (5000, 1, "{}"), (5000, 1, "{:032x}"), (500, 10, "{:032x}"), (50, 100, "{:032x}")],
+    ids=["alike", "numbers", "random", "after an outage", "after a long outage"],
+)
+def test_heartbeats_are_read_however_many_a_producer_has_gathered(
+    codec: int, workers: int, times: int, incarnation: str
+) -> None:
+    """By linger.ms, or while the brokers were away. Were they refused, leases would end."""
+    said = [heartbeat(f"tm-{n}", incarnation.format(n * 2654435761**4 % 2**128)) for n in range(workers)]
+    assert len(batches.messages(one_batch(said * times, codec), "t", 0)) == workers * times
+
+
+@pytest.mark.parametrize("name", [name for name in floods.FLOODS if name.endswith("in turn") and "ends" not in name])
+def test_what_repeats_further_back_than_gzip_sees_is_refused(name: str) -> None:
+    """Else the answers would take up to a hundred times as many bytes as their batch."""
+    _, make = floods.FLOODS[name]
+    length = len(floods.compact(make(0)))
+    values = [make(n) for n in range(min(1000, 1_000_000 // length))]
+    with pytest.raises(batches.UnreadableBatchError, match="more than 2 times its size with gzip"):
+        batches.messages(one_batch(values), "t", 0)
+    for codec in (codecs.NONE, codecs.GZIP):
+        assert len(batches.messages(one_batch(values, codec), "t", 0)) == len(values)
+    assert len(batches.messages(one_batch(values, transactional=True), "t", 0)) == len(values)
+
+
+@pytest.mark.parametrize("labels", [0, 2, 20])
+@pytest.mark.parametrize("count", [1, 10, 100, 1000])
+def test_registrations_that_are_alike_are_read_however_a_producer_packs_them(labels: int, count: int) -> None:
+    for codec in (codecs.GZIP, codecs.SNAPPY, codecs.LZ4, codecs.ZSTD):
+        [batch] = batches.split(batch_of(*[alike(number, labels=labels) for number in range(count)], codec=codec))
+        assert len(batches.messages(batch, "t", 0)) == count
 
 
 def test_a_batch_of_more_records_than_anybody_sends_is_refused_whole() -> None:

@@ -14,10 +14,14 @@ import pytest
 
 from outfitter_proto.bus import Bus, connect
 from outfitter_proto.keys import AllocationKey
+from outfitter_proto.records import Owner, Survivors, Token
+from outfitter_service.core import model as m
 from outfitter_service.runtime.processor.commit import quotas
+from outfitter_service.runtime.processor.commit.batch import Batch
 from outfitter_service.runtime.processor.limits import Limits
 from support.bus.narrow_bus import NarrowBus
 from support.checker.verdict import verdict
+from support.core.core_driver import CoreDriver
 from support.jumping_clock import JumpingClock
 from support.managers.in_process import TOPICS, InProcessManager, deregister, register, serving, static
 
@@ -26,6 +30,10 @@ LIMITS = Limits(lease_grace_s=0.1, rewritten_bytes=2 * MOST_BYTES, checkpoint_in
 WORKERS = [f"w{number}" for number in range(8)]
 OPERATORS: dict[str, Any] = {f"operator-{number}": {} for number in range(200)}
 """They make a record of some 14 kB."""
+
+
+KEY = AllocationKey("h/w/1")
+OWNER = Owner(pid=7, start_ticks=1, pid_ns=1, boot_id="b")
 
 
 @pytest.fixture
@@ -159,6 +167,53 @@ async def test_queue_positions_have_so_many_bytes_and_are_right_in_the_end(
             await manager._fetch(TOPICS.allocations, await end(manager), timeout=0.2)
 
 
+async def test_that_runs_are_superseded_is_said_in_so_many_bytes_and_of_those_that_live_in_the_end(
+    manager: InProcessManager, clock: JumpingClock
+) -> None:
+    """A message of a few packed bytes would else have a second record written, as large as the earlier run's."""
+    await say_all(manager, resources={}, operators=OPERATORS)
+    for worker in WORKERS:
+        await manager.state(worker, "allocated")
+    largest = max([len(json.dumps(record)) for record in (await manager.records()).values()])
+    start = await end(manager)
+    for number in range(2, 30):
+        await manager.say(*(register(worker, f"{number}", resources={}, lease_s=None) for worker in WORKERS))
+    await manager.state(WORKERS[-1], "allocated", "29")
+    size, count = await written(manager, start)
+    assert sum(count.values()) >= 28 * len(WORKERS)
+    assert size <= MOST_BYTES + largest + 28 * len(WORKERS) * 500
+    with anyio.fail_after(30):
+        while not all(_is_superseded(record) for record in (await manager.records()).values()):
+            clock.ahead_s += quotas.WINDOW_S
+            await manager._fetch(TOPICS.allocations, await end(manager), timeout=0.2)
+
+
+def test_what_delays_a_release_is_said_in_so_many_bytes_and_again_when_the_window_is_over() -> None:
+    """Processes that take turns change the reason as often as they like."""
+    now = 0.0
+    most = quotas.Quotas.of(lambda: now, rewritten_bytes=2 * MOST_BYTES)
+    core = CoreDriver(m.ResourceSpec(name="gpu"))
+    core.report("a")
+    core.register("w", 1, owner=OWNER, survivors=Survivors(uid=1234), labels={"long": "x" * 4000})
+    core.deregister("w")
+    assert core.state("w") == "releasing"
+
+    def delays(reasons: range) -> int:
+        """Bytes of the records and steps of so many reports."""
+        batch = Batch(core.ledger, core.rules, core.now, on_new_host=lambda _, __: None, quotas=most)
+        for number in reasons:
+            batch.decide(m.ReleaseDelayed(allocation=KEY, token=Token(1), reason=f"process {number} still runs"))
+        return batch.quota_use.rewritten["h"]
+
+    assert 0 < delays(range(100)) <= MOST_BYTES + 5000
+    assert core["w"].delayed_by != "process 99 still runs"
+    assert delays(range(99, 100)) == 0
+    now = quotas.WINDOW_S
+    assert most.rewrites.end_windows() == ["h"]
+    assert delays(range(99, 100)) > 4000
+    assert core["w"].delayed_by == "process 99 still runs"
+
+
 def test_however_many_hosts_a_worker_names_all_together_have_so_many_bytes_and_each_gets_its_turn() -> None:
     rewrites = quotas.RewriteQuota(lambda: 0.0, most=1000)
     for number in range(100):
@@ -180,6 +235,13 @@ def test_however_many_hosts_a_worker_names_all_together_have_so_many_bytes_and_e
     alone.use("flooding", 500)
     assert alone.is_spent("flooding")
     assert not alone.is_spent("honest")
+
+
+def _is_superseded(record: dict[str, Any]) -> bool:
+    """Whether a record says that its worker has a newer run, if it has one."""
+    if record.get("worker") not in WORKERS or record["incarnation"] == "29":
+        return True
+    return record.get("reason_code") == "superseded"
 
 
 def _positions(records: dict[str, dict[str, Any]]) -> dict[str, int]:

@@ -1,59 +1,33 @@
 """What packed floods come to in the topics: quotas count packed bytes, so answers must not outgrow those.
 
 The floods go through the reader's own code for record batches, as a broker would hand them out, and then over the
-embedded bus, whose records are as long as Kafka's are unpacked.
+embedded bus. What is written is packed by the Kafka adapter's own code where that matters.
 """
 
 from __future__ import annotations
 
 import json
-import struct
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import anyio
 import pytest
-from aiokafka.record.default_records import DefaultRecordBatchBuilder
 
-from outfitter_proto.bus import Bus, Entry
-from outfitter_proto.bus.kafka.reading import batches
+from outfitter_proto.bus import Bus
+from outfitter_proto.bus.kafka.reading.batches import FEW_RECORDS
 from outfitter_service.runtime.identity import of_partition, replica_identity
 from outfitter_service.runtime.input.scope import PartitionScope
+from support import floods
 from support.bus.faulty_bus import FaultyBus
+from support.bus.packing_bus import PackingBus, packed, read
 from support.checker.verdict import verdict
 from support.managers.in_process import CLUSTER, HOST, TOPICS, InProcessManager, heartbeat, register, serving, static
 
+__all__ = ["packed", "read"]
+
 MOST_TIMES = 10
-ZSTD = 4
-BATCH_BYTES = 1024 * 1024
-"""What a stock producer puts into a batch before it packs it."""
-BATCH_RECORDS = 15_000
-"""More empty ones do not fit into what the topic takes."""
-
-
-def packed(values: Iterable[bytes], *, codec: int = ZSTD, most: int = BATCH_BYTES) -> list[bytes]:
-    """Record batches as a stock producer sends them."""
-    found: list[bytes] = []
-    builder, count = None, 0
-    for value in values:
-        if builder is not None and (builder.size() + len(value) > most or count >= BATCH_RECORDS):
-            found.append(bytes(builder.build()))
-            builder = None
-        if builder is None:
-            builder, count = DefaultRecordBatchBuilder(2, codec, 0, -1, -1, -1, 2 * most), 0
-        builder.append(count, 1_000, HOST.encode(), value, [])
-        count += 1
-    return found if builder is None else [*found, bytes(builder.build())]
-
-
-def read(data: bytes) -> list[Entry]:
-    """What a manager's reader makes of a batch."""
-    [batch] = batches.split(struct.pack(">q", 0) + data[8:])
-    try:
-        return [Entry(message.key, message.value) for message in batches.messages(batch, "t", 0)]
-    except batches.UnreadableBatchError as error:
-        message = batches.raw_message(batch, "t", 0, error)
-        return [Entry(message.key, message.value)]
+TIMES = {"runs of one worker that wait": 15}
+"""Each message has two records written: its own, and that of the end of the run before it."""
 
 
 def deregistration(number: int) -> bytes:
@@ -93,13 +67,34 @@ async def test_a_packed_flood_makes_at_most_ten_times_as_many_bytes_and_no_manag
         await served(manager, "before")
         before = await written(bus)
         sent = packed(map(make, range(count)))
-        async with await bus.open_writer("flood", 0) as writer:
-            for data in sent:
-                await writer.commit([(TOPICS.registrations, read(data)), (TOPICS.history, [])])
+        await put(bus, sent)
         await served(manager, "after")
         await manager.stop()
         assert await written(bus) - before <= MOST_TIMES * sum(map(len, sent))
         assert (await verdict(bus.url)).violations == ()
+
+
+@pytest.mark.parametrize("kind", floods.FLOODS)
+async def test_what_is_understood_has_at_most_ten_times_as_many_packed_bytes_written(tmp_path: Path, kind: str) -> None:
+    """…where a batch has as many messages as are always read. In larger ones each has more packed bytes."""
+    count, make = floods.FLOODS[kind]
+    async with (
+        PackingBus(f"sqlite://{tmp_path}/bus.db?synchronous=NORMAL") as bus,
+        serving(bus, static(2), tmp_path) as manager,
+    ):
+        await served(manager, "before")
+        before = bus.sizes.total()
+        sent = packed((floods.compact(make(number)) for number in range(count)), records=FEW_RECORDS)
+        await put(bus, sent)
+        await served(manager, "after")
+        assert bus.sizes.total() - before <= TIMES.get(kind, MOST_TIMES) * sum(map(len, sent))
+
+
+async def put(bus: FaultyBus, sent: Iterable[bytes]) -> None:
+    """Put these batches into the input."""
+    async with await bus.open_writer("flood", 0) as writer:
+        for data in sent:
+            await writer.commit([(TOPICS.registrations, read(data)), (TOPICS.history, [])])
 
 
 async def served(manager: InProcessManager, worker: str) -> None:

@@ -77,7 +77,7 @@ async def test_answers_to_packed_registrations_are_packed_as_well(
             log = Log(bus)
             await through(manager, log, names.registrations, [make(n) for n in range(first)])
             sent, written = await log.size(names.registrations), await log.size(*names.written(history=True))
-            await through(manager, log, names.registrations, [make(first + n) for n in range(3000)])
+            await through(manager, log, names.registrations, [make(first + n) for n in range(3000)], records=1000)
             sent = await log.size(names.registrations) - sent
             written = await log.size(*names.written(history=True)) - written
             used = {name: {b.attributes & 7 for b in await log.batches(name)} for name in names.written(history=True)}

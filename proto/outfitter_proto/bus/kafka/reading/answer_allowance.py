@@ -11,13 +11,15 @@ TIMES = 4
 600."""
 MOST_BYTES = 8 * 1024 * 1024
 """Largest allowance: the answers to the 9,000 registrations that a manager may have prefetched."""
+FIRST_BYTES = 64 * 1024
+"""The allowance before anything is read: what a manager writes when it starts."""
 
 
 class Allowance:
     """The allowance of one partition. Every byte of input counts once, even with several readers."""
 
     def __init__(self) -> None:
-        self._left = MOST_BYTES
+        self._left = FIRST_BYTES
         self._upto = 0
 
     def read(self, upto: int, size: int) -> None:

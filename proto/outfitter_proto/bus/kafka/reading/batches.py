@@ -11,12 +11,14 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+import msgspec
 from aiokafka import errors as kafka_errors
 from aiokafka.record.default_records import DefaultRecordBatch
 from aiokafka.record.util import calc_crc32c
 
 from outfitter_proto.bus.kafka.reading import codecs
 from outfitter_proto.bus.port import Message
+from outfitter_proto.records import Heartbeat
 
 MAX_RECORDS = 20_000
 """Limit of one batch. A few kilobytes can hold half a million empty records, and each becomes a dead letter."""
@@ -24,6 +26,12 @@ MAX_RECORDS = 20_000
 FEW_RECORDS = 1000
 """Limit of a batch of workers' messages, or one record per compressed byte if that is more. 1,000 equal heartbeats of
 one worker take 1,580 bytes with zstd."""
+ANSWERED_BYTES = 5
+"""Of the messages in a batch that are no heartbeats, `FEW_RECORDS` are read, or one for so many packed bytes if that is
+more. Each has records written. With zstd one takes 3 bytes if they differ in a number alone, and 20 or more if each
+incarnation is a UUID."""
+
+_heartbeat: msgspec.json.Decoder[Heartbeat] = msgspec.json.Decoder(Heartbeat)
 
 # every format: base offset, length, leader epoch, magic
 _START = struct.Struct(">qiib")
@@ -158,6 +166,8 @@ def messages(batch: RecordBatch, topic: str, partition: int) -> list[Message]:
         raise UnreadableBatchError(batch.base, f"cannot be decoded: {error or type(error).__name__}") from error
     if not _in_order([message.offset for message in decoded], batch):
         raise UnreadableBatchError(batch.base, "numbers its records otherwise than its header says")
+    if not batch.is_transactional and (why := _costly([message.value or b"" for message in decoded], batch)):
+        raise UnreadableBatchError(batch.base, why)
     return decoded
 
 
@@ -198,6 +208,30 @@ def _most_bytes(batch: RecordBatch) -> int:
     if batch.is_transactional:
         return codecs.MAX_UNPACKED
     return min(codecs.MAX_UNPACKED, codecs.MOST_TIMES * (len(batch.data) - _RECORDS_START))
+
+
+def _costly(values: list[bytes], batch: RecordBatch) -> str | None:
+    """Why a batch of workers' messages has more written than its few packed bytes are worth; None: it has not.
+    Heartbeats do not count, because nothing is written for them. After an outage, one batch may have thousands."""
+    packed, times = len(batch.data) - _RECORDS_START, codecs.TIMES_OF_GZIP
+    most = max(FEW_RECORDS, packed // ANSWERED_BYTES)
+    if len(values) <= most and sum(map(len, values)) <= times * packed:
+        return None
+    answered = [value for value in values if not _is_heartbeat(value)]
+    if len(answered) > most:
+        return f"holds {len(answered)} messages besides heartbeats; at most {most} are read from one of its size"
+    is_gzip = batch.attributes & _CODEC == codecs.GZIP
+    if not is_gzip and codecs.outgrows(b"".join(answered), times * packed):
+        return f"would take more than {times} times its size with gzip: send fewer messages in one batch, or use gzip"
+    return None
+
+
+def _is_heartbeat(value: bytes) -> bool:
+    try:
+        _heartbeat.decode(value)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+    return True
 
 
 def _unpacked(batch: RecordBatch) -> bytes:

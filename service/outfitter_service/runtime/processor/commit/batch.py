@@ -12,20 +12,32 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 
 import structlog
-from msgspec import Struct, field
+from msgspec import Struct, field, structs
 
 from outfitter_proto.bus import Message
 from outfitter_proto.codec import WireError, decode_registration, encode
 from outfitter_proto.keys import AllocationKey, allocation_key
-from outfitter_proto.records import Allocation, DeadLetter, Heartbeat, Host, Register, Registration, Source, Transition
+from outfitter_proto.records import (
+    FINAL_STATES,
+    Allocation,
+    DeadLetter,
+    Heartbeat,
+    Host,
+    Refresh,
+    Register,
+    Registration,
+    Source,
+    Transition,
+)
 from outfitter_service.core import model as m
 from outfitter_service.core.decide import Decision, Rules, decide, renumber
 from outfitter_service.core.fast_path import FastGrant
 from outfitter_service.core.state.ledger import Change, DropAllocation, DropRecord, Ledger, PutAllocation, PutRecord
+from outfitter_service.core.state.sizes import is_long
 from outfitter_service.runtime.changelog.encoding import dead_letter
 from outfitter_service.runtime.dead_letter_quota import Omitted, Payer
 from outfitter_service.runtime.processor.commit.output import CommitOutput
-from outfitter_service.runtime.processor.commit.quotas import Quotas
+from outfitter_service.runtime.processor.commit.quotas import Quotas, RewriteQuota
 
 log = structlog.get_logger("outfitter.processor")
 
@@ -84,6 +96,11 @@ class QuotaUse(Struct):
     rewritten: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
     repeated: list[tuple[str, AllocationKey]] = []
 
+    def rewrite(self, rewrites: RewriteQuota, host: str, size: int) -> None:
+        """So many bytes of a host are rewritten."""
+        rewrites.use(host, size)
+        self.rewritten[host] += size
+
 
 class Batch:
     """The decisions of one commit. Each is applied to the ledger at once (`Ledger.rollback` undoes them).
@@ -115,6 +132,7 @@ class Batch:
         self.report = Report()
         self.effects = Effects()
         self.quota_use = QuotaUse()
+        self._silent_rules: tuple[Rules, Rules] | None = None  # `rules`, and the same without news
         self._base = base
         self._on_new_host = on_new_host
         self._quotas = quotas or Quotas.unlimited()
@@ -124,7 +142,7 @@ class Batch:
         would end the manager, and again after every restart."""
         self.events += 1
         try:
-            decision = decide(self.ledger, self.rules, event, self.now)
+            decision = decide(self.ledger, self._rules_for(event), event, self.now)
         except Exception as error:
             log.exception("an event could not be decided: a defect of Outfitter", event_kind=type(event).__name__)
             self.effects.failed_events.append(event)
@@ -139,7 +157,11 @@ class Batch:
             for key, step in decision.history:
                 if type(step) is Transition:
                     self.report.steps.append((key, step))
-                self.output.step(key, step)
+                size = self.output.step(key, step)
+                if _repeats(step):
+                    self.quota_use.rewrite(
+                        self._quotas.rewrites, step.host, len(self.output.values[key][1] or b"") + size
+                    )
         if decision.commands:
             effects.commands += decision.commands
         if decision.follow_ups:
@@ -151,6 +173,15 @@ class Batch:
         for key in decision.repeats:
             self._repeat(key)
         return decision
+
+    def _rules_for(self, event: m.Event) -> Rules:
+        """The rules for an event. Its host's records say no more while the quota of rewritten ones is used up."""
+        rewrites = self._quotas.rewrites
+        if rewrites.is_unused or rewrites.may_tell(m.host_of(event)):
+            return self.rules
+        if self._silent_rules is None or self._silent_rules[0] is not self.rules:
+            self._silent_rules = self.rules, structs.replace(self.rules, news=False)
+        return self._silent_rules[1]
 
     def message(self, message: Message) -> None:
         """Decide one message for this writer's hosts. A message that is invalid or refused becomes a dead letter."""
@@ -209,13 +240,16 @@ class Batch:
         if not self._quotas.letters.use(payer):
             omitted = self.quota_use.omitted.get(payer)
             self.quota_use.omitted[payer] = (
-                Omitted(first=self._letter(message, reason, field), until=message.offset + 1)
+                Omitted(
+                    first=dead_letter(message, reason, field, writer=self.rules.writer, at=self.now),
+                    until=message.offset + 1,
+                )
                 if omitted is None
                 else omitted.with_one(message.offset)
             )
             return None
         self.quota_use.used[payer] += 1
-        letter = self._letter(message, reason, field)
+        letter = dead_letter(message, reason, field, writer=self.rules.writer, at=self.now)
         self.output.add_letter(letter)
         return letter
 
@@ -223,9 +257,6 @@ class Batch:
         """The host of a message if the ledger has it, else an empty text."""
         host = (message.key or b"")[:300].decode("utf-8", "replace")
         return host if host in self.ledger.hosts else ""
-
-    def _letter(self, message: Message, reason: str, field: str | None) -> DeadLetter:
-        return dead_letter(message, reason, field, writer=self.rules.writer, at=self.now)
 
     def sum_up(self, omitted: Mapping[Payer, Omitted]) -> None:
         """Write one dead letter for each payer's messages beyond its quota in the last minute."""
@@ -311,7 +342,14 @@ class Batch:
         value = encode(record)
         if output.ledger_bytes and output.ledger_bytes + len(value) > full:
             return False
-        rewrites.use(record.host, len(value))
-        self.quota_use.rewritten[record.host] += len(value)
+        self.quota_use.rewrite(rewrites, record.host, len(value))
         self.apply([PutAllocation(key, record, value)])
         return True
+
+
+def _repeats(step: Transition | Refresh) -> bool:
+    """Whether a step has much written that an earlier record has already."""
+    if type(step) is not Transition:
+        return True
+    record = step.record
+    return step.from_ is not None and step.to in FINAL_STATES and type(record) is Allocation and is_long(record.request)

@@ -69,17 +69,20 @@ class CommitOutput(Struct, kw_only=True):
             self.history_bytes += size + len(encoded)
         return step
 
-    def step(self, key: str, step: Transition | Refresh) -> None:
-        """Write a step into history. It is encoded at once: its record was mostly just encoded for the ledger."""
+    def step(self, key: str, step: Transition | Refresh) -> int:
+        """Write a step into history, and return its size. It is encoded at once: its record was mostly just encoded
+        for the ledger."""
         if not self.history:
-            return
+            return 0
         if type(step) is Transition:
             record, value = self.values[key]
             entry = step_entry(key, step, value if record is step.record else None)
         else:
             entry = Entry(key.encode(), encode(step))
         self.steps.append(entry)
-        self.history_bytes += len(key) + 16 + len(entry.value or b"")
+        size = len(key) + 16 + len(entry.value or b"")
+        self.history_bytes += size
+        return size
 
     def add_letter(self, letter: DeadLetter) -> None:
         """Write a dead letter."""

@@ -1,12 +1,14 @@
 """The quotas of one writer. Dead letters have theirs in `runtime.dead_letter_quota`, because the sweeper has them, too.
 
-Rewritten records: a record is written again without a step, as the answer to a repeated registration or
-because of its queue position.
+Rewritten records: a record is written again in the state that it has. It is the answer to a repeated registration, has
+another queue position, or says more: that a newer incarnation registered, why a worker waits, what delays a release.
+A final record counts as well if it repeats long labels or operators.
 
 A message of 80 bytes may ask for a record of 20 kB, or move many records by one place in the queue. So a writer may
 rewrite a limited number of bytes, and each host half of them, because a worker may name as many hosts as it likes. What
 is beyond that waits until the window is over. Answers wait in turn, each of them once: one of each host, and again. A
-manager that is killed forgets which answers wait. The workers register again.
+manager that is killed forgets which answers wait. The workers register again. What more there is to say is found by
+another look at the host.
 """
 
 from __future__ import annotations
@@ -21,8 +23,8 @@ from outfitter_service.runtime.dead_letter_quota import DeadLetterQuota
 
 WINDOW_S = 10.0
 """Seconds for which a quota lasts."""
-REWRITTEN_BYTES = 10_000_000
-"""Bytes that one writer rewrites within `WINDOW_S`: ten times what a worker may send within the quota of 100 kB/s that
+REWRITTEN_BYTES = 1_000_000
+"""Bytes that one writer rewrites within `WINDOW_S`: ten times what a worker may send within the quota of 10 kB/s that
 deploy/security.md advises."""
 _ALL_HOSTS = ""
 """The name of the writer's own window. No host has it."""
@@ -45,6 +47,7 @@ class RewriteQuota:
         self._windows: dict[str, _Window] = {}
         self._waiting: dict[str, dict[AllocationKey, None]] = {}
         self._held_up: set[str] = set()
+        self._silent: set[str] = set()
         self._renewed = False
 
     @property
@@ -52,9 +55,21 @@ class RewriteQuota:
         """Whether a window is over that held up a host."""
         return self._renewed
 
+    @property
+    def is_unused(self) -> bool:
+        """Whether nothing was rewritten in any window."""
+        return not self._windows
+
     def is_spent(self, host: str) -> bool:
         """Whether nothing is left for a host. Then its rewriting is held up until the window is over."""
         return self._is_used_up(_ALL_HOSTS, self._most) or self._is_used_up(host, self._most // 2)
+
+    def may_tell(self, host: str) -> bool:
+        """Whether a host's records may be written again only to say more. If not, `end_windows` names the host."""
+        if not self.is_spent(host):
+            return True
+        self._silent.add(host)
+        return False
 
     def _is_used_up(self, name: str, most: int) -> bool:
         window = self._windows.get(name)
@@ -78,14 +93,17 @@ class RewriteQuota:
                 if (window := self._windows.get(name)) is not None:
                     window.used = max(0, window.used - size)
 
-    def end_windows(self) -> None:
-        """End the windows that are over."""
+    def end_windows(self) -> list[str]:
+        """End the windows that are over. Returns the hosts whose records may now say more, and could not before."""
         now = self._clock()
         for name in [name for name, window in self._windows.items() if window.over_at <= now]:
             del self._windows[name]
             if name in self._held_up:
                 self._held_up.discard(name)
                 self._renewed = True
+        hosts = [host for host in self._silent if not self.is_spent(host)]
+        self._silent.difference_update(hosts)
+        return hosts
 
     def take_renewed(self) -> None:
         """A commit rewrites what was held up."""
