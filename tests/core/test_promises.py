@@ -333,6 +333,13 @@ class Core(RuleBasedStateMachine):
     def set_clock(self, seconds: int) -> None:
         self.world.pass_time(seconds)
 
+    @rule(news=st.booleans())
+    def spend_quota(self, news: bool) -> None:
+        """The quota of rewritten records is used up, or there is something left again."""
+        self.world.rules = structs.replace(self.world.rules, news=news)
+        if news:
+            self.world.say(m.Reschedule(host="h"))
+
     @rule()
     def commit(self) -> None:
         self.world.commit()
