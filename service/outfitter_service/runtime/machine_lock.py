@@ -31,6 +31,8 @@ ANSWER_WITHIN_S = 2.0
 """Seconds within which the kernel must list its Unix sockets."""
 MOST_HOLDERS = 16
 """How many locks are listed. Every user of the machine may bind such names."""
+MOST_OTHERS = 1_000
+"""How many other hosts are counted."""
 
 # linux/netlink.h, linux/sock_diag.h, linux/unix_diag.h
 _NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY = 4, 20
@@ -135,6 +137,17 @@ def holders() -> dict[str, LockHolder]:
     return found
 
 
+def others(host: str) -> list[str]:
+    """The hosts as which other managers serve this machine, as far as the kernel tells; the first `MOST_OTHERS`."""
+    found: set[str] = set()
+    with suppress(OSError, struct.error):
+        for name, _, _ in _all_unix_sockets():
+            text = name.decode("utf-8", "replace")
+            if text.startswith(PREFIX) and text != socket_name(host) and len(found) < MOST_OTHERS:
+                found.add(text.removeprefix(PREFIX))
+    return sorted(found)
+
+
 def _holder(name: str, inode: int, uid: int | None) -> LockHolder:
     peer = _peer(name)
     return LockHolder(uid, peer.pid if peer.uid == uid else _process_with(inode))
@@ -154,7 +167,7 @@ def _peer(name: str) -> LockHolder:
 def _refusal(host: str, holder: LockHolder) -> str:
     return (
         f"another manager on this machine already serves host {host!r} (perhaps on another bus): {holder} holds its "
-        "lock; stop it first, or give this one another --host"
+        "lock; stop it first. Give this one another --host only if the two lend different devices"
     )
 
 

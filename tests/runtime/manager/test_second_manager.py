@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import anyio
 import pytest
 
 from outfitter_proto.bus import BusUnavailableError, CommitUnknownError
-from outfitter_service.runtime.machine_lock import ManagerExistsError, alone_on_machine
+from outfitter_service.runtime.machine_lock import ManagerExistsError, alone_on_machine, others
+from outfitter_service.runtime.manager.service import HOSTS_SHOWN
 from outfitter_service.runtime.processor import takeover
 from outfitter_service.runtime.processor.processor import Limits
 from outfitter_service.runtime.processor.takeover import ForeignManagerError
@@ -205,7 +207,8 @@ def test_a_second_manager_on_this_machine_exits_with_a_reason_even_on_another_bu
     start_manager: StartManager, tmp_path: Path
 ) -> None:
     first = start_manager()
-    with pytest.raises(ManagerError, match=r"already serves host .*another bus"):
+    only = "another --host only if the two lend different devices"
+    with pytest.raises(ManagerError, match=rf"already serves host .*another bus.*{only}"):
         start_manager(host=first.host)
     with pytest.raises(ManagerError, match="already serves host"):
         start_manager(host=first.host, bus=first.bus_url)
@@ -213,6 +216,18 @@ def test_a_second_manager_on_this_machine_exits_with_a_reason_even_on_another_bu
     assert first.metric("outfitter_commits_total", outcome="fenced") == 0
     first.kill9()
     start_manager(host=first.host, bus=first.bus_url)
+
+
+def test_a_manager_of_another_host_on_this_machine_warns_that_both_may_lend_the_same_devices(
+    start_manager: StartManager,
+) -> None:
+    first = start_manager()
+    second = start_manager()
+    [line] = [line for line in second.log_tail().splitlines() if "and may lend the same devices" in line]
+    assert first.host in others(second.host)
+    assert second.host not in others(second.host)
+    managers = int(re.findall(r"managers=(\d+)", line)[0])
+    assert first.host in line or managers > HOSTS_SHOWN  # other tests may run at the same time
 
 
 def test_who_serves_the_host_is_asked_before_the_port(start_manager: StartManager) -> None:

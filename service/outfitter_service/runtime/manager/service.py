@@ -7,7 +7,8 @@ manages the host, close the drivers, close the bus.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import UTC, datetime, timedelta
 
 import anyio
@@ -29,7 +30,7 @@ from outfitter_service.runtime.identity import host_identity, replica_identity
 from outfitter_service.runtime.input.assignment import Assignment
 from outfitter_service.runtime.input.scope import HostScope
 from outfitter_service.runtime.instruments import Instruments
-from outfitter_service.runtime.machine_lock import alone_on_machine
+from outfitter_service.runtime.machine_lock import alone_on_machine, others
 from outfitter_service.runtime.manager.cluster_member import Replica
 from outfitter_service.runtime.manager.partition_server import PartitionServer
 from outfitter_service.runtime.processor.limits import DEFAULT_LIMITS
@@ -46,6 +47,8 @@ COMMIT_SHARE, DRIVERS_SHARE, BUS_SHARE = 0.5, 0.2, 0.2
 """Shares of `shutdown-timeout` for the stages of a shutdown: the last commit, closing drivers, closing the bus."""
 LOCAL_PARTITIONS = 1
 """Partitions of the topics that a manager creates itself, on a bus of one machine."""
+HOSTS_SHOWN = 5
+"""How many other hosts of this machine a log line names."""
 
 
 class LedgerUnsafeError(RuntimeError):
@@ -110,7 +113,7 @@ class Service:
         Raises (on entry):
             ManagerExistsError: another manager serves it.
         """
-        return alone_on_machine(self.settings.host) if self.settings.scope == "host" else nullcontext()
+        return _alone_on_machine(self.settings.host) if self.settings.scope == "host" else nullcontext()
 
     async def run(self) -> None:
         """Serve until stopped.
@@ -290,3 +293,18 @@ async def _maintain(bus: Bus) -> None:
             await bus.maintain()
         except BusError as error:
             log.warning("the bus could not be compacted, will try again", error=str(error))
+
+
+@contextmanager
+def _alone_on_machine(host: str) -> Iterator[None]:
+    """Hold the machine's lock for `host`, and say which other hosts managers serve here."""
+    with alone_on_machine(host):
+        hosts = others(host)
+        if hosts:
+            log.warning(
+                "other managers serve this machine as other hosts, and may lend the same devices",
+                hosts=hosts[:HOSTS_SHOWN],
+                managers=len(hosts),
+                remedy="let one manager serve all workers of a machine, unless they lend different devices",
+            )
+        yield
