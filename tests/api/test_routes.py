@@ -10,7 +10,7 @@ from msgspec import structs
 
 from outfitter_proto.bus import Message
 from outfitter_proto.codec import encode
-from outfitter_proto.records import DeadLetter, MessageSource, Transition
+from outfitter_proto.records import Allocation, DeadLetter, MessageSource, Transition
 from outfitter_service.api.model.fleet import Fleet
 from outfitter_service.query import device_lines, held_devices, ledger_view
 from support.api import NOW, allocation, change, checkpoint, fleet_of, follower_of, host_record, message, serving_api
@@ -299,3 +299,33 @@ async def test_a_page_ends_at_about_a_megabyte_and_the_next_one_goes_on(path: st
             pages, cursor = pages + 1, page["next"]
     assert seen == [f"w{number:02}" for number in range(25)]
     assert pages == 3
+
+
+async def test_each_list_of_workers_is_narrowed_by_labels() -> None:
+    def labelled(worker: str, state: str, offset: int, **labels: str) -> Allocation:
+        record = allocation("a", worker, state, devices=["a-0"] if state == "allocated" else [], offset=offset)
+        return structs.replace(record, request=structs.replace(record.request, labels=labels))
+
+    fleet = fleet_of(
+        host_record("a"),
+        labelled("one", "allocated", 1, team="vision", job="a=b"),
+        labelled("two", "pending", 2, team="vision"),
+        labelled("three", "pending", 3),
+    )
+    step = Transition(
+        at=NOW, host="a", worker="one", incarnation="i", event="register", to="allocated", explanation="granted",
+        record=labelled("one", "allocated", 1, team="vision"),
+    )  # fmt: skip
+    fleet.add_step(message(step, key="a/one/i"), step, announce=True)
+    for path, found in {"workers": ["one", "two"], "allocations": ["one", "two"], "queue": ["two"]}.items():
+        assert [item["worker"] for item in (await get(fleet, path, label="team=vision"))["items"]] == found
+    async with serving_api(follower_of(fleet)) as client:
+        async with client.get("/api/v1/workers?label=team%3Dvision&label=job%3Da%3Db") as response:
+            assert [item["worker"] for item in (await response.json())["items"]] == ["one"]
+    assert [line["id"] for line in (await get(fleet, "devices", label="team=vision"))["items"]] == ["a-0"]
+    assert (await get(fleet, "devices", label="team=speech"))["items"] == []
+    assert len((await get(fleet, "history", label="team=vision"))["items"]) == 1
+    assert (await get(fleet, "history", label="team=speech"))["items"] == []
+    assert (await get(fleet, "queue"))["items"][0]["labels"] == {"team": "vision"}
+    assert (await get(fleet, "workers/two/explanations"))["items"][0]["labels"] == {"team": "vision"}
+    assert "regex" in (await get(fleet, "workers", 400, label="vision"))["detail"]

@@ -18,6 +18,10 @@ HostName = Annotated[str, Meta(description="Only of this host.")]
 WorkerName = Annotated[str, Meta(description="Only of workers with this name.")]
 Incarnation = Annotated[str, Meta(description="Only of this run of the worker.")]
 ResourceName = Annotated[str, Meta(description="Only of this resource.")]
+Label = Annotated[str, Meta(pattern="^[^=]+=")]
+Labels = Annotated[
+    list[Label], Meta(description="Only of workers with this label: NAME=VALUE. If it is repeated, with all of them.")
+]
 Since = Annotated[datetime, Meta(tz=True, description="Not before this time.")]
 Until = Annotated[datetime, Meta(tz=True, description="Not after this time.")]
 
@@ -31,6 +35,7 @@ class DeviceQuery(Paged, frozen=True, kw_only=True, forbid_unknown_fields=True):
     resource: ResourceName | UnsetType = UNSET
     health: Annotated[Literal["healthy", "unhealthy", "unknown"], Meta(description="Only these.")] | UnsetType = UNSET
     held: Annotated[bool, Meta(description="Only devices that a worker holds, or only others.")] | UnsetType = UNSET
+    label: Annotated[list[Label], Meta(description="Only devices of a worker with this label.")] | UnsetType = UNSET
 
 
 class WorkerQuery(Paged, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -38,6 +43,7 @@ class WorkerQuery(Paged, frozen=True, kw_only=True, forbid_unknown_fields=True):
     worker: WorkerName | UnsetType = UNSET
     state: Annotated[State, Meta(description="Only in this state.")] | UnsetType = UNSET
     resource: ResourceName | UnsetType = UNSET
+    label: Labels | UnsetType = UNSET
 
 
 class AllocationQuery(WorkerQuery, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -48,6 +54,7 @@ class QueueQuery(Paged, frozen=True, kw_only=True, forbid_unknown_fields=True):
     host: HostName | UnsetType = UNSET
     resource: ResourceName | UnsetType = UNSET
     reason_code: Annotated[str, Meta(description="Only with this reason.")] | UnsetType = UNSET
+    label: Labels | UnsetType = UNSET
 
 
 class ExplanationQuery(Paged, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -60,6 +67,7 @@ class HistoryQuery(Paged, frozen=True, kw_only=True, forbid_unknown_fields=True)
     worker: WorkerName | UnsetType = UNSET
     incarnation: Incarnation | UnsetType = UNSET
     device: Annotated[str, Meta(description="Only steps with this device, by any of its names.")] | UnsetType = UNSET
+    label: Labels | UnsetType = UNSET
     since: Since | UnsetType = UNSET
     until: Until | UnsetType = UNSET
 
@@ -132,6 +140,7 @@ class QueueItem(Struct, frozen=True, kw_only=True):
     reason: str | None
     reason_code: str | None
     wait_until: datetime | None
+    labels: dict[str, str] = {}
 
 
 class StepItem(Struct, frozen=True, kw_only=True):

@@ -26,10 +26,12 @@ from outfitter_service.api.model.fleet import (
 from outfitter_service.api.model.tail import Tail, TailItem
 from outfitter_service.api.paging import Page, Paged, page
 from outfitter_service.api.typed import RefusedError, Route
+from outfitter_service.query import labels
 from outfitter_service.query.device_lines import DeviceEntry, DeviceLine
 from outfitter_service.query.explanation import Explanation, explain
 from outfitter_service.query.ledger_view import Stored, held_by_resource, warnings_of
 from outfitter_service.query.letters import ShownLetter
+from outfitter_service.query.steps import labels_of
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -85,6 +87,8 @@ def host(_: Follower, fleet: Fleet, _query: Any, path: Path) -> items.HostDetail
 
 
 def devices(_: Follower, fleet: Fleet, query: items.DeviceQuery, _path: Path) -> Page[DeviceLine]:
+    wanted = labels.wanted(query.label or ())
+
     def places() -> Iterator[tuple[str, DeviceEntry]]:
         for host in _hosts(fleet, query, query.host):
             for device in fleet.devices(host):
@@ -94,6 +98,7 @@ def devices(_: Follower, fleet: Fleet, query: items.DeviceQuery, _path: Path) ->
                     and query.resource in {UNSET, device.resource}
                     and query.health in {UNSET, device.health}
                     and (query.held is UNSET or query.held == bool(device.held_as))
+                    and (not wanted or any(labels.has_all(each.request.labels, wanted) for each in device.holders))
                 ):
                     yield place, device
 
@@ -101,24 +106,28 @@ def devices(_: Follower, fleet: Fleet, query: items.DeviceQuery, _path: Path) ->
 
 
 def workers(_: Follower, fleet: Fleet, query: items.WorkerQuery, _path: Path) -> Page[items.WorkerItem]:
+    wanted = labels.wanted(query.label or ())
+
     def places() -> Iterator[tuple[str, Stored]]:
         for host in _hosts(fleet, query, query.host):
             for stored in fleet.workers(host):
                 place = worker_place(stored)
-                if _is_behind(place, query) and _is_chosen(stored, query):
+                if _is_behind(place, query) and _is_chosen(stored, query, wanted):
                     yield place, stored
 
     return page(places(), query, _worker)
 
 
 def allocations(_: Follower, fleet: Fleet, query: items.AllocationQuery, _path: Path) -> Page[Raw]:
+    wanted = labels.wanted(query.label or ())
+
     def places() -> Iterator[tuple[str, Stored]]:
         for host in _hosts(fleet, query, query.host):
             for stored in fleet.allocations(host):
                 place = allocation_place(stored)
                 if (
                     _is_behind(place, query)
-                    and _is_chosen(stored, query)
+                    and _is_chosen(stored, query, wanted)
                     and query.incarnation in {UNSET, stored.record.incarnation}
                 ):
                     yield place, stored
@@ -135,6 +144,8 @@ def allocation(_: Follower, fleet: Fleet, _query: Any, path: Path) -> Raw:
 
 
 def queue(_: Follower, fleet: Fleet, query: items.QueueQuery, _path: Path) -> Page[items.QueueItem]:
+    wanted = labels.wanted(query.label or ())
+
     def places() -> Iterator[tuple[str, Stored]]:
         for host in _hosts(fleet, query, query.host):
             for stored in fleet.queue(host):
@@ -144,6 +155,7 @@ def queue(_: Follower, fleet: Fleet, query: items.QueueQuery, _path: Path) -> Pa
                     _is_behind(place, query)
                     and (query.resource is UNSET or query.resource in record.request.amounts)
                     and query.reason_code in {UNSET, record.reason_code}
+                    and labels.has_all(record.request.labels, wanted)
                 ):
                     yield place, stored
 
@@ -172,8 +184,9 @@ def explanations(_: Follower, fleet: Fleet, query: items.ExplanationQuery, path:
 
 
 def history(_: Follower, fleet: Fleet, query: items.HistoryQuery, _path: Path) -> items.TailPage[Any]:
+    wanted = labels.wanted(query.label or ())
     return _tail_page(
-        fleet.steps, query, lambda step: _is_step_chosen(step, query), lambda step: as_value(step.message)
+        fleet.steps, query, lambda step: _is_step_chosen(step, query, wanted), lambda step: as_value(step.message)
     )
 
 
@@ -214,12 +227,13 @@ def _is_behind(place: str, query: Paged) -> bool:
     return query.start is None or place > query.start
 
 
-def _is_chosen(stored: Stored, query: items.WorkerQuery) -> bool:
+def _is_chosen(stored: Stored, query: items.WorkerQuery, wanted: labels.Wanted) -> bool:
     record = stored.record
     return (
         query.worker in {UNSET, record.worker}
         and query.state in {UNSET, record.state}
         and (query.resource is UNSET or query.resource in record.request.amounts)
+        and labels.has_all(record.request.labels, wanted)
     )
 
 
@@ -248,13 +262,14 @@ def _behind(tail: Tail[T], query: items.HistoryQuery | items.LetterQuery) -> Ite
         yield item
 
 
-def _is_step_chosen(step: Step, query: items.HistoryQuery) -> bool:
+def _is_step_chosen(step: Step, query: items.HistoryQuery, wanted: labels.Wanted) -> bool:
     host, worker, incarnation = step.names
     return (
         query.host in {UNSET, host}
         and query.worker in {UNSET, worker}
         and query.incarnation in {UNSET, incarnation}
         and (query.device is UNSET or query.device in step.devices)
+        and (not wanted or labels.has_all(labels_of(step.record), wanted))
     )
 
 
@@ -323,6 +338,7 @@ def _waiting(stored: Stored) -> items.QueueItem:
         reason=record.reason,
         reason_code=record.reason_code,
         wait_until=record.wait_until,
+        labels=record.request.labels,
     )
 
 

@@ -82,27 +82,38 @@ def parameters(request: web.Request, kind: type[Struct]) -> Any:
     """
     query = request.query
     for name in query:
-        if len(query.getall(name)) > 1:
+        if len(query.getall(name)) > 1 and name not in _lists(kind):
             raise RefusedError(400, f"the parameter {name} is given twice")
         if name in _times(kind) and "-" not in query[name][1:]:  # a number would be seconds since the epoch
             raise RefusedError(400, f"the parameter {name} is no time: write RFC 3339, such as 2026-01-31T12:00:00Z")
+    given = {name: query.getall(name) if name in _lists(kind) else query[name] for name in query}
     try:
-        return msgspec.convert(dict(query), kind, strict=False)
+        return msgspec.convert(given, kind, strict=False)
     except msgspec.ValidationError as error:
         raise RefusedError(400, f"the query is not valid: {error}") from None
 
 
-@cache
 def _times(kind: type[Struct]) -> frozenset[str]:
     """The parameters that are times."""
-    times: set[str] = set()
+    return _parameters_of(kind, msgspec.inspect.DateTimeType)
+
+
+def _lists(kind: type[Struct]) -> frozenset[str]:
+    """The parameters that may be repeated."""
+    return _parameters_of(kind, msgspec.inspect.ListType)
+
+
+@cache
+def _parameters_of(kind: type[Struct], wanted: type[msgspec.inspect.Type]) -> frozenset[str]:
+    """The parameters of a type."""
+    names: set[str] = set()
     for field in structs.fields(kind):
         found = msgspec.inspect.type_info(field.type)
         parts = found.types if isinstance(found, msgspec.inspect.UnionType) else [found]
         plain = [part.type if isinstance(part, msgspec.inspect.Metadata) else part for part in parts]
-        if any(isinstance(part, msgspec.inspect.DateTimeType) for part in plain):
-            times.add(field.encode_name)
-    return frozenset(times)
+        if any(isinstance(part, wanted) for part in plain):
+            names.add(field.encode_name)
+    return frozenset(names)
 
 
 def fleet_of(follower: Follower) -> Fleet:

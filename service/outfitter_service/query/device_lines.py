@@ -12,7 +12,7 @@ from itertools import chain, islice
 
 from msgspec import UNSET, Struct
 
-from outfitter_proto.records import Device, Health, Host, InventoryDevice, ResourceInventory
+from outfitter_proto.records import Allocation, Device, Health, Host, InventoryDevice, ResourceInventory
 from outfitter_service.core.state.device_names import one_name_each
 from outfitter_service.query.held_devices import HeldDevice, HeldDevices, Holding
 from outfitter_service.query.ledger_view import LedgerView
@@ -25,7 +25,7 @@ MOST_HOLDERS = 20
 
 class DeviceHolder(Struct, frozen=True, kw_only=True):
     """An allocation that holds a device. `since`: when it got into its state. `delayed_by`: why a releasing device is
-    not free yet. `shared`: it may share the device with others."""
+    not free yet. `shared`: it may share the device with others. `labels`: its worker's."""
 
     worker: str
     incarnation: str
@@ -34,6 +34,7 @@ class DeviceHolder(Struct, frozen=True, kw_only=True):
     since: datetime
     delayed_by: str | None = None
     shared: bool = False
+    labels: dict[str, str] = {}
 
 
 class DeviceLine(Struct, frozen=True, kw_only=True):
@@ -86,6 +87,11 @@ class DeviceEntry(Struct, frozen=True, kw_only=True):
     names: Sequence[str]
     held_as: Sequence[HeldDevice]
     listed: bool
+
+    @property
+    def holders(self) -> Iterator[Allocation]:
+        """All its holders, who has it alone first."""
+        return (holding.record for holding in _holdings(self.held_as))
 
     def line(self) -> DeviceLine:
         return DeviceLine(
@@ -217,6 +223,7 @@ def _holder(holding: Holding) -> DeviceHolder:
         since=record.since,
         delayed_by=record.delayed_by or None,
         shared=holding.is_shared,
+        labels=record.request.labels,
     )
 
 

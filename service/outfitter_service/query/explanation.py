@@ -40,6 +40,7 @@ class Explanation(Struct, frozen=True, kw_only=True):
     managed: bool
     ahead: list[Waiter]
     holds: dict[str, list[str]]
+    labels: dict[str, str]
     devices: list[DeviceLine]
 
 
@@ -64,6 +65,7 @@ def explain(ledger: LedgerView, record: Allocation, devices: Iterable[DeviceEntr
         managed=host is not None and host.manager.stopped_at is None,
         ahead=list(_ahead(ledger, record)),
         holds=ledger_view.held_by_resource(record),
+        labels=record.request.labels,
         devices=[device.line() for device in devices if device.resource in resources],
     )
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from msgspec import UNSET
 
-from outfitter_proto.records import Allocation, Refresh, Transition
+from outfitter_proto.records import Allocation, Note, Refresh, Transition
 
 
 def device_names(step: Transition | Refresh) -> set[str]:
@@ -22,3 +24,9 @@ def device_names(step: Transition | Refresh) -> set[str]:
             if record.aliases is not UNSET:
                 names.update(record.aliases.get(info.get("id", ""), ()))
     return names
+
+
+def labels_of(step: Transition | Refresh | Note) -> Mapping[str, str]:
+    """The labels of the worker in a step's record; none if the step has no whole record."""
+    record = step.record if isinstance(step, Transition) else None
+    return record.request.labels if isinstance(record, Allocation) else {}

@@ -135,6 +135,21 @@ WORKER = _WorkerType()
 """A worker in any of `WORKER_FORMS`, as commands print it."""
 one_worker = click.option("--worker", metavar="WORKER", type=WORKER, help=f"Only this worker: {WORKER_FORMS}.")
 
+
+def _labels(_ctx: click.Context, _param: click.Parameter, value: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    from outfitter_service.query import labels
+
+    try:
+        return labels.wanted(TEXT.convert(text, _param, _ctx) for text in value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+
+
+only_labels = click.option(
+    "--label", "labelled", metavar="NAME=VALUE", multiple=True, callback=_labels,
+    help="Only workers with this label; repeatable, then with all of them.",
+)  # fmt: skip
+
 COUNT = click.IntRange(1, 1_000_000_000)
 """A number of things to show."""
 

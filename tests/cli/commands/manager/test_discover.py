@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from support.drivers.gpu_machine import executable
-from support.managers.process import OUTFITTER, environment, files_config
+from support.managers.process import OUTFITTER, add_device, environment, files_config
 from support.processes.ending import wait_until_ended
 
 SLOW_DRIVER = """
@@ -89,10 +89,28 @@ def slow(tmp_path: Path) -> Path:
     return path
 
 
-def test_it_prints_the_configured_amount_of_property_objects(config: Path) -> None:
+def test_it_prints_all_devices_as_property_objects_with_their_health(config: Path, tmp_path: Path) -> None:
+    add_device(tmp_path / "gpus", 1, health="unhealthy", reason="XID 79")
     done = discover(config, "gpu", "--json")
     assert (done.returncode, done.stderr) == (0, "")
-    assert [info["index"] for info in json.loads(done.stdout)] == ["0", "1"]
+    found = [(info["index"], info["health"], info.get("health.reason")) for info in json.loads(done.stdout)]
+    assert found == [("0", "healthy", None), ("1", "unhealthy", "XID 79"), ("2", "healthy", None)]
+
+
+def test_it_says_that_a_worker_gets_none_where_too_few_are_healthy(config: Path, tmp_path: Path) -> None:
+    for index in (0, 1):
+        add_device(tmp_path / "gpus", index, health="unhealthy", reason="XID 79")
+    done = discover(config, "gpu")
+    assert (done.returncode, len(done.stdout.splitlines())) == (0, 4)
+    assert "1 of 3 gpu is healthy; a worker gets 2" in done.stderr
+
+
+def test_a_driver_that_names_no_device_is_a_failure(tmp_path: Path) -> None:
+    config = tmp_path / "outfitter.toml"
+    config.write_text(files_config(tmp_path / "none", gpus=0))
+    done = discover(config, "gpu")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "the driver of gpu names no device" in done.stderr
 
 
 def test_it_prints_as_many_as_are_asked_for(config: Path) -> None:
@@ -102,7 +120,7 @@ def test_it_prints_as_many_as_are_asked_for(config: Path) -> None:
 def test_it_prints_a_table_for_people(config: Path) -> None:
     lines = discover(config, "gpu").stdout.splitlines()
     assert lines[0].split()[:2] == ["INDEX", "NAME"]
-    assert len(lines) == 3
+    assert len(lines) == 4
 
 
 @pytest.mark.parametrize(

@@ -26,8 +26,8 @@ def crowd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Manager]:
     manager.start()
     try:
         for worker, arguments in {
-            "holder": ["--wait", "10"],
-            "waiter": ["--priority", "3"],
+            "holder": ["--wait", "10", "--label", "team=vision", "--label", "job=train"],
+            "waiter": ["--priority", "3", "--label", "team=speech"],
             "late": [],
             "refused": ["--resource", "gpu=7", "--wait", "10"],
         }.items():
@@ -58,10 +58,37 @@ def test_status_for_people_has_ages_reasons_and_no_colours_in_a_pipe(crowd: Mana
     done = crowd.outfitter("status", env={"LC_ALL": "C", "NO_COLOR": "1"})
     lines = done.stdout.splitlines()
     assert (done.returncode, done.stderr) == (0, "")
-    assert lines[0].split() == ["HOST", "WORKER", "STATE", "AGE", "DEVICES", "QUEUE", "REASON"]
+    assert lines[0].split() == ["HOST", "WORKER", "STATE", "AGE", "DEVICES", "QUEUE", "LABELS", "REASON"]
     assert len(lines) == 5
     assert "waits for 1 gpu" in done.stdout
     assert "\x1b" not in done.stdout
+
+
+def test_labels_are_shown_and_choose_workers_everywhere(crowd: Manager) -> None:
+    assert "job=train, team=vision" in crowd.outfitter("status").stdout
+    for command in (["status"], ["history", "--since", "1h"], ["devices"]):
+        done = crowd.outfitter(*command, "--json", "--label", "team=vision", "--label", "job=train")
+        assert "holder" in done.stdout, command
+        assert "waiter" not in done.stdout, command
+        assert json.loads(crowd.outfitter(*command, "--json", "--label", "team=nobody").stdout or "[]") == [], command
+    assert "Its labels are team=speech." in crowd.outfitter("explain", "waiter").stdout
+    assert "(job=train, team=vision)" in crowd.outfitter("history").stdout
+    assert "waiter on" in (screen := crowd.outfitter("top", "--once", env={"COLUMNS": "200"}).stdout)
+    assert "(team=speech)" in screen
+    done = crowd.outfitter("status", "--label", "vision")
+    assert (done.returncode, "'vision' is no label: write NAME=VALUE" in done.stderr) == (2, True)
+
+
+def test_devices_are_chosen_by_what_they_are_and_counted_whatever_is_chosen(crowd: Manager) -> None:
+    def ids(*arguments: str) -> list[str]:
+        return [line["id"] for line in json.loads(crowd.outfitter("devices", "--json", *arguments).stdout)]
+
+    assert ids("--health", "unhealthy") == ["GPU-1"]
+    assert ids("--holder", "holder") == ids("--holder", f"{crowd.host}/holder") == ["GPU-0"]
+    assert ids("--holder", "waiter") == ids("--free") == ids("--resource", "fpga") == ids("--host", "another") == []
+    shown = crowd.outfitter("devices", "--health", "unhealthy").stdout.splitlines()
+    assert [line.split()[3] for line in shown[:2]] == ["DEVICE", "GPU-1"]
+    assert shown[2:] == ["gpu: 2 devices: 0 free, 1 held, 1 unhealthy, 0 unknown"]
 
 
 def test_status_is_narrowed_by_host_alone(crowd: Manager) -> None:

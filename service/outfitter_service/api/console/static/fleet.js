@@ -27,6 +27,10 @@ export function stateOf(device, host) {
 /** All names of a device: it may be held under another one than its driver's. */
 export const namesOf = device => [device.id, ...(device.aliases ?? [])];
 
+/** A worker's labels as people write them: "job=train, team=vision". */
+export const labelsOf = worker =>
+  Object.entries(worker.labels ?? {}).map(([name, value]) => `${name}=${value}`).sort().join(", ");
+
 /** Each name once, without one. */
 const others = (names, id) => [...new Set(names)].filter(name => name !== id);
 
@@ -40,9 +44,12 @@ function completed(host) {
     counts[state] = (counts[state] ?? 0) + 1;
     text.push(...namesOf(device));
     most = Math.max(most, device.holder_count ?? 0);
-    for (const holder of device.holders) holders.add(holder.worker);
+    for (const holder of device.holders) {
+      holders.add(holder.worker);
+      text.push(labelsOf(holder));
+    }
   }
-  for (const waiter of host.waiting) text.push(waiter.worker);
+  for (const waiter of host.waiting) text.push(waiter.worker, labelsOf(waiter));
   const holding = Math.max(holders.size, most), users = holding + host.waiting.length;
   const failing = Object.values(host.resources ?? {}).filter(isFailing).length;
   const unserved = host.managed ? 0 : users ? 1e6 : 1e3;
@@ -61,7 +68,7 @@ const isOf = (holder, worker, incarnation) => holder.worker === worker && holder
 const waiterOf = record => ({
   host: record.host, worker: record.worker, incarnation: record.incarnation, since: record.since,
   position: record.queue_position, amounts: record.amounts ?? record.request.amounts, reason: record.reason,
-  code: record.reason_code, until: record.wait_until,
+  code: record.reason_code, until: record.wait_until, labels: record.labels ?? record.request?.labels ?? {},
 });
 
 const inOrder = waiting => waiting.sort((a, b) => (a.position ?? Infinity) - (b.position ?? Infinity));

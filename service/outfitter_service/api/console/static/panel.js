@@ -1,6 +1,6 @@
 // The panel at the side: one host, device or worker, its owner, its reasons and what happened there.
 import { html, nothing } from "./vendor/lit-html.js";
-import { isFailing, namesOf, stateOf } from "./fleet.js";
+import { isFailing, labelsOf, namesOf, stateOf } from "./fleet.js";
 import { amounts, cell, duration, linkTo, moment, number, oldness, withCode } from "./words.js";
 
 const STEPS = 50;
@@ -75,8 +75,11 @@ export class Panel {
 
 const state = word => html`<span class="state">${cell(word)}${word}</span>`;
 
+const labelled = worker => (labelsOf(worker) ? html` <span class="dim">${labelsOf(worker)}</span>` : nothing);
+
 const holdersOf = device => device.holders.map((holder, n) => html`${n ? ", " : nothing}${
   linkTo("worker", [device.host, holder.worker])}${holder.state === "allocated" ? nothing : ` (${holder.state})`}${
+  labelled(holder)}${
   holder.delayed_by ? html`<br><span class="dim">${withCode(holder.delayed_by)}</span>` : nothing}`).concat(
   device.holder_count > device.holders.length
     ? [html` and ${number(device.holder_count - device.holders.length)} more`] : []);
@@ -117,7 +120,7 @@ function hostView(fleet, { name }, now) {
 }
 
 const waiterRow = waiter => html`<tr><td class="dim">${waiter.position ?? "–"}</td>
-  <td>${linkTo("worker", [waiter.host, waiter.worker])}</td><td>${amounts(waiter.amounts)}</td>
+  <td>${linkTo("worker", [waiter.host, waiter.worker])}${labelled(waiter)}</td><td>${amounts(waiter.amounts)}</td>
   <td>${withCode(waiter.reason ?? "–")}</td></tr>`;
 
 const fact = (name, value) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`;
@@ -137,6 +140,7 @@ function explanationView(found, now) {
   return html`<dl>${fact("Host", linkTo("host", [found.host]))}${fact("Run", found.incarnation)}
     ${fact("State", html`<b>${found.state}</b> for ${duration(now - Date.parse(found.since))}`)}
     ${found.reason ? fact("Reason", withCode(found.reason)) : nothing}
+    ${labelsOf(found) ? fact("Labels", labelsOf(found)) : nothing}
     ${fact("Wants", amounts(found.amounts))}
     ${found.queue_position === null ? nothing : fact("Place", `${found.queue_position} in the queue`)}
     ${found.wait_until ? fact("Gives up at", moment(found.wait_until, now)) : nothing}

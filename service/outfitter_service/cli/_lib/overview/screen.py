@@ -17,6 +17,7 @@ from outfitter_proto.support.printable import printable
 from outfitter_service.cli._lib.output import age
 from outfitter_service.cli._lib.overview.picture import STATES, HostView, Picture, views_of
 from outfitter_service.cli._lib.overview.troubles import Trouble, troubles_of
+from outfitter_service.query import labels
 
 SIGNS = {"unhealthy": "!", "unknown": "?", "held back": "-", "held": "#", "free": "."}
 STYLES = {"unhealthy": "bold red", "unknown": "yellow", "held back": "magenta", "held": "blue", "free": "green"}
@@ -107,7 +108,9 @@ def _waiting(picture: Picture, now: datetime) -> Iterator[Text]:
     for item in sorted(picture.queue, key=lambda item: item.since):
         amounts = ", ".join(f"{amount} {name}" for name, amount in sorted(item.amounts.items())) or "nothing"
         reason = item.reason or "not decided yet"
-        yield Text(printable(f"{_age(now, item.since):>4}  {item.worker} on {item.host}  {amounts}: {reason}"))
+        of_worker = f" ({labels.in_words(item.labels)})" if item.labels else ""
+        who = f"{item.worker} on {item.host}{of_worker}"
+        yield Text(printable(f"{_age(now, item.since):>4}  {who}  {amounts}: {reason}"))
 
 
 def _fleet(views: Sequence[HostView], width: int) -> Iterator[Text]:

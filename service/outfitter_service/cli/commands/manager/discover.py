@@ -1,11 +1,14 @@
-"""`outfitter discover`: one call of one resource's driver, as Flink makes it. No manager, no bus, no ledger."""
+"""`outfitter discover`: one call of one resource's driver, for all devices or as Flink makes it. No manager, no bus, no
+ledger."""
 
 from __future__ import annotations
 
 import contextlib
 import signal
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
@@ -13,9 +16,11 @@ from outfitter_service.cli._lib import options, output
 from outfitter_service.query.errors import OutfitterCliError, warn
 
 if TYPE_CHECKING:
-    from outfitter_drivers.api import ExternalResourceDriver, ExternalResourceInfo, Worker
+    from outfitter_drivers.api import Device, ExternalResourceDriver, ExternalResourceInfo, Inventory, Worker
     from outfitter_service.config import Inspection, ResourceConfig
 
+
+T = TypeVar("T")
 
 CLOSE_WITHIN = 5.0
 """Time limit in seconds for closing a driver."""
@@ -25,35 +30,56 @@ CLOSE_WITHIN = 5.0
 @click.argument("resource")
 @options.config
 @options.host
-@click.option("--amount", type=int, help="How many devices to ask for. Default: the configured amount.")
+@click.option("--amount", type=int, help="Ask for so many healthy devices, as Flink does. Default: show all devices.")
 @options.json_output
 def discover(resource: str, config: str | None, host: str | None, amount: int | None, as_json: bool) -> None:
-    """Run the driver of RESOURCE once, and print the devices' properties.
+    """Run the driver of RESOURCE once, and print all its devices with their health and properties.
 
-    The driver may name more devices than the amount. With --json: a list of property objects. If it fails, the exit
-    code is 1, and standard error has the reason.
+    A driver without an inventory, or with --amount any driver, is asked for devices as Flink asks. It may name more
+    than the amount. With --json: a list of property objects. If it fails, the exit code is 1, and standard error has
+    the reason.
     """
     import anyio
 
-    from outfitter_drivers.api import Worker
+    from outfitter_drivers.api import Inventory, Worker
     from outfitter_proto.names import default_host
     from outfitter_service.config import inspect
 
     if amount is not None and not 0 < amount < 2**63:
         raise OutfitterCliError(f"--amount is {amount}; valid is a whole number from 1 to {2**63 - 1}")
     chosen = _chosen(inspect(config, {} if host is None else {"host": host}, required=True), resource)
-    amount = amount or chosen.amount
-    if not amount:
+    least = amount or chosen.amount
+    if not least:
         raise OutfitterCliError(chosen.reason or f"{chosen.key('amount')} is not known; use --amount")
     with contextlib.redirect_stdout(sys.stderr):  # a driver's prints are no data
         driver = _build(chosen)
-        devices = anyio.run(_call_until_signal, driver, amount, Worker(host=host or default_host(), resource=resource))
-    infos = [dict(info) for info in devices]
+        worker = Worker(host=host or default_host(), resource=resource)
+        if isinstance(driver, Inventory) and amount is None:
+            found = anyio.run(_call_until_signal, driver, resource, partial(_inventory, driver, worker))
+            infos = [_with_health(device) for device in found]
+            _warn_of_few(found, least, resource)
+        else:
+            infos = [
+                dict(info)
+                for info in anyio.run(_call_until_signal, driver, resource, partial(_ask, driver, least, worker))
+            ]
     if as_json:
         output.print_json(infos)
         return
     keys = list(dict.fromkeys(key for info in infos for key in info))
     output.print_table(keys, ([info.get(key) for key in keys] for info in infos))
+
+
+def _with_health(device: Device) -> dict[str, str]:
+    named = {"name": device.name} if device.name is not None and "name" not in device.properties else {}
+    told = {"health.reason": device.reason} if device.reason else {}
+    return {**device.properties, **named, "health": str(device.health), **told}
+
+
+def _warn_of_few(devices: Sequence[Device], least: int, resource: str) -> None:
+    healthy = sum(device.health == "healthy" for device in devices)
+    if healthy < least:
+        warn(f"{healthy} of {len(devices)} {resource} {'is' if healthy == 1 else 'are'} healthy; a worker gets {least}")
 
 
 def _chosen(inspection: Inspection, resource: str) -> ResourceConfig:
@@ -87,22 +113,25 @@ def _build(config: ResourceConfig) -> ExternalResourceDriver:
         raise OutfitterCliError(f"the driver of {config.name} cannot be built: {build_error_text(error)}") from error
 
 
-async def _call_until_signal(driver: ExternalResourceDriver, amount: int, worker: Worker) -> list[ExternalResourceInfo]:
-    """Call the driver. A signal that ends this process ends the call first, with the programs that the driver started.
+async def _call_until_signal(
+    driver: ExternalResourceDriver, resource: str, ask: Callable[[], Awaitable[list[T]]]
+) -> list[T]:
+    """Call the driver, and close it. A signal that ends this process ends the call first, with the programs that the
+    driver started.
 
     Raises:
-        OutfitterCliError: see `_call`.
+        OutfitterCliError: see `ask`.
     """
     import anyio
 
     heard = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is not signal.SIG_IGN]
     ending: signal.Signals | None = None
-    answer: list[ExternalResourceInfo] | Exception = []
+    answer: list[T] | Exception = []
 
     async def call() -> None:
         nonlocal answer
         try:
-            answer = await _call(driver, amount, worker)
+            answer = await _call(driver, resource, ask)
         except Exception as error:  # noqa: BLE001 - it is raised outside of the task group, which would wrap it
             answer = error
         tasks.cancel_scope.cancel()
@@ -121,32 +150,72 @@ async def _call_until_signal(driver: ExternalResourceDriver, amount: int, worker
     return answer
 
 
-async def _call(driver: ExternalResourceDriver, amount: int, worker: Worker) -> list[ExternalResourceInfo]:
-    """Call the driver once, within its time limit. Fewer devices than `amount` are a failure, unlike in Flink.
-
-    Raises:
-        OutfitterCliError: it failed, took too long, or named fewer devices than `amount`.
-    """
+async def _call(driver: ExternalResourceDriver, resource: str, ask: Callable[[], Awaitable[list[T]]]) -> list[T]:
     import anyio
 
-    from outfitter_drivers.api import ExternalResourceInfo
     from outfitter_service.runtime.drivers.translation import DriverCallError, foreign_code
 
-    limit = driver.call_timeout
     try:
-        with anyio.fail_after(limit), foreign_code():
-            infos = list(await driver.retrieve_resource_info(amount, worker) or ())
-    except TimeoutError as error:
-        raise OutfitterCliError(f"the driver of {worker.resource} has not answered within {limit:g} s") from error
-    except DriverCallError as error:
-        raise OutfitterCliError(f"the driver of {worker.resource} failed: {error}") from error
+        return await ask()
     finally:
         with anyio.move_on_after(CLOSE_WITHIN, shield=True):
             try:
                 with foreign_code():
                     await driver.aclose()
             except DriverCallError as error:
-                warn(f"the driver of {worker.resource} did not close well: {error}")
+                warn(f"the driver of {resource} did not close well: {error}")
+
+
+@contextlib.contextmanager
+def _within_its_limit(driver: ExternalResourceDriver, resource: str) -> Iterator[None]:
+    """Raises OutfitterCliError: the driver failed, or took too long."""
+    import anyio
+
+    from outfitter_service.runtime.drivers.translation import DriverCallError, foreign_code
+
+    limit = driver.call_timeout
+    try:
+        with anyio.fail_after(limit), foreign_code():
+            yield
+    except TimeoutError as error:
+        raise OutfitterCliError(f"the driver of {resource} has not answered within {limit:g} s") from error
+    except DriverCallError as error:
+        raise OutfitterCliError(f"the driver of {resource} failed: {error}") from error
+
+
+async def _inventory(driver: Inventory, worker: Worker) -> list[Device]:
+    """All devices that the driver names at first, also the ill ones.
+
+    Raises:
+        OutfitterCliError: it failed, took too long, named none, or named what is no device.
+    """
+    from outfitter_drivers.api import Device
+
+    found: list[Device] = []
+    with _within_its_limit(driver, worker.resource):  # type: ignore[arg-type]  # whatever has an inventory is a driver
+        reports = driver.inventory(worker.host)
+        async for report in reports:
+            found = list(report)
+            break
+        if isinstance(reports, AsyncGenerator):
+            await reports.aclose()
+    if wrong := [device for device in found if not isinstance(device, Device)]:
+        raise OutfitterCliError(f"the driver of {worker.resource} returned {wrong[0]!r}, which is no Device")
+    if not found:
+        raise OutfitterCliError(f"the driver of {worker.resource} names no device")
+    return found
+
+
+async def _ask(driver: ExternalResourceDriver, amount: int, worker: Worker) -> list[ExternalResourceInfo]:
+    """Make Flink's call once, within its time limit. Fewer devices than `amount` are a failure, unlike in Flink.
+
+    Raises:
+        OutfitterCliError: it failed, took too long, or named fewer devices than `amount`.
+    """
+    from outfitter_drivers.api import ExternalResourceInfo
+
+    with _within_its_limit(driver, worker.resource):
+        infos = list(await driver.retrieve_resource_info(amount, worker) or ())
     if wrong := [info for info in infos if not isinstance(info, ExternalResourceInfo)]:
         raise OutfitterCliError(
             f"the driver of {worker.resource} returned {wrong[0]!r}, which is no ExternalResourceInfo"

@@ -2,47 +2,122 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import click
+from msgspec import Struct
 
 from outfitter_service.cli._lib import options, output
+from outfitter_service.cli._lib.options import WORKER_FORMS
 from outfitter_service.query.errors import warn
 
 if TYPE_CHECKING:
-    from outfitter_proto.records import Host
+    from outfitter_proto.records import Allocation, Host
     from outfitter_service.config import Connection
-    from outfitter_service.query.device_lines import DeviceLine
+    from outfitter_service.query import labels
+    from outfitter_service.query.device_lines import DeviceEntry, DeviceLine
+
+
+HEALTHS = ("healthy", "unhealthy", "unknown")
+
+
+class DeviceFilter(Struct, frozen=True, kw_only=True):
+    """The filters; None selects everything. `free`: only devices that can be lent now."""
+
+    resource: str | None
+    health: str | None
+    free: bool
+    holder: options.WorkerNames | None
+    labelled: labels.Wanted
+
+    def matches(self, device: DeviceEntry, host: Host) -> bool:
+        return (
+            self.resource in {None, device.resource}
+            and self.health in {None, device.health}
+            and (not self.free or (host.manager.stopped_at is None and device.line().is_free))
+            and (not (self.holder or self.labelled) or any(map(self._is_of, device.holders)))
+        )
+
+    def _is_of(self, record: Allocation) -> bool:
+        from outfitter_service.query import labels
+
+        of_worker = self.holder is None or self.holder.fits_key(record.key)
+        return of_worker and labels.has_all(record.request.labels, self.labelled)
 
 
 @click.command()
 @options.looking_on
+@click.option("--resource", metavar="NAME", help="Only devices of this resource.")
+@click.option("--health", type=click.Choice(HEALTHS), help="Only devices of this health.")
+@click.option("--free", is_flag=True, help="Only devices that can be lent now.")
+@click.option("--holder", metavar="WORKER", type=options.WORKER, help=f"Only what this worker holds: {WORKER_FORMS}.")
+@options.only_labels
 @options.json_output
-def devices(where: Connection, /, host: str | None, as_json: bool) -> None:
+def devices(
+    where: Connection,
+    /,
+    host: str | None,
+    resource: str | None,
+    health: str | None,
+    free: bool,
+    holder: options.WorkerNames | None,
+    labelled: labels.Wanted,
+    as_json: bool,
+) -> None:
     """List the devices of all hosts, or of --host: their health, and who holds them.
 
+    The last lines count the devices of each resource, whatever --health, --free, --holder and --label leave out.
     Standard error names resources without devices, with the reason.
     """
     import anyio
 
     from outfitter_service.query import device_lines, ledger_view
 
-    ledger = anyio.run(ledger_view.read_from, where, host)
+    chosen = DeviceFilter(resource=resource, health=health, free=free, holder=holder, labelled=labelled)
+    ledger = anyio.run(ledger_view.read_from, where, options.host_of(host, holder))
     hosts = sorted(ledger.hosts.values(), key=lambda record: record.host)
-    lines = [line for record in hosts for line in device_lines.lines_of(ledger, record)]
+    all_devices = [(device, record) for record in hosts for device in device_lines.entries_of(ledger, record)]
+    lines = [device.line() for device, record in all_devices if chosen.matches(device, record)]
     for record in hosts:
-        _warn_of_absent(record)
+        _warn_of_absent(record, resource)
     if as_json:
         output.print_json(lines)
-    else:
-        output.print_table(["host", "resource", "index", "device", "health", "held by", "for"], map(_row, lines))
+        return
+    output.print_table(["host", "resource", "index", "device", "health", "held by", "for"], map(_row, lines))
+    for total in _totals([each for each in all_devices if resource in {None, each[0].resource}]):
+        output.say(total)
 
 
-def _warn_of_absent(host: Host) -> None:
+def _totals(devices: Iterable[tuple[DeviceEntry, Host]]) -> Iterator[str]:
+    """How many devices of each resource are free, held, ill and unknown. An ill one may be held as well."""
+    counts: dict[str, Counter[str]] = {}
+    for device, host in devices:
+        line = device.line()
+        of_resource = counts.setdefault(line.resource, Counter())
+        of_resource["all"] += 1
+        of_resource["free"] += line.is_free and host.manager.stopped_at is None
+        of_resource["held"] += line.is_taken
+        of_resource[line.health] += 1
+        of_resource[f"{line.health} and held"] += line.is_taken
+        of_resource["unserved"] += line.is_free and host.manager.stopped_at is not None
+    for resource, found in sorted(counts.items()):
+        parts = [f"{found['free']} free", f"{found['held']} held"]
+        for health in HEALTHS[1:]:
+            both = found[f"{health} and held"]
+            parts.append(f"{found[health]} {health}" + (f" ({both} of them held)" if both else ""))
+        parts += [f"{found['unserved']} on hosts without a manager"] if found["unserved"] else []
+        yield f"{resource}: {found['all']} {'device' if found['all'] == 1 else 'devices'}: {', '.join(parts)}"
+
+
+def _warn_of_absent(host: Host, only: str | None) -> None:
     from outfitter_service.query import device_lines
 
     for resource, inventory in host.resources.items():
+        if only not in {None, resource}:
+            continue
         if left_out := device_lines.left_out(inventory):
             warn(f"{host.host} has {left_out} more {resource}, which its record does not list")
         if not inventory.devices:
@@ -62,7 +137,7 @@ def _row(line: DeviceLine) -> tuple[object, ...]:
         line.resource,
         line.properties.get("index"),
         line.id,
-        health if line.state is None else f"{health}, {line.state}",
+        health,
         ", ".join([*(holder.worker for holder in line.holders), *more]) or None,
         ", ".join(output.age((now - holder.since).total_seconds()) for holder in line.holders) or None,
     )

@@ -57,7 +57,7 @@ def _no_worker(ledger: LedgerView, worker: options.WorkerNames) -> str:
 
 def _sentences(record: Allocation, explanation: Explanation, host: Host | None) -> Iterator[str]:
     from outfitter.session.status import AllocationStatus, status_of
-    from outfitter_service.query import ledger_view
+    from outfitter_service.query import labels, ledger_view
 
     worker, request = f"{explanation.worker} on {explanation.host}", _in_words(explanation.amounts)
     age, since = _age(explanation.since), f"{explanation.since:%Y-%m-%dT%H:%M:%SZ}"
@@ -80,6 +80,8 @@ def _sentences(record: Allocation, explanation: Explanation, host: Host | None) 
             yield f"{worker} ended {age} ago ({since}): it held or requested {request}."
         case AllocationStatus.FAILED:
             yield f"{worker} was refused {request} {age} ago ({since})."
+    if explanation.labels:
+        yield f"Its labels are {labels.in_words(explanation.labels)}."
     if explanation.reason:
         yield f"Reason: {explanation.reason}."
     for warning in explanation.warnings:

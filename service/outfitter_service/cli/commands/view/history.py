@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from outfitter_proto.bus import Bus, Message
     from outfitter_proto.records import Note, Refresh, Transition
     from outfitter_service.config import Connection
+    from outfitter_service.query import labels
     from outfitter_service.query.history_reader import HistoryRange
 
 SHOWN = 50
@@ -38,26 +39,30 @@ class StepFilter(Struct, frozen=True, kw_only=True):
     device: str | None
     since: datetime | None
     until: datetime | None
+    labelled: labels.Wanted = ()
 
     def matches(self, step: Transition | Refresh | Note) -> bool:
         from outfitter_proto.records import Note
-        from outfitter_service.query.steps import device_names
+        from outfitter_service.query import labels
+        from outfitter_service.query.steps import device_names, labels_of
 
         if (self.since is not None and step.at < self.since) or (self.until is not None and step.at > self.until):
             return False
         if isinstance(step, Note):
             of_host = self.host is None or step.writer == host_writer(self.host)
-            return of_host and (self.worker, self.incarnation, self.device) == (None, None, None)
+            return of_host and (self.worker, self.incarnation, self.device, self.labelled) == (None, None, None, ())
         return (
             self.host in {None, step.host}
             and (self.worker is None or self.worker.fits(step.host, step.worker, step.incarnation))
             and self.incarnation in {None, step.incarnation}
             and (self.device is None or self.device in device_names(step))
+            and (not self.labelled or labels.has_all(labels_of(step), self.labelled))
         )
 
 
 @click.command()
 @options.one_worker
+@options.only_labels
 @click.option("--incarnation", metavar="ID", help="Only this run of a worker.")
 @click.option("--device", metavar="ID", help="Only steps with this device: its id, UUID or another name of it.")
 @options.since
@@ -74,6 +79,7 @@ def history(
     /,
     host: str | None,
     worker: options.WorkerNames | None,
+    labelled: labels.Wanted,
     incarnation: str | None,
     device: str | None,
     since: datetime | None,
@@ -89,7 +95,9 @@ def history(
     {"partition", "offset", "key", "record"}.
     """
     host = options.host_of(host, worker)
-    chosen = StepFilter(host=host, worker=worker, incarnation=incarnation, device=device, since=since, until=until)
+    chosen = StepFilter(
+        host=host, worker=worker, incarnation=incarnation, device=device, since=since, until=until, labelled=labelled
+    )
     if limit is None and not (as_json or follow or since):
         limit = SHOWN
     output.run_and_print(_show_history, where, _Lines(chosen, as_json=as_json), follow, limit)
@@ -201,7 +209,8 @@ class _Lines:
 
 def _cells(step: Transition | Refresh | Note, *, with_host: bool) -> list[str]:
     from outfitter_proto.records import Allocation, Note, Transition
-    from outfitter_service.query import ledger_view
+    from outfitter_service.query import labels, ledger_view
+    from outfitter_service.query.steps import labels_of
 
     if isinstance(step, Note):
         return [step.event, step.writer, step.explanation]
@@ -212,4 +221,6 @@ def _cells(step: Transition | Refresh | Note, *, with_host: bool) -> list[str]:
     # say it only where a reader could assume that the driver checked for use
     unconfirmed = " (unconfirmed)" if step.confirmed is False and "unconfirmed" not in step.explanation else ""
     why = step.explanation if step.explanation.startswith(step.event) else f"{step.event}: {step.explanation}"
+    if of_worker := labels_of(step):
+        why = f"{why} ({labels.in_words(of_worker)})"
     return [step.to, worker, f"{devices}; {why}{unconfirmed}" if devices else f"{why}{unconfirmed}"]

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from outfitter_proto.bus import Bus
     from outfitter_proto.records import Host
     from outfitter_service.config import Connection
+    from outfitter_service.query import labels
     from outfitter_service.query.ledger_view import LedgerView, Stored
 
 OVER_SHOWN = 20
@@ -29,6 +30,7 @@ STATES = ("pending", "preparing", "allocated", "releasing", "ended", "failed")
 @click.command()
 @options.looking_on
 @options.one_worker
+@options.only_labels
 @click.option("--state", "states", type=click.Choice(STATES), multiple=True, help="Only in this state; repeatable.")
 @click.option("--limit", type=options.COUNT, metavar="N", help="At most N workers.")
 @click.option("--all", "everything", is_flag=True, help=f"All that ended or failed, not only the last {OVER_SHOWN}.")
@@ -38,6 +40,7 @@ def status(
     /,
     host: str | None,
     worker: options.WorkerNames | None,
+    labelled: labels.Wanted,
     states: Sequence[str],
     limit: int | None,
     everything: bool,
@@ -52,7 +55,7 @@ def status(
     """
     import anyio
 
-    from outfitter_service.query import ledger_view
+    from outfitter_service.query import labels, ledger_view
 
     host = options.host_of(host, worker)
 
@@ -66,16 +69,18 @@ def status(
     chosen = [
         stored
         for stored in ledger.allocations
-        if (worker is None or worker.fits_key(stored.record.key)) and (not states or stored.record.state in states)
+        if (worker is None or worker.fits_key(stored.record.key))
+        and (not states or stored.record.state in states)
+        and labels.has_all(stored.record.request.labels, labelled)
     ]
     if as_json:
         output.print_json(ledger_view.as_on_the_wire(chosen[:limit]))
         return
     if not chosen:
-        warn(_no_worker_text(ledger, host, is_filtered=bool(worker or states)))
+        warn(_no_worker_text(ledger, host, is_filtered=bool(worker or states or labelled)))
     shown = sorted_for_people(chosen)
     left_out = 0
-    if not (everything or worker or states):
+    if not (everything or worker or states or labelled):
         shown, left_out = _without_long_over(shown)
     if limit is not None:
         left_out += max(0, len(shown) - limit)
@@ -137,10 +142,11 @@ async def _warn_of_unserved(bus: Bus, cluster: str, ledger: LedgerView, host: st
 
 def print_workers(workers: Collection[Stored], now: datetime, hosts: Mapping[str, Host]) -> None:
     """The table of workers, as it is (or was) at `now`. `hosts`: the hosts' records."""
-    from outfitter_service.query import ledger_view
+    from outfitter_service.query import labels, ledger_view
 
+    has_labels = any(record.request.labels for record, _ in workers)
     output.print_table(
-        ["host", "worker", "state", "age", "devices", "queue", "reason"],
+        ["host", "worker", "state", "age", "devices", "queue", *(["labels"] if has_labels else []), "reason"],
         (
             (
                 record.host,
@@ -149,6 +155,7 @@ def print_workers(workers: Collection[Stored], now: datetime, hosts: Mapping[str
                 output.age((now - record.since).total_seconds()),
                 ledger_view.devices_in_words(record),
                 record.queue_position,
+                *([labels.in_words(record.request.labels) or None] if has_labels else []),
                 "; ".join(
                     filter(
                         None,
