@@ -27,6 +27,7 @@ from outfitter_proto.records import (
     LedgerRecord,
     StateRecord,
 )
+from outfitter_proto.support.causes import side_by_side
 from outfitter_service.config import Connection
 from outfitter_service.query.errors import OutfitterCliError, warn
 from outfitter_service.query.held_devices import HeldDevices
@@ -231,7 +232,7 @@ async def read(bus: Bus, cluster: str, host: str | None = None) -> LedgerView:
         async with limiter:
             into += await read_partition(bus, topic, partition)
 
-    async with anyio.create_task_group() as group:
+    async with side_by_side() as group:
         for partition in await partitions(bus, cluster, host):
             changes.append([])
             group.start_soon(read_one, partition, changes[-1])

@@ -10,12 +10,12 @@ from collections.abc import Collection
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
 
-import anyio
 from msgspec import UNSET, Struct
 
 from outfitter_proto import keys, names
 from outfitter_proto.bus import Bus, Message
 from outfitter_proto.records import Checkpoint
+from outfitter_proto.support.causes import side_by_side
 from outfitter_service.config import Connection
 from outfitter_service.query import history_reader, ledger_view
 from outfitter_service.query.errors import OutfitterCliError
@@ -67,7 +67,7 @@ async def rebuild(bus: Bus, where: Connection, host: str | None, until: datetime
     async def rebuild_one(partition: int) -> None:
         rebuilt.append(await _rebuild_partition(bus, where, topic, partition, host, until))
 
-    async with anyio.create_task_group() as group:
+    async with side_by_side() as group:
         for partition in await ledger_view.partitions(bus, where.cluster, host):
             group.start_soon(rebuild_one, partition)
     return sorted(rebuilt, key=lambda part: part.partition)

@@ -13,6 +13,7 @@ from outfitter_proto import codec, names
 from outfitter_proto.bus import Bus
 from outfitter_proto.bus.reading import read_to
 from outfitter_proto.records import DeadLetter, NobodysCode
+from outfitter_proto.support.causes import side_by_side
 from outfitter_service.query import ledger_view
 
 NEWEST = 2_000
@@ -61,7 +62,7 @@ async def find(
                     before = hosts.get(key)
                     hosts[key] = UnservedHost(key, count + (before.messages if before else 0), letter.at)
 
-    async with anyio.create_task_group() as group:
+    async with side_by_side() as group:
         # a message in a wrong partition is a dead letter there
         for partition in await ledger_view.partitions(bus, cluster, None):
             group.start_soon(read_one, partition)

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import click
 
 from outfitter_proto.support import descriptors
+from outfitter_proto.support.causes import causes
 from outfitter_proto.support.printable import printable
 from outfitter_service.cli._lib import process_limit
 from outfitter_service.cli._lib.lazy import CommandEntry
@@ -37,21 +38,13 @@ def print_error(error: BaseException, *, debug: bool) -> None:
 
 
 def leaves(error: BaseException) -> Iterator[BaseException]:
-    """The exceptions in a group, which may be nested, each message once."""
+    """The causes of an error, each message once."""
     texts: set[str] = set()
-    for leaf in _leaves(error):
+    for leaf in causes(error):
         text = describe(leaf)
         if text not in texts:
             texts.add(text)
             yield leaf
-
-
-def _leaves(error: BaseException) -> Iterator[BaseException]:
-    if isinstance(error, BaseExceptionGroup):
-        for inner in error.exceptions:
-            yield from _leaves(inner)
-    else:
-        yield error
 
 
 def describe(error: BaseException) -> str:
@@ -80,7 +73,7 @@ def describe(error: BaseException) -> str:
 def exit_code_of(error: BaseException, entry: CommandEntry | None) -> int:
     """The exit code for `error` in the command of `entry`."""
     failure = entry.failure if entry is not None else 1
-    for leaf in _leaves(error):
+    for leaf in causes(error):
         if isinstance(leaf, OutfitterCliError) and leaf.exit_code is not None:
             return leaf.exit_code
         if isinstance(leaf, click.UsageError) and failure == 1:

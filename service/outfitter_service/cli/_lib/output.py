@@ -28,12 +28,12 @@ def run_and_print(command: Callable[..., Awaitable[None]], *arguments: object) -
     """Run a coroutine function that prints. If the reader closes the pipe, only that error leaves it, in no group."""
     import anyio
 
-    from outfitter_service.cli._lib.errors import leaves
+    from outfitter_proto.support.causes import causes
 
     try:
         anyio.run(command, *arguments)
     except BaseExceptionGroup as group:
-        if any(isinstance(leaf, BrokenPipeError) for leaf in leaves(group)):
+        if any(isinstance(leaf, BrokenPipeError) for leaf in causes(group)):
             raise BrokenPipeError from None
         raise
 

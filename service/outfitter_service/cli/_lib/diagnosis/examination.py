@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 
 from outfitter_service.cli._lib.diagnosis.finding import Check, Finding, Machine, Verdict
+from outfitter_service.cli._lib.errors import describe, leaves
 
 
 class _Examination(threading.Thread):
@@ -23,8 +24,8 @@ class _Examination(threading.Thread):
         try:
             self.findings = list(self._check(self._machine))
         except Exception as error:  # noqa: BLE001 - whatever happens to one check, the others go on
-            text = f"{error or type(error).__name__}"
-            self.findings = [Finding(Verdict.PROBLEM, text, "do what the message says, then run this again")]
+            remedy = "do what the message says, then run this again"
+            self.findings = [Finding(Verdict.PROBLEM, describe(cause), remedy) for cause in leaves(error)]
 
 
 def examine(checks: Sequence[Check], machine: Machine, within: float) -> dict[str, list[Finding]]:
