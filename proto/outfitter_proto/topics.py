@@ -261,7 +261,7 @@ async def check(bus: Bus, cluster: str, *, history: bool = True) -> list[TopicDi
         except UnknownTopicError:
             differences.append(_missing(name))
             continue
-        differences += _of_settings(bus, info, settings, brokers)
+        differences += await _of_settings(bus, info, settings, brokers)
     differences += _of_partitions(existing)
     for name, settings in optional(cluster).items():
         ledger = existing.get(names.topics(cluster).allocations)
@@ -280,7 +280,7 @@ async def _of_optional(
         return [_missing(name, why=_SILENCE)]
     except BusAuthorizationError as error:
         return [TopicDifference(name, "(topic)", _HIDDEN, "shown", _SILENCE, f"{error}", fatal=False)]
-    found = _of_settings(bus, info, settings, brokers)
+    found = await _of_settings(bus, info, settings, brokers)
     if info.partitions < needed:
         why = "the managers of further partitions cannot say there that they live"
         count = str(info.partitions)
@@ -293,7 +293,7 @@ async def _of_optional(
 _HIDDEN = "not shown to this principal"
 
 
-def _of_settings(bus: Bus, info: TopicInfo, settings: tuple[Setting, ...], brokers: int) -> list[TopicDifference]:
+async def _of_settings(bus: Bus, info: TopicInfo, settings: tuple[Setting, ...], brokers: int) -> list[TopicDifference]:
     """The differences of one topic's copies and settings."""
     name, copies = info.name, _of_copies(info, brokers)
     if not info.config:
@@ -305,7 +305,7 @@ def _of_settings(bus: Bus, info: TopicInfo, settings: tuple[Setting, ...], broke
         for s in settings
         if not s.accepts(have := info.config.get(s.name, s.value))
     ]
-    return [*copies, *differences, *_of_acknowledging(bus, info)]
+    return [*copies, *differences, *await _of_acknowledging(bus, info)]
 
 
 def _of_copies(info: TopicInfo, brokers: int) -> list[TopicDifference]:
@@ -321,7 +321,7 @@ def _of_copies(info: TopicInfo, brokers: int) -> list[TopicDifference]:
     ]  # fmt: skip
 
 
-def _of_acknowledging(bus: Bus, info: TopicInfo) -> list[TopicDifference]:
+async def _of_acknowledging(bus: Bus, info: TopicInfo) -> list[TopicDifference]:
     """Check min.insync.replicas against the number of copies. All our writers use `acks=all`."""
     setting = "min.insync.replicas"
     least = acknowledging(info.replication)
@@ -329,15 +329,18 @@ def _of_acknowledging(bus: Bus, info: TopicInfo) -> list[TopicDifference]:
     have = int(info.config.get(setting, least))
     if least <= have <= most:
         return []
-    if have > info.replication:
+    fatal = have > info.replication and not await bus.clamps_acknowledgements()
+    if fatal:
         why = f"its {info.replication} copies cannot give so many acknowledgements: nobody can write to it"
+    elif have > info.replication:
+        why = f"its {info.replication} copies cannot give so many acknowledgements: these brokers then ask for fewer"
     elif have > most:
         why = "all copies must acknowledge: the outage of one broker stops every write"
     else:
         why = "a record that only one copy has acknowledged is lost with its disk: its devices could be granted again"
     bounds = str(least) if least == most else f"{least} to {most}"
     remedy = _altering(bus, info.name, setting, str(least))
-    return [TopicDifference(info.name, setting, str(have), bounds, why, remedy, have > info.replication)]
+    return [TopicDifference(info.name, setting, str(have), bounds, why, remedy, fatal)]
 
 
 def _of_partitions(existing: Mapping[str, TopicInfo]) -> list[TopicDifference]:

@@ -89,8 +89,6 @@ BAD_VALUES = {
     },
 }  # fmt: skip
 FATAL = {
-    ("registrations", "min.insync.replicas"),
-    ("allocations", "min.insync.replicas"),
     ("history", "max.message.bytes"),
     ("dead_letters", "max.message.bytes"),
 }

@@ -25,13 +25,13 @@ async def test_the_advice_is_to_start_a_manager_of_the_scope_of_the_topics(url: 
         await bus.publish("c.allocations", 0, entry)
         lookup = ManagerLookup(bus, "c", "h9")
         await lookup.run(1)
-        assert f"start one with `outfitter serve {start}`" in lookup.describe()
+        assert f"start one with `outfitter serve {start}`" in str(lookup.error())
 
 
 async def test_a_worker_that_could_not_read_the_ledger_is_not_told_that_there_is_no_manager(url: str) -> None:
     async with connect(url) as bus:  # it has no such topic
         lookup = ManagerLookup(bus, "c", "h9")
         await lookup.run(1)
-        said = lookup.describe()
+        said = str(lookup.error())
     assert "the ledger could not be read, so it is not known whether there is one" in said
     assert "(not all partitions were read)" in said

@@ -10,13 +10,16 @@ from datetime import UTC, datetime
 
 import anyio
 
+from outfitter.errors import NoManagerError
 from outfitter_proto import codec, keys, names
-from outfitter_proto.bus.port import Bus, BusError, Message
+from outfitter_proto.bus.port import Bus, BusError, BusUnavailableError, Message
 from outfitter_proto.bus.reading import read_to
 from outfitter_proto.partitioning import partition_of
 from outfitter_proto.records import Checkpoint, Host
 
 _SHOWN = 10
+_OPEN_FOR = 0.6
+"""Seconds for which a transaction must stay open until it counts as the reason for silence."""
 HOST_SCOPE = "host"
 
 
@@ -31,6 +34,8 @@ class ManagerLookup:
         self.hosts: dict[str, Host] = {}
         self.complete = False
         self._own_was_read = False
+        self._own = 0
+        self._hidden: str | None = None
         self._read_in: dict[str, int] = {}
         self._bus = bus
         self._topic = names.topics(cluster).allocations
@@ -41,7 +46,7 @@ class ManagerLookup:
 
     async def run(self, partitions: int) -> None:
         """Read all partitions, the worker's own first, without those that the bus refuses."""
-        own = partition_of(self.host, partitions)
+        own = self._own = partition_of(self.host, partitions)
         self._own_keys.add(keys.checkpoint_key(keys.partition_writer(own)).encode())
         self._own_was_read = await self._try_read(own)
         read = [self._own_was_read]
@@ -62,6 +67,8 @@ class ManagerLookup:
         return True
 
     async def _read(self, partition: int) -> None:
+        if await self._is_hidden(partition):
+            return
         end = await self._bus.stable_end(self._topic, partition)
         async with await self._bus.open_reader(self._topic, partition, start=None, committed=True) as reader:
             async for messages in read_to(reader, end):
@@ -93,9 +100,25 @@ class ManagerLookup:
     def _note_times(self, *times: datetime | None) -> None:
         self._last_seen = max((at for at in (self._last_seen, *times) if at is not None), default=None)
 
-    def describe(self) -> str:
-        """The result for a worker of `host`, in one line."""
-        return "; ".join(self._clauses())
+    async def _is_hidden(self, partition: int) -> bool:
+        """Whether one transaction stays open at the partition's end, so that no answer can be read."""
+        first = await self._bus.open_transaction(self._topic, partition)
+        if first is None:
+            return False
+        await anyio.sleep(_OPEN_FOR)
+        is_hidden = await self._bus.open_transaction(self._topic, partition) == first
+        if is_hidden and partition == self._own:
+            self._hidden = first
+        return is_hidden
+
+    def error(self) -> NoManagerError | BusUnavailableError:
+        """Why a worker of `host` gets no answer: there is no manager, or its answer cannot be read."""
+        if self._hidden is not None:
+            return BusUnavailableError(
+                f"{self._bus.url}: the answer for host {self.host!r} cannot be read yet: the end of {self._topic}/"
+                f"{self._own} stays undecided: {self._hidden}"
+            )
+        return NoManagerError(f"no manager answers for host {self.host!r}: {'; '.join(self._clauses())}")
 
     def _clauses(self) -> Iterator[str]:
         own_host = self.hosts.get(self.host)

@@ -46,6 +46,7 @@ from outfitter_proto.records import (
     Registration,
 )
 from outfitter_proto.support.backoff import Backoff
+from outfitter_proto.support.causes import side_by_side
 
 MANAGER_PATIENCE = 4.0
 """Seconds without an answer to the acknowledged registration after which the session concludes that no manager is
@@ -141,7 +142,7 @@ class WorkerSession:
         failure: Exception | None = None
         try:
             await self.open()
-            async with anyio.create_task_group() as group:
+            async with side_by_side() as group:
                 group.start_soon(self.follow)
                 if not self._attach:
                     group.start_soon(self.keep_lease)
@@ -344,8 +345,9 @@ class WorkerSession:
             group.cancel_scope.cancel()
         if not self._is_answered:
             self._leaving_reason = "no manager"
-            error = NoManagerError(f"no manager answers for host {self.registration.host!r}: {lookup.describe()}")
-            error.add_note("RuntimeContext(wait_for_manager=True) waits for one")
+            error = lookup.error()
+            if isinstance(error, NoManagerError):
+                error.add_note("RuntimeContext(wait_for_manager=True) waits for one")
             raise error
 
     async def _first_answer(self) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import enum
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple, Self
 
 from msgspec import Struct
@@ -150,6 +150,19 @@ class TopicSpec(NamedTuple):
     replication: int | None = None
 
 
+class Obstacle(NamedTuple):
+    """What keeps clients from working with a bus that answers: a setting of its brokers, or another property of them.
+    `kind`: what cannot work, a `transactional-id`, a `group`, or nothing at all, as `brokers` are out of reach.
+    `found`: its value; `wanted`: the valid ones; `why`: why it matters; `remedy`: what to do."""
+
+    kind: str
+    setting: str
+    found: str
+    wanted: str
+    why: str
+    remedy: str
+
+
 class Right(NamedTuple):
     """An access right, by Kafka's names: `Right("Read", "topic", "outfitter.allocations")`.
 
@@ -280,6 +293,10 @@ class Membership(Closable):
     async def confirmed(self, partition: int) -> bool:
         """Whether `partition` is this member's. True only if the group's coordinator answered a request sent after this
         call. False means no or unknown. Bounded, raises nothing."""
+
+    def on_trouble(self, note: Callable[[BusError | None], object]) -> None:
+        """Call `note` with an error while the group has not answered this member for some seconds, and with None when
+        it answers again. A bus whose groups cannot fail to answer never calls it."""
 
     @abstractmethod
     async def leave(self) -> None:
@@ -450,6 +467,15 @@ class Bus(Closable):
                 its writer.
         """
 
+    async def open_transaction(self, topic: str, partition: int) -> str | None:  # noqa: ARG002
+        """Whose open transaction hides the newest records of a partition now, and how to end it, in words. None: none
+        does. Managers' own transactions last milliseconds.
+
+        Raises:
+            BusError: the bus did not answer.
+        """
+        return None
+
     async def missing_rights(self, rights: Sequence[Right]) -> list[str]:  # noqa: ARG002
         """The ones among `rights` that we lack, a sentence each, with the remedy. Changes nothing, fences nobody.
 
@@ -459,6 +485,23 @@ class Bus(Closable):
             BusError: the bus did not answer.
         """
         return []
+
+    async def obstacles(self, *, writer: str, sessions: Mapping[str, float]) -> list[Obstacle]:  # noqa: ARG002
+        """What keeps a manager from working with a bus that answers, for a writer identity and for members of groups
+        with these sessions in seconds. May take some seconds. Changes nothing, fences nobody.
+
+        Raises:
+            BusError: the bus did not answer.
+        """
+        return []
+
+    async def clamps_acknowledgements(self) -> bool:
+        """Whether a topic with min.insync.replicas above the number of its copies can be written all the same.
+
+        Raises:
+            BusError: the bus did not answer.
+        """
+        return False
 
     @property
     def refusals(self) -> int:

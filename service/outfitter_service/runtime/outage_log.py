@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import structlog
 
-from outfitter_proto.bus import UnknownTopicError
+from outfitter_proto.bus import BusConfigurationError, UnknownTopicError
 from outfitter_proto.support import descriptors
 from outfitter_service.runtime.clock import SYSTEM, Clock
 
@@ -42,7 +42,10 @@ class OutageLog:
         self._failing[activity] = message
         if is_first:
             self._begun = self._logged_at = now
-            log.warning("the bus is away, trying until it works", activity=activity, error=message)
+            if isinstance(error, BusConfigurationError):
+                log.warning("the bus refuses this manager, trying until it does not", activity=activity, error=message)
+            else:
+                log.warning("the bus is away, trying until it works", activity=activity, error=message)
             self._missing = {message} if isinstance(error, UnknownTopicError) else set()
         elif isinstance(error, UnknownTopicError) and message not in self._missing:
             self._missing.add(message)  # the first error seldom says that a topic is gone, but that it is silent

@@ -11,7 +11,7 @@ import anyio
 from aiokafka import errors as kafka_errors
 from aiokafka.protocol.admin import CreatePartitionsRequest, CreateTopicsRequest, DescribeConfigsRequest
 
-from outfitter_proto.bus.kafka import authorization
+from outfitter_proto.bus.kafka import authorization, obstacles
 from outfitter_proto.bus.kafka.connecting import log_throttle
 from outfitter_proto.bus.kafka.connecting.cluster import EARLIEST, LATEST, REQUEST_TIMEOUT, Cluster
 from outfitter_proto.bus.kafka.connecting.connection import Connector
@@ -37,6 +37,7 @@ from outfitter_proto.bus.port import (
     BusUnavailableError,
     Entry,
     Membership,
+    Obstacle,
     Reader,
     Right,
     TopicInfo,
@@ -162,6 +163,14 @@ class KafkaBus(Bus):
                 raise refusal(self._login, code, topic=topic, operation="Alter", detail=detail)
             await self._wait_for_leaders(topic, partitions)
 
+    async def obstacles(self, *, writer: str, sessions: Mapping[str, float]) -> list[Obstacle]:
+        """See `Bus.obstacles`."""
+        return await obstacles.find(self._cluster, writer, sessions, transaction_s=self._transaction_timeout)
+
+    async def clamps_acknowledgements(self) -> bool:
+        """See `Bus.clamps_acknowledgements`."""
+        return await obstacles.clamps(self._cluster)
+
     async def publish(self, topic: str, partition: int, entry: Entry) -> int:
         """Write one record outside any transaction."""
         publisher = self._publishers.get((topic, partition))
@@ -215,7 +224,7 @@ class KafkaBus(Bus):
                 await self._fence(producer, partition, topics)
             fenced = True
         except TimeoutError as error:
-            why = f": {self._connector.trouble}" if self._connector.trouble is not None else ""
+            why = f": {producer.answers.trouble}" if producer.answers.trouble is not None else ""
             raise BusUnavailableError(
                 f"{self.url}: could not take {identity!r} within {TAKE_WITHIN:g} s{why}"
             ) from error
@@ -294,17 +303,25 @@ class KafkaBus(Bus):
         transaction of `taking` is recognised by its producer id."""
         await self._cluster.ask_majority(topic)
         end = await self._cluster.offset(topic, partition, LATEST)
-        backoff = Backoff(*_STABLE_POLL_S)
+        backoff, suspicion = Backoff(*_STABLE_POLL_S), open_transactions.Suspicion(self._cluster, topic, partition)
         with anyio.move_on_after(DECIDED_WITHIN):
             while (stable := await self._cluster.offset(topic, partition, LATEST, committed=True)) < end:
                 if taking is not None and await open_transactions.belongs_to(self._cluster, taking, topic, partition):
                     return stable
+                if taking is None and await suspicion.is_overdue():
+                    break
                 await anyio.sleep(backoff.next_delay())
-            return end
+            else:
+                return end
         why = await open_transactions.sentence(self._cluster, topic, partition)
-        raise BusUnavailableError(
-            f"{self.url}: the end of {topic}/{partition} has been undecided for {DECIDED_WITHIN:g} s: {why}"
-        )
+        raise BusUnavailableError(f"{self.url}: the end of {topic}/{partition} stays undecided: {why}")
+
+    async def open_transaction(self, topic: str, partition: int) -> str | None:
+        """See `Bus.open_transaction`."""
+        end = await self._cluster.offset(topic, partition, LATEST)
+        if await self._cluster.offset(topic, partition, LATEST, committed=True) >= end:
+            return None
+        return await open_transactions.sentence(self._cluster, topic, partition)
 
     async def _send_until_answered(self, request: Any) -> tuple[Any, bool]:
         """Send a repeatable request to any broker, again until `TAKE_WITHIN` if there is no answer. Returns the answer,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 
 import anyio
 from aiokafka import errors as kafka_errors
@@ -13,10 +13,11 @@ from aiokafka.consumer.subscription_state import SubscriptionState
 
 from outfitter_proto.bus.kafka.connecting import log_throttle
 from outfitter_proto.bus.kafka.connecting.connection import Connector
+from outfitter_proto.bus.kafka.connecting.last_answers import LastAnswers
 from outfitter_proto.bus.kafka.connecting.throttling import Patience
 from outfitter_proto.bus.kafka.coordination import RETRY_BACKOFF_MS, Coordination
 from outfitter_proto.bus.ownership import OwnedMembership
-from outfitter_proto.bus.port import BusUnavailableError
+from outfitter_proto.bus.port import BusError, BusUnavailableError
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +44,7 @@ class KafkaMembership(OwnedMembership):
         )
         self._patience = Patience()
         connector.adopt(self._client, self._patience)
+        self._answers = LastAnswers(connector, self._client, "group")
 
     async def start(
         self, topic: str, *, replica: str | None, session_timeout: float, heartbeat_interval: float
@@ -69,6 +71,13 @@ class KafkaMembership(OwnedMembership):
             replica=replica,
             session_timeout=session_timeout,
             heartbeat_interval=heartbeat_interval,
+        )
+
+    def on_trouble(self, note: Callable[[BusError | None], object]) -> None:
+        """See `Membership.on_trouble`."""
+        name = f"{self._login.url}: group {self._group!r}"
+        self._answers.listen(
+            lambda why: note(BusUnavailableError(f"{name} does not answer: {why}") if why is not None else None)
         )
 
     async def _ask_group(self, partition: int) -> bool:

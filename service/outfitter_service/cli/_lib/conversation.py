@@ -16,6 +16,7 @@ from outfitter_proto import codec, keys, names
 from outfitter_proto.bus import Bus, BusAccessError, Entry, Message, Reader
 from outfitter_proto.bus.reading import read_on, read_to
 from outfitter_proto.records import Allocation, Checkpoint, DeadLetter, Registration
+from outfitter_proto.support.causes import side_by_side
 from outfitter_service.config import Connection
 from outfitter_service.query import ledger_view
 from outfitter_service.query.errors import OutfitterCliError
@@ -62,7 +63,7 @@ class Conversation:
     async def wait_for(self, enough: Callable[[], bool], within: float) -> bool:
         """Read answers until `enough()` is true, for at most `within` seconds. Return whether it is true."""
         with anyio.move_on_after(within):
-            async with anyio.create_task_group() as tasks:
+            async with side_by_side() as tasks:
                 tasks.start_soon(self._listen, self._answers, self._take_record)
                 tasks.start_soon(self._listen_for_letters)
                 while not enough():
@@ -89,7 +90,7 @@ class Conversation:
         count = (await self._bus.topic(self._topics.allocations)).partitions
         lookup = ManagerLookup(self._bus, self._where.cluster, self._where.host)
         await lookup.run(count)
-        return f"no manager answers for host {self._where.host!r}: {lookup.describe()}"
+        return str(lookup.error())
 
     async def _listen_for_letters(self) -> None:
         try:

@@ -15,6 +15,7 @@ from msgspec import Struct, structs
 
 from outfitter_proto.bus import Bus, BusError, Membership
 from outfitter_proto.names import managers_group, topics
+from outfitter_proto.support.causes import in_words
 from outfitter_service.config import Settings
 from outfitter_service.runtime.changelog.restore import LedgerRefusedError
 from outfitter_service.runtime.drivers.supervisor import Loaded
@@ -73,7 +74,8 @@ class Replica:
         self._served: dict[int, _ServedPartition] = {}
         self._membership: Membership | None = None
         self._emptied = anyio.Event()
-        self._assigned = False
+        self._joining: str | None = ACTIVITY
+        """What this member waits for until partitions are assigned to it, and why."""
 
     @property
     def servers(self) -> dict[int, PartitionServer]:
@@ -84,7 +86,7 @@ class Replica:
     def ready(self) -> bool:
         """Whether this manager is a member, and answers the registrations of every partition that it owns."""
         return (
-            self._assigned
+            self._joining is None
             and self._membership is not None
             and all(server.processor.ready for server in self.servers.values())
         )
@@ -92,8 +94,8 @@ class Replica:
     @property
     def condition(self) -> str:
         """What the manager does, for people: if it is not ready, why."""
-        if self._membership is None or not self._assigned:
-            return "joining the managers' group"
+        if self._membership is None or self._joining is not None:
+            return self._joining or ACTIVITY
         waiting = [
             f"partition {number}: {server.processor.condition}"
             for number, server in sorted(self.servers.items())
@@ -117,6 +119,7 @@ class Replica:
             if membership is None:
                 return
             self._membership = membership
+            membership.on_trouble(self._note_trouble)
             try:
                 async with anyio.create_task_group() as following:
                     following.start_soon(self._serve_assignments, membership, tasks)
@@ -132,6 +135,7 @@ class Replica:
                 await self._until_nothing_is_served()
             finally:
                 self._membership = None
+                self._instruments.outage.drop(ACTIVITY)
                 with anyio.CancelScope(shield=True), anyio.move_on_after(settings.shutdown_timeout / 4):
                     await membership.aclose()
 
@@ -148,20 +152,28 @@ class Replica:
                     heartbeat_interval=settings.session_timeout / HEARTBEATS,
                 )
             except BusError as error:
-                self._instruments.outage.met(ACTIVITY, error)
+                self._note_trouble(error)
                 with anyio.move_on_after(REJOIN_S):
                     await self._stopping.wait()
             else:
-                self._instruments.outage.passed(ACTIVITY)
+                self._note_trouble(None)
                 return membership
         self._instruments.outage.drop(ACTIVITY)
         return None
+
+    def _note_trouble(self, trouble: BusError | None) -> None:
+        if self._joining is not None:
+            self._joining = ACTIVITY if trouble is None else f"{ACTIVITY}: {trouble}"
+        if trouble is None:
+            self._instruments.outage.passed(ACTIVITY)
+        elif not self._stopping.is_set():
+            self._instruments.outage.met(ACTIVITY, trouble)
 
     async def _serve_assignments(self, membership: Membership, tasks: TaskGroup) -> None:
         """Serve exactly the assigned partitions, for ever."""
         while True:
             assigned = await membership.changed()
-            self._assigned = True
+            self._joining = None
             log.info("partitions assigned", partitions=sorted(assigned))
             for partition in self._served.keys() - assigned:
                 # the new owner fences the commit under way here
@@ -221,7 +233,7 @@ class Replica:
                 log.critical(
                     "a partition is not served: its ledger is refused",
                     partition=partition,
-                    error="; ".join(str(error) for error in refused.exceptions),
+                    error=in_words(refused),
                     again_s=AGAIN_S,
                 )
             else:

@@ -41,6 +41,8 @@ log = structlog.get_logger("outfitter.service")
 
 CONNECT_BACKOFF_S = (0.2, 5.0)
 """The first and the longest delay between attempts to reach the bus."""
+REACHING = "reaching the bus"
+"""The activity's name in log lines about outages, and behind /readyz."""
 MAINTENANCE_S = 60.0
 """Seconds between two compactions of a local bus."""
 COMMIT_SHARE, DRIVERS_SHARE, BUS_SHARE = 0.5, 0.2, 0.2
@@ -150,17 +152,18 @@ class Service:
         """Connect and check the topics, however long it takes. Returns the registrations topic, or None if the manager
         was stopped meanwhile."""
         backoff = Backoff(*CONNECT_BACKOFF_S)
+        self.phase = REACHING
         while not self._stopping.is_set():
-            self.phase = "reaching the bus"
             try:
                 await bus.start()
                 await self._check_rights(bus)
                 await self._check_topics(bus)
                 registrations = await bus.topic(topics(self.settings.cluster).registrations)
-                self._instruments.outage.passed("reaching the bus")
+                self._instruments.outage.passed(REACHING)
                 return registrations
             except BusUnavailableError as error:
-                self._instruments.outage.met("reaching the bus", error)
+                self.phase = f"{REACHING}: {error}"
+                self._instruments.outage.met(REACHING, error)
                 with anyio.move_on_after(backoff.next_delay()):
                     await self._stopping.wait()
         return None

@@ -136,11 +136,18 @@ class SweeperMember(Struct, frozen=True):
                     heartbeat_interval=self.heartbeat_s,
                 )
                 self.instruments.outage.passed(ACTIVITY)
+                membership.on_trouble(self._note_trouble)
                 async with membership:
                     await self._serve_assignments(membership)
             except BusError as error:
                 self.instruments.outage.met(ACTIVITY, error)
             await anyio.sleep(backoff.next_delay(lasted=self.instruments.clock.monotonic() - begun))
+
+    def _note_trouble(self, trouble: BusError | None) -> None:
+        if trouble is None:
+            self.instruments.outage.passed(ACTIVITY)
+        else:
+            self.instruments.outage.met(ACTIVITY, trouble)
 
     async def _serve_assignments(self, membership: Membership) -> None:
         """Sweep exactly the assigned partitions, until the membership fails.

@@ -34,6 +34,7 @@ from outfitter_proto.bus.kafka.connecting import answers, diagnosis
 from outfitter_proto.bus.kafka.connecting.answers import UnusableAnswerError
 from outfitter_proto.bus.kafka.connecting.broker_directory import BrokerDirectory
 from outfitter_proto.bus.kafka.connecting.diagnosis import LoginRefusedError, ended
+from outfitter_proto.bus.kafka.connecting.host_names import look_up
 from outfitter_proto.bus.kafka.connecting.login import Login
 from outfitter_proto.bus.kafka.connecting.protocol import (
     ApiVersionsRequest,
@@ -255,7 +256,7 @@ class Connector:
         try:
             if self.directory.doubtful(node):
                 await asyncio.sleep(AVOIDED_PAUSE_S)
-                raise BusUnavailableError(f"{self.login.url}: the broker at {node} did not answer a moment ago")
+                raise BusUnavailableError(f"{diagnosis.where(self.login, node)} did not answer a moment ago")
             connection = await self._connect(node, timeout, client_id, on_close, patience)
         except BusError as error:
             self.trouble = error
@@ -284,6 +285,7 @@ class Connector:
             **options,
         )
         try:
+            await look_up(node, within=timeout)
             await connection.connect()
             if login.mechanism is None:
                 # A listener that requires a log-in answers a request for versions, and hangs up at the first real one.

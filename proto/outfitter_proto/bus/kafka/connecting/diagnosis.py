@@ -7,6 +7,7 @@ probe it once with the other protocols.
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from collections.abc import Awaitable, Sequence
 from contextlib import suppress
@@ -62,44 +63,55 @@ FAILURES = (OSError, EOFError, TimeoutError, *UNKNOWN_THERE, kafka_errors.KafkaE
 
 def unavailable(login: Login, node: Node, error: BaseException, *, timeout: float) -> BusError:
     """The error for a failure on an established connection."""
-    where = _where(login, node)
+    at = where(login, node)
+    doubt = "" if node in login.nodes else " And is that its address for this machine?"
     if isinstance(error, UNKNOWN_THERE):
-        return BusConfigurationError(f"{where} is older than Kafka 2.8, which is needed")
+        return BusConfigurationError(f"{at} is older than Kafka 2.8, which is needed")
     if isinstance(error, UnusableAnswerError):
-        return BusUnavailableError(f"{where} cannot be understood: {error}")
+        return BusUnavailableError(f"{at} cannot be understood: {error}")
     if isinstance(error, TimeoutError):
-        return BusUnavailableError(f"{where} does not answer within {timeout:g} s")
+        return BusUnavailableError(f"{at} does not answer within {timeout:g} s; is it running?{doubt}")
     if isinstance(error, ConnectionRefusedError):
-        return BusUnavailableError(f"{where} refuses connections; is it running?")
-    return BusUnavailableError(f"{where} cannot be used: {str(error) or type(error).__name__}")
+        return BusUnavailableError(f"{at} refuses connections; is it running?{doubt}")
+    if isinstance(error, socket.gaierror):
+        if node in login.nodes:
+            remedy = f"{error.strerror}; correct `bus`, or make the name known"
+            return BusUnavailableError(f"{at} cannot be found: that name is not known here: {remedy}")
+        what = f"the brokers advertise {node} (advertised.listeners), and that name is not known here"
+        remedy = f"{error.strerror}; correct that setting of the brokers, or make the name known"
+        return BusUnavailableError(f"{login.url}: {what}: {remedy}")
+    return BusUnavailableError(f"{at} cannot be used: {str(error) or type(error).__name__}")
 
 
 async def explained(login: Login, node: Node, error: BaseException, *, timeout: float) -> BusError:
     """The error for a failure while connecting. Takes a few seconds if the broker hung up."""
-    where = _where(login, node)
+    at = where(login, node)
     if isinstance(error, LoginRefusedError):
-        return BusAuthenticationError(f"{where} does not let {login.principal} in: {error}")
+        return BusAuthenticationError(f"{at} does not let {login.principal} in: {error}")
     reasons = list(_chain(error))
     for reason in reasons:
         if isinstance(reason, ssl.SSLCertVerificationError):
-            return BusAuthenticationError(f"{where} {_certificate(reason)}")
+            return BusAuthenticationError(f"{at} {_certificate(reason)}")
         if isinstance(reason, ssl.SSLError) and "ALERT" in (reason.reason or ""):
-            return BusAuthenticationError(f"{where} {_alert(login, reason)}")
+            return BusAuthenticationError(f"{at} {_alert(login, reason)}")
     if any(isinstance(reason, _HUNG_UP) for reason in reasons) and not any(
         isinstance(reason, ConnectionRefusedError) for reason in reasons
     ):
         with anyio.move_on_after(2 * PROBE_WITHIN):
             expected = await _expected_protocol(login, node)
             if expected is not None:
-                return BusAuthenticationError(f"{where} {expected}")
+                return BusAuthenticationError(f"{at} {expected}")
     return unavailable(login, node, error, timeout=timeout)
 
 
 _HUNG_UP = (ConnectionError, EOFError, ssl.SSLError, kafka_errors.KafkaConnectionError)
 
 
-def _where(login: Login, node: Node) -> str:
-    return f"{login.url}: the broker at {node}"
+def where(login: Login, node: Node) -> str:
+    """The broker, and whose word its address is: the user's, or that of the brokers."""
+    if node in login.nodes:
+        return f"{login.url}: the broker at {node}"
+    return f"{login.url}: the brokers advertise {node} (advertised.listeners), and the broker there"
 
 
 def _chain(error: BaseException | None) -> Any:

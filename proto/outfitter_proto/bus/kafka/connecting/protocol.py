@@ -7,11 +7,12 @@ transactions and producers).
 from __future__ import annotations
 
 from collections.abc import Iterator
+from io import BytesIO
 from typing import Any
 
 from aiokafka import errors as kafka_errors
 from aiokafka.protocol.admin import ApiVersionRequest_v2, SaslAuthenticateRequest_v0, SaslAuthenticateRequest_v1
-from aiokafka.protocol.api import Request, RequestStruct, Response
+from aiokafka.protocol.api import Request, RequestStruct, Response, ResponseHeader_v0
 from aiokafka.protocol.coordination import FindCoordinatorRequest
 from aiokafka.protocol.types import (
     Array,
@@ -26,6 +27,7 @@ from aiokafka.protocol.types import (
     TaggedFields,
 )
 
+from outfitter_proto import __version__
 from outfitter_proto.bus.kafka.connecting.login import Login
 from outfitter_proto.bus.port import (
     BusAuthorizationError,
@@ -47,7 +49,27 @@ TOPIC_AUTHORIZATION_FAILED = 29
 MOVED = frozenset({3, 5, 6, 9, 13, 14, 15, 16, 19, 41, 56, 72, 74, 75, 78})
 _TOO_LARGE = frozenset({10, 18})
 _CLUSTER_AUTHORIZATION_FAILED = 31
-_COORDINATORS = {"group": 0, "transactional-id": 1}
+_COORDINATOR_TYPES = {"group": 0, "transactional-id": 1}
+COORDINATOR_LOADING, COORDINATOR_NOT_AVAILABLE, NOT_COORDINATOR = 14, 15, 16
+COORDINATORS = {
+    "group": ("groups", "offsets.topic.replication.factor", (), "__consumer_offsets"),
+    "transactional-id": (
+        "transactions", "transaction.state.log.replication.factor", ("transaction.state.log.min.isr",),
+        "__transaction_state",
+    ),
+}  # fmt: skip
+"""Whom a coordinator serves, the broker's settings that may keep its topic from being made or written, and the topic,
+by Kafka's names."""
+DEFAULT_FACTOR = 3
+"""Kafka's default of these factors."""
+_ANSWERS = {
+    5: "a partition has no leader",
+    COORDINATOR_LOADING: "the coordinator still loads its state",
+    19: "too few copies of a partition are in sync for its min.insync.replicas: see whether brokers are away",
+    20: "too few copies of a partition are in sync for its min.insync.replicas: see whether brokers are away",
+    49: "the brokers have forgotten this writer, which wrote nothing for longer than transactional.id.expiration.ms",
+    51: "the writer's last transaction is not complete yet",
+}
 _DENIED_KINDS = {29: "topic", 30: "group", _CLUSTER_AUTHORIZATION_FAILED: "cluster", 53: "transactional-id"}
 _CONFIGURATION = {
     17: "the name of topic {topic!r} is not valid",
@@ -57,7 +79,7 @@ _CONFIGURATION = {
     38: "the replication factor of topic {topic!r} is not possible with the current brokers",
     40: "a setting of topic {topic!r} is not valid",
     44: "a policy of the cluster forbids topic {topic!r}",
-    50: "the transaction time-out is longer than the broker's transaction.max.timeout.ms",
+    50: "the transaction time-out is longer than the broker's transaction.max.timeout.ms: set that to 5000 or more",
     87: "topic {topic!r} refuses a record (a compacted topic takes no record without a key)",
 }
 
@@ -65,6 +87,26 @@ _CONFIGURATION = {
 def error_name(code: int) -> str:
     """Kafka's number and aiokafka's name."""
     return f"error {code}, {kafka_errors.for_code(code).__name__}"
+
+
+def error_in_words(code: int, request: str, *, kind: str, brokers: int) -> str:
+    """What an answer with an error code to `request` means, and what to do. `kind`: whose coordinator was asked, a
+    `group`'s or a `transactional-id`'s. `brokers`: how many there are."""
+    name = getattr(kafka_errors.for_code(code), "message", "") or error_name(code)
+    if code == COORDINATOR_NOT_AVAILABLE:
+        return no_coordinator(kind, brokers)
+    words = _ANSWERS.get(code)
+    return f"{words} ({name})" if words is not None else f"the broker answers {request} with {name}"
+
+
+def no_coordinator(kind: str, brokers: int) -> str:
+    """Why there is no coordinator for a `group` or a `transactional-id`, and what to do."""
+    users, factor, others, topic = COORDINATORS[kind]
+    remedy = f"see whether the partitions of {topic} have leaders"
+    if brokers < DEFAULT_FACTOR:
+        settings = " and ".join((factor, *others))
+        remedy = f"with fewer than {DEFAULT_FACTOR} brokers set {settings} to {brokers or 1} there, or {remedy}"
+    return f"the brokers have no coordinator for {users} (COORDINATOR_NOT_AVAILABLE): {remedy}"
 
 
 def refusal(
@@ -94,7 +136,8 @@ def refusal(
         batch = "" if size is None else f"a batch of {size} bytes is "
         larger = f"{url}: {batch}larger than max.message.bytes of topic {topic!r} allows{suffix}"
         return TooLargeError(larger, topic=topic, size=size)
-    return BusUnavailableError(f"{url}: the broker refused a request{f' on topic {topic!r}' if topic else ''}{suffix}")
+    what = _ANSWERS.get(code, "the broker refused a request")
+    return BusUnavailableError(f"{url}: {what}{f' (topic {topic!r})' if topic else ''}{suffix}")
 
 
 def denial(login: Login, right: Right) -> str:
@@ -112,7 +155,7 @@ def denial(login: Login, right: Right) -> str:
 
 def coordinator_of(kind: str, name: str) -> FindCoordinatorRequest:
     """The request for the coordinator of a `group` or a `transactional-id`."""
-    return FindCoordinatorRequest(name, _COORDINATORS[kind])
+    return FindCoordinatorRequest(name, _COORDINATOR_TYPES[kind])
 
 
 class ApiVersionsRequest(Request[ApiVersionRequest_v2]):  # type: ignore[misc]  # aiokafka has no types
@@ -358,6 +401,51 @@ class DescribeProducersRequest(Request[DescribeProducersRequestV0]):  # type: ig
 
     def build(self, request_struct_class: type[DescribeProducersRequestV0]) -> DescribeProducersRequestV0:
         return request_struct_class([(self._topic, [self._partition], {})], {})
+
+
+class FeaturesResponse(Response):  # type: ignore[misc]
+    """The broker's requests and the cluster's features (KIP-584), of which `tags` have those that are switched on."""
+
+    API_KEY = 18
+    API_VERSION = 3
+    SCHEMA = _structure(
+        ("error_code", Int16),
+        ("api_versions", _array(("api_key", Int16), ("min_version", Int16), ("max_version", Int16))),
+        ("throttle_time_ms", Int32),
+    )
+
+
+class FeaturesRequestV3(RequestStruct):  # type: ignore[misc]
+    """The name and version of a client."""
+
+    FLEXIBLE_VERSION = True
+    API_KEY = 18
+    API_VERSION = 3
+    RESPONSE_TYPE = FeaturesResponse
+    SCHEMA = _structure(("client_software_name", CompactString()), ("client_software_version", CompactString()))
+
+    def parse_response_header(self, read_buffer: Any) -> ResponseHeader_v0:
+        """The header of version 0, whatever the version, so that clients of any age can read an answer (KIP-511)."""
+        return ResponseHeader_v0.decode(read_buffer)
+
+
+class FeaturesRequest(Request[FeaturesRequestV3]):  # type: ignore[misc]
+    """The features of the cluster."""
+
+    API_KEY = 18
+
+    def build(self, request_struct_class: type[FeaturesRequestV3]) -> FeaturesRequestV3:
+        return request_struct_class("outfitter", __version__, {})
+
+
+_FINALIZED = 2
+_FEATURES = _array(("name", CompactString()), ("max_level", Int16), ("min_level", Int16))
+
+
+def features(response: Any) -> dict[str, int]:
+    """The level of each feature that is switched on in the cluster."""
+    tagged = response.tags.get(_FINALIZED)
+    return {} if tagged is None else {name: level for name, level, *_ in _FEATURES.decode(BytesIO(tagged))}
 
 
 class _HiddenAuthenticate0(SaslAuthenticateRequest_v0):  # type: ignore[misc]

@@ -6,6 +6,7 @@ records (KIP-664, "hanging"). Only a principal with Alter on the cluster can abo
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime
 from typing import Any
 
@@ -20,6 +21,13 @@ from outfitter_proto.bus.kafka.connecting.protocol import (
 )
 from outfitter_proto.bus.kafka.writing.producer import Last
 from outfitter_proto.bus.port import BusError
+
+SUSPECT_AFTER_S = 3.0
+"""Seconds until a transaction in the way is looked at. Managers' transactions last milliseconds."""
+LOOK_AGAIN_S = 1.0
+OVERDUE_S = 20.0
+"""Longer than a manager's transaction can stay open: its time-out of 5 s, and at most 10 s until the broker's next scan
+for expired ones. By the writers' clocks and this one, which is why it counts only after `SUSPECT_AFTER_S`."""
 
 
 async def belongs_to(cluster: Cluster, identity: str, topic: str, partition: int) -> bool:
@@ -52,6 +60,29 @@ async def last(cluster: Cluster, identity: str) -> Last | None:
     answer = await cluster.send(node, DescribeTransactionsRequest(identity))
     [(code, _, state, _, _, producer_id, epoch, *_)] = answer.transaction_states
     return Last(state, producer_id, epoch) if code == OK else None
+
+
+class Suspicion:
+    """Whether an open transaction of a partition can be no manager's, because it has been open for too long. Whoever
+    waits for its end need not wait on."""
+
+    def __init__(self, cluster: Cluster, topic: str, partition: int) -> None:
+        self._cluster = cluster
+        self._topic = topic
+        self._partition = partition
+        self._looks_at = time.monotonic() + SUSPECT_AFTER_S
+
+    async def is_overdue(self) -> bool:
+        """Whether one is open to which nothing was written for `OVERDUE_S`. It asks the broker now and then."""
+        if time.monotonic() < self._looks_at:
+            return False
+        self._looks_at = time.monotonic() + LOOK_AGAIN_S
+        try:
+            _, code, _, producers, _ = await _producers(self._cluster, self._topic, self._partition)
+        except BusError:
+            return False
+        written = [at for *_, at, _, start, _ in producers if start >= 0] if code == OK else []
+        return any(time.time() - at / 1000 > OVERDUE_S for at in written)
 
 
 async def sentence(cluster: Cluster, topic: str, partition: int) -> str:

@@ -28,6 +28,7 @@ from aiokafka.producer.transaction_manager import TransactionState
 from aiokafka.protocol.transaction import AddPartitionsToTxnRequest, EndTxnRequest
 
 from outfitter_proto.bus.kafka.connecting.connection import Connector
+from outfitter_proto.bus.kafka.connecting.last_answers import LastAnswers
 from outfitter_proto.bus.kafka.connecting.protocol import OK, DescribeTransactionsRequest
 from outfitter_proto.bus.kafka.connecting.throttling import Patience
 from outfitter_proto.bus.kafka.reading import batches
@@ -204,6 +205,7 @@ class TransactionalProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka
         self.patience = Patience()
         connector.adopt(self.client, self.patience)
         self.connector = connector
+        self.answers = LastAnswers(connector, self.client, "transactional-id")
         self.tainted = False
         self._sender = _Sender(
             self.client,

@@ -24,7 +24,7 @@ MAX_BATCH_BYTES = 900 * 1024
 """Limit of keys and values in a commit's last batch. The records' headers (about 15 bytes each) are added, and the
 topic's limit is 1 MiB. Large batches are better, because a transaction of any size costs milliseconds."""
 
-_FENCED = (kafka_errors.ProducerFenced, kafka_errors.InvalidProducerEpoch, kafka_errors.InvalidProducerIdMapping)
+_FENCED = (kafka_errors.ProducerFenced, kafka_errors.InvalidProducerEpoch)
 _Batch = tuple[str, Any]
 
 
@@ -166,7 +166,7 @@ class KafkaWriter(Writer):
             ) from error
         except (kafka_errors.KafkaError, kafka_errors.IllegalOperation, AssertionError, OSError) as error:
             # The producer's own failure, in the background, is the cause. This error may be its consequence.
-            reason = self._producer.failure or error
+            reason = _root(self._producer.failure or error)
             if isinstance(reason, _FENCED):
                 raise self._fenced() from error
             if isinstance(reason, kafka_errors.BrokerResponseError):
@@ -174,9 +174,8 @@ class KafkaWriter(Writer):
                     self._login, reason.errno, topic=topic_of(reason) or refused[0], operation="Write",
                     name=self._identity, detail=str(reason), size=sent_bytes(refused[1]),
                 ) from error  # fmt: skip
-            raise BusUnavailableError(
-                f"{self._name}: nothing is committed: {str(reason) or type(reason).__name__}"
-            ) from error
+            why = self._producer.answers.trouble or str(reason) or type(reason).__name__
+            raise BusUnavailableError(f"{self._name}: nothing is committed: {why}") from error
 
     async def _end(self) -> None:
         """Commit, and raise the error for an uncertain or failed result."""
@@ -194,12 +193,19 @@ class KafkaWriter(Writer):
 
     @property
     def _why(self) -> str:
-        """The connections' explanation of a missing answer."""
-        trouble = self._producer.connector.trouble
+        """What is known of the cause of a missing answer."""
+        trouble = self._producer.answers.trouble
         return f" ({trouble})" if trouble is not None else ""
 
     def _fenced(self) -> FencedError:
         return FencedError(f"{self._name} was taken over, or its transaction was open for too long")
+
+
+def _root(error: BaseException) -> BaseException:
+    """The cause of an error of aiokafka's background task, which itself says only that delivery has failed."""
+    while isinstance(error, kafka_errors.KafkaError) and isinstance(error.__cause__, kafka_errors.KafkaError):
+        error = error.__cause__
+    return error
 
 
 def topic_of(error: kafka_errors.BrokerResponseError) -> str | None:

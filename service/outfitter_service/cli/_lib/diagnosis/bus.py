@@ -9,14 +9,34 @@ from typing import TypeVar
 import anyio
 
 from outfitter_proto.bus import Bus, BusError, MissingBusError, UnknownTopicError
+from outfitter_service.cli._lib import broker_check
 from outfitter_service.cli._lib.diagnosis.finding import UNCONFIGURED, Finding, Machine, Verdict
 from outfitter_service.config import ConfigurationError, Connection, Settings, connection, inspect
 
 T = TypeVar("T")
 
 _UNREADABLE = Finding(
-    Verdict.NOT_CHECKED, "the bus cannot be read", "put right what `topics` says, then run this again"
+    Verdict.NOT_CHECKED, "the bus cannot be read", "put right what `brokers` or `topics` says, then run this again"
 )
+
+
+def brokers(machine: Machine) -> Iterator[Finding]:
+    """Whether each broker can be reached at the address that it advertises, and managers can write and meet there."""
+    if (where := _where(machine)) is None:
+        yield _UNREADABLE
+        return
+    settings = inspect(machine.config, machine.given).settings
+    try:
+        found = _asked(where, lambda bus: broker_check.obstacles(bus, where, settings))
+    except MissingBusError:
+        return
+    except BusError:
+        yield _UNREADABLE
+        return
+    needs_groups = settings is not None and settings.scope == "cluster"
+    for item in found:
+        verdict = Verdict.WARNING if item.kind == "group" and not needs_groups else Verdict.PROBLEM
+        yield Finding(verdict, f"{item.setting} is {item.found}, not {item.wanted}: {item.why}", item.remedy)
 
 
 def topics(machine: Machine) -> Iterator[Finding]:
@@ -47,7 +67,9 @@ def rights(machine: Machine) -> Iterator[Finding]:
     optional = needed.of_sweeper(where.cluster) if scope == "host" else []
     optional += needed.of_signs_of_life(where.cluster)
 
-    async def lacking(bus: Bus) -> list[tuple[Verdict, str]]:
+    async def lacking(bus: Bus) -> list[tuple[Verdict, str]] | None:
+        if any(item.kind == broker_check.OUT_OF_REACH for item in await broker_check.obstacles(bus, where, settings)):
+            return None  # who answers for the brokers is none of them, perhaps
         return [
             *((Verdict.PROBLEM, sentence) for sentence in await bus.missing_rights(of_manager)),
             *((Verdict.WARNING, sentence) for sentence in await bus.missing_rights(optional)),
@@ -58,6 +80,9 @@ def rights(machine: Machine) -> Iterator[Finding]:
     except MissingBusError:  # on a file there are no rights but its modes
         return
     except BusError:
+        yield _UNREADABLE
+        return
+    if found is None:
         yield _UNREADABLE
         return
     for verdict, sentence in found:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outfitter_service.cli._lib.diagnosis.bus import ledger, managers, rights, topics
+from outfitter_service.cli._lib.diagnosis.bus import brokers, ledger, managers, rights, topics
 from outfitter_service.cli._lib.diagnosis.finding import Check
 from outfitter_service.cli._lib.diagnosis.machine import address, clock, descriptors, pidfd, processes
 from outfitter_service.cli._lib.diagnosis.setup import configuration, devices, drivers, secrets
@@ -12,6 +12,7 @@ CHECKS: tuple[Check, ...] = (
     secrets,
     drivers,
     devices,
+    brokers,
     topics,
     rights,
     managers,

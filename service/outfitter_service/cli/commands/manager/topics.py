@@ -73,24 +73,31 @@ def create(where: Connection, /, partitions: int | None, replication: int | None
 @options.of_cluster
 @options.json_output
 def check(where: Connection, /, as_json: bool) -> int:
-    """Report how the topics differ from what they must be, why it matters, and the remedy: exit code 1 if they do.
+    """Report how topics and brokers differ from what they must be, why it matters, and the remedy: exit code 1 if they
+    do.
 
-    A difference that says "must be" keeps a manager from starting. A manager logs the others when it starts. The
-    command reads the whole ledger: each host's records must be in the partition that its name and the number of
-    partitions give, and in the topic that they were written to. A ledger that was recreated empty shows by history, by
-    dead letters, and by the bus's memory of the writers of this host and of cluster scope.
+    A difference that says "must be" keeps a manager from starting or from working. A manager logs the others when it
+    starts. "(brokers)" are differences of the brokers themselves: an address that this machine does not reach, or
+    settings with which no manager can write. The command reads the whole ledger: each host's records must be in the
+    partition that its name and the number of partitions give, and in the topic that they were written to. A ledger that
+    was recreated empty shows by history, by dead letters, and by the bus's memory of the writers of this host and of
+    cluster scope.
     """
     import anyio
 
     from outfitter_proto import topics as requirements
     from outfitter_proto.bus import MissingBusError
-    from outfitter_service.cli._lib import ledger_location
+    from outfitter_service.cli._lib import broker_check, ledger_location
     from outfitter_service.query import ledger_view
 
     async def compare() -> list[TopicDifference]:
         try:
             async with ledger_view.opened(where) as bus:
                 differences = await requirements.check(bus, where.cluster, history=where.history)
+                obstacles = await broker_check.obstacles(bus, where)
+                differences += map(broker_check.difference, obstacles)
+                if any(obstacle.kind == broker_check.OUT_OF_REACH for obstacle in obstacles):
+                    return differences  # the ledger may be behind what is out of reach
                 return differences + await ledger_location.check(bus, where.cluster, where.host)
         except MissingBusError as error:
             warn(str(error))

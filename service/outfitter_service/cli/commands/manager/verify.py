@@ -28,8 +28,12 @@ def verify(where: Connection, /, since: datetime | None, as_json: bool) -> int:
     its client cannot read, reports them as "not looked at", and `in full` is not yes then. With --since it still checks
     all records, but reports only violations in those that are not older.
     """
+    import anyio
+
+    from outfitter_service.cli._lib import broker_check
     from outfitter_verify import verify as check_bus
 
+    anyio.run(broker_check.refuse_unreadable, where)  # else its client would say only that it waits
     report = check_bus(where.bus, where.cluster, login=where.login)
     earliest = -math.inf if since is None else math.floor(since.timestamp() * 1000)
     violations = [violation for violation in report.violations if violation.timestamp_ms >= earliest]

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
@@ -158,6 +159,8 @@ class _Restoring:
         make = f"outfitter topics create --partitions {header.partitions}"
         for name in self._names:
             if name not in shapes:
+                with suppress(UnknownTopicError):
+                    await self._bus.topic(name)  # says so if it is only hidden from this principal
                 raise UnknownTopicError(f"{self._bus.url}: there is no topic {name!r}; make it with `{make}`")
         wrong = {name: shape.partitions for name, shape in shapes.items() if shape.partitions != header.partitions}
         if wrong:

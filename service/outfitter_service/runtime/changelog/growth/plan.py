@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 
 from msgspec import UNSET, Struct
 
@@ -41,6 +42,8 @@ async def plan_growth(bus: Bus, ledger: GrowingLedger, *, force: bool) -> Growth
     shapes = await bus.shapes(ledger.names)
     missing = [name for name in ledger.names if name not in shapes]
     if missing:
+        with suppress(UnknownTopicError):
+            await bus.topic(missing[0])  # says so if it is only hidden from this principal
         raise UnknownTopicError(f"{bus.url}: topic {missing[0]!r} does not exist: `outfitter topics create`")
     counts = {shape.partitions for shape in shapes.values()}
     most = max(counts)

@@ -1,0 +1,68 @@
+"""What keeps a manager from working with brokers that answer, for `outfitter topics check` and `outfitter doctor`."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from outfitter_proto.bus import Bus, BusAccessError, BusAuthorizationError, BusUnavailableError, Obstacle, Right
+from outfitter_proto.keys import host_writer, partition_writer
+from outfitter_proto.names import managers_group, sweepers_group, topics, transactional_id
+from outfitter_proto.support.causes import side_by_side
+from outfitter_proto.topics import TopicDifference
+from outfitter_service.config import Connection, Settings
+
+_BROKERS = "kafka:"
+OUT_OF_REACH = "brokers"
+"""The kind of an obstacle because of which nothing else can be asked."""
+
+
+async def obstacles(bus: Bus, where: Connection, settings: Settings | None = None) -> list[Obstacle]:
+    """The obstacles for a manager with these settings, else for one of `where`'s host in host scope.
+
+    Raises:
+        BusError: the bus did not answer.
+    """
+    from outfitter_service.runtime.sweeper.group_member import SESSION_S
+
+    writer, sessions = host_writer(where.host), {sweepers_group(where.cluster): SESSION_S}
+    if settings is not None and settings.scope == "cluster":
+        writer, sessions = partition_writer(0), {managers_group(where.cluster): settings.session_timeout}
+    return await bus.obstacles(writer=transactional_id(where.cluster, writer), sessions=sessions)
+
+
+async def refuse_unreadable(where: Connection) -> None:
+    """Refuse brokers that cannot be read: out of reach, without the rights to read, or with a transaction that stays
+    open in a topic of managers. What another client cannot read for another reason it says itself.
+
+    Raises:
+        BusError: they cannot be read; the message says why, and what to do.
+    """
+    from outfitter_service.query import ledger_view
+
+    if not where.bus.startswith(_BROKERS):
+        return
+    async with ledger_view.opened(where) as bus:
+        for obstacle in await obstacles(bus, where):
+            if obstacle.kind == OUT_OF_REACH:
+                raise BusUnavailableError(f"{bus.url}: {obstacle.why}")
+        names = topics(where.cluster)
+        if missing := await bus.missing_rights([Right("Read", "topic", name) for name in names]):
+            raise BusAuthorizationError(f"{bus.url}: {'; '.join(missing)}")
+        written = await bus.shapes(names.written(history=where.history))
+        async with side_by_side() as tasks:
+            for name, shape in written.items():
+                for partition in range(shape.partitions):
+                    tasks.start_soon(_wait_until_decided, bus, name, partition)
+
+
+async def _wait_until_decided(bus: Bus, topic: str, partition: int) -> None:
+    with suppress(BusAccessError):
+        await bus.stable_end(topic, partition)
+
+
+def difference(obstacle: Obstacle) -> TopicDifference:
+    """The row of `outfitter topics check`. Without a group a manager works, but sweeps nothing."""
+    return TopicDifference(
+        "(brokers)", obstacle.setting, obstacle.found, obstacle.wanted, obstacle.why, obstacle.remedy,
+        obstacle.kind != "group",
+    )  # fmt: skip
