@@ -19,7 +19,7 @@ from pathlib import Path
 import anyio
 import msgspec
 
-from bench import api, embedded, livez, loads, machine, readers, replay, replicas, shapes, turns
+from bench import api, embedded, livez, loads, machine, readers, replay, replicas, shapes, turns, webhook
 from bench.kafka import RATES, Contest, Run, Sizes
 from bench.report import Row, table
 from outfitter_proto.bus.kafka.adapter import KafkaBus
@@ -37,7 +37,19 @@ QUICK = Sizes(
     held=2000,
     replicas=2000,
 )
-PARTS = ("backlog", "framework", "latency", "restore", "kill", "replicas", "embedded", "turns", "shapes", "api")
+PARTS = (
+    "backlog",
+    "framework",
+    "latency",
+    "restore",
+    "kill",
+    "replicas",
+    "embedded",
+    "turns",
+    "shapes",
+    "api",
+    "webhook",
+)
 WAITING = 10_000
 """Workers that wait while decisions are timed: as many as may wait on one host."""
 MIB = 1024 * 1024
@@ -68,7 +80,9 @@ def main(arguments: Sequence[str]) -> None:
             rows += measure_turns(folder / "turns")
         if "api" in chosen.only:
             rows += measure_api(folder / "api", quick=chosen.quick)
-        if set(chosen.only) - {"embedded", "turns", "shapes", "api"}:
+        if "webhook" in chosen.only:
+            rows += measure_webhook(folder / "webhook")
+        if set(chosen.only) - {"embedded", "turns", "shapes", "api", "webhook"}:
             broker = None if chosen.bootstrap else Broker(folder / "kafka")
             try:
                 if broker is not None:
@@ -154,6 +168,18 @@ def measure_readers(folder: Path) -> list[Row]:
             machine.median(found.line_ms)),
         Row("  /livez beside it, the longest", "ms", max(found.probe_ms), aim="< 100"),
     ]  # fmt: skip
+
+
+def measure_webhook(folder: Path) -> list[Row]:
+    """What strangers that read no answer cost the webhook."""
+    say("webhook with strangers")
+    found = webhook.measure(folder)
+    more = (found.memory_with_strangers - found.memory_before) / MIB
+    return [
+        Row("webhook: memory", "MiB", found.memory_before / MIB),
+        Row("  more with strangers that read no answer", "MiB", more, aim=f"< {webhook.LIMIT_MIB:g}"),
+        Row("  API servers answered beside them", "", float(found.answered), aim=">= 1"),
+    ]
 
 
 async def measure_kafka(contest: Contest, parts: Sequence[str]) -> list[Row]:

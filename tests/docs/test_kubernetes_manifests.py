@@ -17,7 +17,8 @@ from outfitter_service.cli import outfitter
 from outfitter_service.cli._lib.driver_check import driver_problems
 from outfitter_service.config import Severity, inspect, options
 from outfitter_service.requests.annotation import ANNOTATION
-from outfitter_service.webhook.application import PATH, READ_S
+from outfitter_service.webhook.application import PATH
+from outfitter_service.webhook.bodies import READ_S
 from support.documents import ROOT
 
 FOLDER = ROOT / "deploy" / "kubernetes"

@@ -22,7 +22,7 @@ from outfitter_service.http.connections import Connections
 from outfitter_service.http.server import application
 from outfitter_service.metrics import Metrics
 from outfitter_service.requests import annotation
-from outfitter_service.webhook import application as webhook
+from outfitter_service.webhook import bodies
 from support.documents import ROOT, blocks
 from support.exposition import webhook_metrics
 
@@ -100,8 +100,10 @@ def test_the_page_has_each_route() -> None:
 
 
 def test_the_page_has_the_webhooks_limits() -> None:
-    assert f"| a review | {webhook.LARGEST_REVIEW // 2**20} MiB; it must not be packed | 413; 415 |" in TEXT
-    assert f"| the time for all of it | {webhook.READ_S:g} s | 408 |" in TEXT
+    assert f"| a review | {bodies.LARGEST_REVIEW // 2**20} MiB; it must not be packed | 413; 415 |" in TEXT
+    assert f"| the time for all of it | {bodies.READ_S:g} s | 408 |" in TEXT
+    together = bodies.MOST_TOGETHER // 2**20
+    assert f"| all reviews that are not complete | {together} MiB | 503 for the largest of them |" in TEXT
     assert f"| an annotation | {annotation.MOST_CHARACTERS:,} characters |" in TEXT
     assert f"| problems in a denial | {annotation.MOST_PROBLEMS} |" in TEXT
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import re
 import socket
 from collections.abc import Iterator
@@ -10,9 +11,11 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
+from aiohttp import ClientSession, web
 
 from outfitter_service.http import listener
-from outfitter_service.http.connections import HEAD_S, KEEP_ALIVE_S, MOST
+from outfitter_service.http.connections import HEAD_S, KEEP_ALIVE_S, MOST, Connections
+from outfitter_service.http.listener import Listening, serving
 from outfitter_service.http.server import listening
 from outfitter_service.metrics import Metrics
 from support.managers.process import Manager, StartManager
@@ -95,6 +98,24 @@ async def test_a_request_that_never_ends_is_ended_and_so_is_an_idle_connection(
         assert await rest(kept) == b""
         for writer in writers:
             writer.close()
+
+
+async def test_no_body_is_unpacked() -> None:
+    """Most are refused unread, and a small one can hold gigabytes of zeros."""
+    packed = gzip.compress(b"0" * 100_000)
+
+    async def size(request: web.Request) -> web.Response:
+        return web.Response(text=str(len(await request.read())))
+
+    def application(_: Connections) -> web.Application:
+        app = web.Application()
+        app.router.add_post("/", size)
+        return app
+
+    async with serving(application, Listening(address="127.0.0.1:0")) as address, ClientSession() as client:
+        headers = {"Content-Encoding": "gzip"}
+        async with client.post(f"http://{address}/", data=packed, headers=headers) as response:
+            assert await response.text() == str(len(packed))
 
 
 async def test_it_listens_on_ipv6_in_brackets_and_refuses_what_is_no_address() -> None:

@@ -59,7 +59,7 @@ def patched(pod: Any, answer: Mapping[str, Any]) -> Any:
     assert response["patchType"] == "JSONPatch"
     for operation in json.loads(base64.b64decode(response["patch"])):
         assert operation["op"] == "add"
-        *path, last = operation["path"].split("/")[1:]
+        *path, last = (part.replace("~1", "/").replace("~0", "~") for part in operation["path"].split("/")[1:])
         target = pod
         for part in path:
             target = target[int(part) if isinstance(target, list) else part]
@@ -105,6 +105,10 @@ class Webhook:
                 [*OUTFITTER, "webhook", "--config", "webhook.toml", "--listen", "127.0.0.1:0", *files, *arguments],
                 cwd=folder, env=environment(), stdout=subprocess.DEVNULL, stderr=log,
             )  # fmt: skip
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     @property
     def log(self) -> str:

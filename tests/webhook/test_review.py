@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from functools import partial
 from pathlib import Path
@@ -147,6 +148,41 @@ def test_a_container_that_is_to_have_none_may_have_none_of_its_own(
 def test_a_quantity_that_no_quantity_has_is_denied_and_never_computed(amounts_of: AmountsOf, own: Any) -> None:
     message = denial(review(GPU, {"name": "a", "resources": {"limits": {"nvidia.com/gpu": own}}}), amounts_of)
     assert "differs from what the annotation" in message
+
+
+@pytest.mark.parametrize(
+    ("resources", "operations"),
+    [
+        (None, {"": {"requests": TWO, "limits": TWO}}),
+        ({}, {"/requests": TWO, "/limits": TWO}),
+        ({"limits": None, "requests": {}}, {"/requests/nvidia.com~1gpu": "2", "/limits": TWO}),
+        ({"limits": {"cpu": "1"}, "requests": TWO}, {"/limits/nvidia.com~1gpu": "2"}),
+        ({"limits": {"x": "A" * 3_000_000}, "y": "B" * 1000}, {"/requests": TWO, "/limits/nvidia.com~1gpu": "2"}),
+    ],
+)
+def test_the_patch_adds_only_what_is_missing(amounts_of: AmountsOf, resources: Any, operations: dict[str, Any]) -> None:
+    response = answered(review(GPU, {"name": "a", "resources": resources}), amounts_of)["response"]
+    added = {each["path"]: each["value"] for each in json.loads(base64.b64decode(response["patch"]))}
+    assert added == {f"/spec/containers/0/resources{path}": value for path, value in operations.items()}
+
+
+@given(
+    resources=st.none()
+    | st.dictionaries(
+        st.sampled_from(["requests", "limits", "claims"]),
+        st.none() | st.dictionaries(st.sampled_from(["cpu", "a/b~c", "nvidia.com/gpu", "x"]), st.just("2"), max_size=3),
+    )
+)
+def test_a_patch_gives_each_field_what_it_lacks_and_leaves_the_rest(amounts_of: AmountsOf, resources: Any) -> None:
+    (found,) = resources_of(review(GPU, {"name": "a", "resources": resources}), amounts_of)
+    before = resources or {}
+    assert found == before | {field: TWO | (before.get(field) or {}) for field in ("requests", "limits")}
+
+
+def test_a_name_with_signs_of_a_pointer_is_escaped() -> None:
+    body = review(GPU, {"name": "a", "resources": {"limits": {"cpu": "1"}, "requests": {"cpu": "1"}}})
+    (found,) = resources_of(body, lambda _: {"a/b~c": "2"})
+    assert found == {"limits": {"cpu": "1", "a/b~c": "2"}, "requests": {"cpu": "1", "a/b~c": "2"}}
 
 
 def test_a_pod_that_was_changed_is_not_changed_again(amounts_of: AmountsOf) -> None:

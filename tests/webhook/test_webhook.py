@@ -7,7 +7,7 @@ import json
 import socket
 import ssl
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,16 @@ from aiohttp import ClientSession
 from outfitter_service.http.connections import MOST
 from outfitter_service.http.listener import Listening, serving
 from outfitter_service.http.tls import Certificate
-from outfitter_service.webhook.application import LARGEST_REVIEW, application
+from outfitter_service.webhook.application import application
+from outfitter_service.webhook.bodies import LARGEST_REVIEW, Bodies
 from outfitter_service.webhook.metrics import WebhookMetrics
 from outfitter_service.webhook.review import Outcome
 from support.processes import command_line
 from support.webhook import CONFIG, Authority, Webhook, patched, review
 
 GPU = {"outfitter.dev/resources": "gpu=2"}
+JSON = {"Content-Type": "application/json"}
+TWO = {"nvidia.com/gpu": "2"}
 
 
 @pytest.fixture(scope="module")
@@ -150,14 +153,74 @@ async def test_a_review_that_does_not_end_is_refused_in_time(authority: Authorit
         yield b"{"
         await ended.wait()
 
+    bodies = Bodies(read_s=0.05)
     async with (
-        serving(lambda held: application(held, lambda _: {}, metrics, read_s=0.05), listening) as address,
+        serving(lambda held: application(held, lambda _: {}, metrics, bodies=bodies), listening) as address,
         ClientSession(f"https://{address}") as client,
-        client.post("/mutate", data=endless(), ssl=authority.context(), headers={"Content-Type": "application/json"})
-        as response,
+        client.post("/mutate", data=endless(), ssl=authority.context(), headers=JSON) as response,
     ):  # fmt: skip
         assert (response.status, await response.text()) == (408, "the review did not end within 0.05 s\n")
         ended.set()
+
+
+HELD = 64
+MIB = 1024 * 1024
+
+
+def large_review(size: int) -> bytes:
+    """A review of a pod with one very long string in its container's resources."""
+    return review(GPU, {"name": "a", "resources": {"x": "A" * size}})
+
+
+async def test_reviews_that_do_not_end_hold_a_bounded_sum_of_bytes_and_keep_no_other_from_its_answer(
+    authority: Authority,
+) -> None:
+    certificate = Certificate(str(authority.cert), str(authority.key))
+    metrics, listening = WebhookMetrics(certificate), Listening(address="127.0.0.1:0", tls=certificate)
+    bodies, most_held = Bodies(most=8 * MIB, read_s=600.0), 0
+    half = b"POST /mutate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 4000000\r\n\r\n"
+    half += b" " * 2 * MIB
+    async with (
+        serving(lambda held: application(held, lambda _: TWO, metrics, bodies=bodies), listening) as address,
+        ClientSession(f"https://{address}") as client,
+        AsyncExitStack() as held,
+    ):
+        host, _, port = address.rpartition(":")
+        for _ in range(HELD // 2):
+            stream = await anyio.connect_tcp(
+                host, int(port), ssl_context=authority.context(), tls_standard_compatible=False
+            )
+            held.push_async_callback(anyio.aclose_forcefully, stream)
+            with suppress(anyio.BrokenResourceError):
+                await stream.send(half)
+            most_held = max(most_held, bodies.held)
+        assert 4 * MIB < most_held <= 8 * MIB
+        async with client.post("/mutate", data=review(GPU), ssl=authority.context(), headers=JSON) as response:
+            assert (response.status, (await response.json())["response"]["allowed"]) == (200, True)
+        assert bodies.held <= 8 * MIB
+
+
+def test_the_answer_to_a_large_pod_is_no_larger_than_another(webhook: Webhook) -> None:
+    with webhook.connected() as connection:
+        for size in (10, 3 * MIB):
+            connection.request("POST", "/mutate", large_review(size), JSON)
+            assert len(connection.getresponse().read()) < 1000
+
+
+def test_readers_that_take_no_answer_keep_no_review_from_its_own(webhook: Webhook, authority: Authority) -> None:
+    body = large_review(MIB)
+    head = b"POST /mutate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(
+        body
+    )
+    with ExitStack() as held:
+        for _ in range(8):
+            connection = held.enter_context(socket.socket())
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            connection.settimeout(60)
+            connection.connect(webhook.address())
+            connection = held.enter_context(authority.context().wrap_socket(connection, server_hostname="localhost"))
+            connection.sendall(head + body)
+        assert webhook.post(review(GPU))[0] == 200
 
 
 def test_it_serves_nobody_without_tls(webhook: Webhook) -> None:

@@ -62,6 +62,7 @@ async def serving(
     runner = web.AppRunner(
         application(connections), access_log=None, handle_signals=False, shutdown_timeout=1.0, logger=log,
         keepalive_timeout=KEEP_ALIVE_S, lingering_time=LINGER_S,
+        auto_decompress=False,  # nobody reads a packed body: what is refused would be unpacked first
     )  # fmt: skip
     await runner.setup()
     server = runner.server

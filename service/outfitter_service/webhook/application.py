@@ -5,21 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from time import perf_counter
 
-import anyio
 import structlog
 from aiohttp import web
 
 from outfitter_service.http.connections import Connections
+from outfitter_service.webhook.bodies import LARGEST_REVIEW, Bodies
 from outfitter_service.webhook.metrics import CONTENT_TYPE, WebhookMetrics
 from outfitter_service.webhook.review import AmountsOf, NoReviewError, Outcome, answer
 
 log = structlog.get_logger("outfitter.webhook")
 
 PATH = "/mutate"
-LARGEST_REVIEW = 4 * 1024 * 1024
-"""Bytes of a review: an API server takes objects of 3 MiB at most (`MaxRequestBodyBytes`)."""
-READ_S = 5.0
-"""Seconds for the whole of a review. An API server waits for the answer no longer than that."""
 
 
 def application(
@@ -27,15 +23,16 @@ def application(
     amounts_of: AmountsOf,
     metrics: WebhookMetrics,
     *,
-    read_s: float = READ_S,
+    bodies: Bodies | None = None,
     clock: Callable[[], float] = perf_counter,
 ) -> web.Application:
-    """The routes. `read_s`: the time limit for reading a review, in seconds. `clock` measures answers, in seconds."""
+    """The routes. `bodies` reads reviews, within its bounds. `clock` measures answers, in seconds."""
+    reading = bodies or Bodies()
 
     async def mutate(request: web.Request) -> web.Response:
         began = clock()
         try:
-            body, outcome = answer(await _body(request, read_s), amounts_of)
+            body, outcome = answer(await reading.read(request), amounts_of)
         except web.HTTPException as error:
             metrics.count(Outcome.REFUSED, clock() - began)
             return _refusal(error.status, error.text or error.reason)
@@ -57,21 +54,6 @@ def application(
     app.router.add_get("/livez", probe)
     app.router.add_get("/readyz", probe)
     return app
-
-
-async def _body(request: web.Request, read_s: float) -> bytes:
-    """The body of a request.
-
-    Raises:
-        web.HTTPException: it has another type or is packed, is too long, or does not end in time.
-    """
-    if request.content_type != "application/json" or "Content-Encoding" in request.headers:
-        raise web.HTTPUnsupportedMediaType(text="a review is application/json, and not packed")
-    try:
-        with anyio.fail_after(read_s):
-            return await request.read()
-    except TimeoutError:
-        raise web.HTTPRequestTimeout(text=f"the review did not end within {read_s:g} s") from None
 
 
 def _refusal(status: int, why: str) -> web.Response:

@@ -1,7 +1,7 @@
 """Answers an AdmissionReview of admission.k8s.io/v1: a JSON patch of one container, or why the pod is denied.
 
 Pure functions of the review and of the configuration. Only the fields that matter here are decoded, so that a large pod
-costs little memory.
+costs little memory. The patch adds only what is missing, so the answer to a large pod is no larger than another.
 """
 
 from __future__ import annotations
@@ -74,11 +74,14 @@ class Metadata(Struct, frozen=True):
     annotations: dict[str, str] | None = None
 
 
-class Container(Struct, frozen=True):
-    """`resources`: whole, because the patch replaces them."""
+class Resources(Struct, frozen=True):
+    requests: Any = None
+    limits: Any = None
 
+
+class Container(Struct, frozen=True):
     name: str
-    resources: dict[str, Any] | None = None
+    resources: Resources | None = None
 
 
 class Spec(Struct, frozen=True):
@@ -138,7 +141,7 @@ _UNITS = (
 )  # fmt: skip
 
 
-def answer(body: bytes, amounts_of: AmountsOf) -> tuple[bytes, Outcome]:
+def answer(body: bytes | bytearray, amounts_of: AmountsOf) -> tuple[bytes, Outcome]:
     """The answer to a review, and what came of it. Only the creation of a pod that asks by annotation is changed.
 
     Raises:
@@ -158,7 +161,7 @@ def answer(body: bytes, amounts_of: AmountsOf) -> tuple[bytes, Outcome]:
     return _encode(Answer(response)), Outcome.CHANGED
 
 
-def _request(body: bytes) -> Request:
+def _request(body: bytes | bytearray) -> Request:
     try:
         review = _review.decode(body)
     except _UNREADABLE as error:
@@ -210,11 +213,24 @@ def _patch(encoded: Raw, amounts_of: AmountsOf) -> Iterator[_Operation]:
     )
     container = containers[position]
     _check_own(container, amounts)
-    resources = dict(container.resources or {})
-    for field in FIELDS if asked else ():
-        resources[field] = {**asked, **_quantities(container, field)}
-    if resources != container.resources:
-        yield _Operation(f"/spec/containers/{position}/resources", resources)
+    yield from _missing(container, asked, f"/spec/containers/{position}/resources")
+
+
+def _missing(container: Container, asked: Mapping[str, str], path: str) -> Iterator[_Operation]:
+    """The quantities that the container lacks, each alone, or in the mapping that is not there either. `path`: of its
+    resources."""
+    if not asked:
+        return
+    if container.resources is None:
+        yield _Operation(path, dict.fromkeys(FIELDS, asked))
+        return
+    for field in FIELDS:
+        if not isinstance(getattr(container.resources, field), dict):
+            yield _Operation(f"{path}/{field}", asked)
+            continue
+        present = _quantities(container, field)
+        for key in [each for each in asked if each not in present]:
+            yield _Operation(f"{path}/{field}/{key.replace('~', '~0').replace('/', '~1')}", asked[key])
 
 
 def _check_own(container: Container, amounts: Mapping[str, str]) -> None:
@@ -241,7 +257,7 @@ def _check_own(container: Container, amounts: Mapping[str, str]) -> None:
 
 
 def _quantities(container: Container, field: str) -> dict[str, Any]:
-    found = (container.resources or {}).get(field) or {}
+    found = getattr(container.resources, field, None) or {}
     if not isinstance(found, dict):
         raise RequestError(f"the container {container.name}'s resources.{field} must be a mapping")
     return found
