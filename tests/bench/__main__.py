@@ -231,7 +231,7 @@ async def measure_backlog(contest: Contest) -> list[Row]:
 async def measure_framework(contest: Contest) -> list[Row]:
     """The same job in FastStream, if it is installed (the extra `bench`)."""
     if find_spec("faststream") is None:
-        say("FastStream is not installed (pip install 'outfitter[bench]'): left out")
+        say("FastStream is not installed (the extra `bench`): left out")
         return []
     say("backlog: FastStream")
     run = await contest.backlog("faststream")

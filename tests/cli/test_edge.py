@@ -150,7 +150,7 @@ def test_an_operating_systems_error_names_the_file() -> None:
 
 
 def test_a_missing_extra_is_named() -> None:
-    assert "outfitter[service]" in describe(ModuleNotFoundError("No module named 'rich'", name="rich"))
+    assert "the extra `service`" in describe(ModuleNotFoundError("No module named 'rich'", name="rich"))
     assert "internal error" in describe(
         ModuleNotFoundError("No module named 'outfitter_service.x'", name="outfitter_service.x")
     )

@@ -299,3 +299,51 @@ def test_the_program_of_the_first_steps_compiles_and_imports_what_there_is() -> 
 def _import(text: str) -> None:
     for imports in re.findall(r"^from outfitter[\w.]* import (?:\([^)]*\)|[^\n(]*)", text, re.MULTILINE):
         exec(imports, {})  # noqa: S102 - our own documentation's import lines
+
+
+# --- where Outfitter comes from ---
+
+
+def by_name(text: str) -> list[str]:
+    """Commands that install Outfitter by its name, which is not on the package index."""
+    commands = re.compile(r"\b(?:pip3?|pipx|uv|uvx|poetry)\b[^\n`]*\b(?:install|add|run|tool)\b([^\n`]*)")
+    name = re.compile(r"(?<![\w./-])outfitter(?:\[[\w,]*\])?(?![\w./-])")
+    return [found[0] for found in commands.finditer(text) if name.search(found[1].partition(" #")[0])]
+
+
+def test_nobody_is_told_to_install_a_package_by_a_name_that_anybody_may_take() -> None:
+    folders = ("proto", "drivers", "service", "deploy", "examples", "docs", "tests")
+    kinds = {".md", ".py", ".toml", ".txt", ".sh", ".java", ".go", ".mjs", ".yaml", ".yml", ".service", ""}
+    files = [
+        path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in kinds and path.is_file()
+    ]
+    files += [*ROOT.glob("*.md"), ROOT / "Makefile"]
+    files = [
+        path for path in files if path != Path(__file__) and path.name != "CHANGELOG.md" and "target" not in path.parts
+    ]
+    told = {
+        str(path.relative_to(ROOT)): found for path in files if (found := by_name(path.read_text(errors="replace")))
+    }
+    assert len(files) > 500
+    assert told == {}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "pip install outfitter", "pip install 'outfitter[service]'", "`pipx install \"outfitter[service]\"`",
+        "/opt/x/bin/pip install --upgrade outfitter==1.0", "uv pip install outfitter", "uv tool install outfitter",
+        "pip install -r requirements.txt outfitter\n", "python -m pip install outfitter>=0.2", "poetry add outfitter",
+    ],
+)  # fmt: skip
+def test_a_command_that_installs_by_name_would_be_found(text: str) -> None:
+    assert by_name(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["pip install '.[service]'", "pip install dist/outfitter-1.0.whl", "pip install --no-deps outfitter-*.whl",
+     "pip install ../.. # outfitter", "outfitter run -- pip install x"],
+)  # fmt: skip
+def test_a_command_that_installs_by_a_path_is_none(text: str) -> None:
+    assert not by_name(text)

@@ -21,7 +21,7 @@ try:
 except ModuleNotFoundError:
     raise UnreadableError(
         "verifying what is on Kafka needs confluent-kafka, another client than the one under test: "
-        "pip install 'outfitter[verify]'"
+        "the extra `verify` brings it (service/install.md says how to install one)"
     ) from None
 
 _NAMES = {

@@ -66,7 +66,10 @@ def describe(error: BaseException) -> str:
     if process_limit.is_behind(error):
         return process_limit.explain()
     if isinstance(error, ModuleNotFoundError) and not _is_ours(error.name or ""):
-        return f"the module {error.name} is not installed: pip install 'outfitter[service]' brings what commands need"
+        return (
+            f"the module {error.name} is not installed: the extra `service` brings what commands need "
+            "(service/install.md says how to install it)"
+        )
     return f"internal error: {type(error).__name__}: {error} (a defect of Outfitter; --debug shows where it happened)"
 
 

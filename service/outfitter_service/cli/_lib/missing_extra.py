@@ -36,7 +36,8 @@ def hand_over(lacking: list[str]) -> NoReturn:
         _replace(program, sys.argv[0])
     text = (
         f"outfitter: the command line is an extra, and {sys.prefix} has no {', '.join(lacking)}: "
-        "pip install 'outfitter[service]', or put another environment's outfitter on the PATH\n"
+        "install the extra `service` (service/install.md says how), or put another environment's outfitter "
+        "on the PATH\n"
     )
     with suppress(OSError):  # closed or full: the exit code says it
         os.write(2, text.encode("utf-8", "backslashreplace"))
