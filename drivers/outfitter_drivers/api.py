@@ -2,8 +2,8 @@
 
 A factory builds a driver from the resource's `param.*` settings (Flink: `ExternalResourceDriverFactory`,
 `ExternalResourceDriver`, `ExternalResourceInfo`). Every driver has `retrieve_resource_info`. A driver can implement
-more interfaces, which the manager detects with `isinstance`: `Inventory`, `Preparation`, `InUseCheck`,
-`KubernetesRequest`, `YarnRequest`.
+more interfaces, which the manager detects with `isinstance`: `Inventory`, `Preparation`, `Offers`,
+`InUseCheck`, `KubernetesRequest`, `YarnRequest`.
 
 The manager gives every call a time limit, calls different drivers concurrently, and retries temporary errors. Calls
 about one device are serial, so a driver needs no locks for them.
@@ -274,6 +274,24 @@ class InUseCheck(ABC):
     @abstractmethod
     async def in_use(self, grant: Grant) -> str | None:
         """Describe for people who uses any of the devices; None if they are unused."""
+
+
+class Offers(ABC):
+    """A driver that sets devices aside for a worker when it is asked for devices, before the grant.
+
+    The worker may go before it is granted any, and the manager may be killed at any moment in between. So the manager
+    tells the driver which workers may have an offer.
+    """
+
+    @abstractmethod
+    def assume_offer(self, worker: Worker, amount: int) -> None:
+        """After a restart: `amount` devices may have been set aside for a worker that was granted none. Called for each
+        such worker, before other calls. It must be quick, and must have no outside effect."""
+
+    @abstractmethod
+    async def withdraw_offer(self, worker: Worker) -> None:
+        """Give back what was set aside for a worker that went without a grant, if anything was. Idempotent. The manager
+        calls it after the last `retrieve_resource_info` for that worker has ended, and repeats a failed call."""
 
 
 class KubernetesRequest(ABC):

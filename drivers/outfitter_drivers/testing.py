@@ -25,6 +25,7 @@ from outfitter_drivers.api import (
     InUseCheck,
     Inventory,
     KubernetesRequest,
+    Offers,
     PermanentDriverError,
     Preparation,
     Worker,
@@ -185,6 +186,21 @@ class DriverContract:
         later = await self._grant(driver, token=6)
         await driver.prepare(later)
         await driver.unprepare(later)
+
+    @_checked
+    async def test_an_offer_can_be_withdrawn_again_and_where_there_is_none(
+        self, driver: ExternalResourceDriver
+    ) -> None:
+        if not isinstance(driver, Offers):
+            return
+        gone, unasked = self.worker("gone"), self.worker("unasked")
+        driver.assume_offer(unasked, self.amount)
+        with anyio.fail_after(driver.call_timeout):
+            await driver.retrieve_resource_info(self.amount, gone)
+        for worker in (gone, gone, unasked, unasked):
+            with anyio.fail_after(driver.call_timeout):
+                await driver.withdraw_offer(worker)
+        assert len(await self._retrieve(driver)) >= self.amount
 
     @_checked
     async def test_it_says_who_uses_a_device_in_words_or_nothing(self, driver: ExternalResourceDriver) -> None:

@@ -47,7 +47,7 @@ EVENT_KINDS = ("register", "heartbeat", "deregister", "repeated", "late", *INTER
 HELD_BACK = "held-back"
 """The state of a device that is not granted, because a worker may hold it under another name."""
 
-DRIVER_CALLS = ("inventory", "retrieve", "prepare", "unprepare", "in-use")
+DRIVER_CALLS = ("inventory", "retrieve", "prepare", "unprepare", "withdraw", "in-use")
 ALLOCATION_BUCKETS = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10,
     15, 20, 30, 45, 60, 90, 120, 180, 300, 450, 600, 900, 1800, 3600, 7200,

@@ -20,6 +20,7 @@ from outfitter_drivers.api import (
     ExternalResourceInfo,
     Grant,
     NotEnoughDevicesError,
+    Offers,
     PermanentDriverError,
     Preparation,
     TemporaryDriverError,
@@ -32,6 +33,8 @@ from outfitter_drivers.script import Outcome, logger, parse_indexes, run_script
 DEFAULT_TIMEOUT = 10.0
 """Time limit of a script in seconds, as fixed in Flink."""
 
+_MOST_GIVEN_BACK = 2
+"""Offers that one call gives back, each by two calls of the script."""
 _UUID = re.compile(r"(?:GPU|MIG)-[0-9A-Za-z/-]+", re.ASCII)
 _VARIABLES = (
     "OUTFITTER_WORKER",
@@ -89,14 +92,18 @@ class ScriptDriver(ExternalResourceDriver):
         return named_gpu(info["index"])
 
 
-class AllocateReleaseDriver(ScriptDriver, Preparation):
+class AllocateReleaseDriver(ScriptDriver, Preparation, Offers):
     """Lets a script in FLIP-108's older form allocate and release devices for one worker.
 
     The script chooses, so the driver calls it before the grant, without a fencing token. `prepare` calls it again, with
     the token, only if the driver does not know the answer: after a restart, or if other devices were granted. So a
     script must answer a repeated `allocate` of one worker and incarnation with the same devices, and a repeated
-    `release` with success. Devices not granted within `offer_stands` are released at the end, or earlier if another
-    worker finds too few.
+    `release` with success.
+
+    Devices that the script has allocated for a worker are an offer until they are granted. An offer is given back when
+    its worker goes, at the end, or after `offer_stands` if another worker finds too few. The driver may not know which
+    devices an offer has: the manager or the script was killed, or the script printed a message. Then it calls
+    `allocate` again to learn them. Too few devices are a temporary failure while any offer may be outstanding.
     """
 
     knows_holders = True
@@ -113,11 +120,13 @@ class AllocateReleaseDriver(ScriptDriver, Preparation):
         environment: Collection[str] = (),
     ) -> None:
         super().__init__(script, arguments, timeout=timeout, environment=environment)
-        # A call may release devices that were not granted and allocate again, and wait for another call that does so.
-        self.call_timeout = 6 * timeout + 5
+        # A call may give back `_MOST_GIVEN_BACK` offers and allocate again, and wait for another call that does so.
+        self.call_timeout = 2 * (2 + 2 * _MOST_GIVEN_BACK) * timeout + 5
         self._allocated: dict[Worker, tuple[str, ...]] = {}
         self._offered_at: dict[Worker, float] = {}
         self._granted: set[Worker] = set()
+        # Workers for whom the script may have allocated devices, and how many, where nobody knows which.
+        self._unknown: dict[Worker, int] = {}
         self._highest_token: dict[str, int] = {}
         self._taken_back: dict[str, int] = {}
         self._choosing = anyio.Lock()
@@ -127,6 +136,15 @@ class AllocateReleaseDriver(ScriptDriver, Preparation):
         async with self._choosing:
             indexes = await self._choose(amount, worker)
         return [ExternalResourceInfo({"index": index}) for index in indexes]
+
+    def assume_offer(self, worker: Worker, amount: int) -> None:
+        if worker not in self._allocated:
+            self._unknown.setdefault(worker, amount)
+
+    async def withdraw_offer(self, worker: Worker) -> None:
+        async with self._choosing:
+            if worker not in self._granted:
+                await self._give_back(worker)
 
     async def prepare(self, grant: Grant) -> None:
         self._refuse_stale(grant)
@@ -139,7 +157,12 @@ class AllocateReleaseDriver(ScriptDriver, Preparation):
                 for worker, offered in list(self._allocated.items()):
                     if worker not in {grant.worker, *self._granted} and not set(offered).isdisjoint(granted):
                         await self._release(offered, worker)  # a worker before it in the queue got them
-                indexes = await self._allocate(len(granted), grant.worker, token=grant.token)
+                try:
+                    indexes = await self._allocate(len(granted), grant.worker, token=grant.token)
+                except NotEnoughDevicesError:
+                    if not await self._give_back_old(but=grant.worker):
+                        raise
+                    indexes = await self._allocate(len(granted), grant.worker, token=grant.token)
                 if set(indexes) != set(granted):
                     raise TemporaryDriverError(
                         f"{self._script} allocated {', '.join(indexes)} where {', '.join(granted)} were granted"
@@ -159,7 +182,8 @@ class AllocateReleaseDriver(ScriptDriver, Preparation):
 
     async def aclose(self) -> None:
         async with self._choosing:
-            await self._release_ungranted(time.monotonic())
+            for worker in self._offers():
+                await self._try_to_give_back(worker)
 
     async def _choose(self, amount: int, worker: Worker) -> tuple[str, ...]:
         allocated = self._allocated.get(worker)
@@ -170,11 +194,14 @@ class AllocateReleaseDriver(ScriptDriver, Preparation):
         try:
             indexes = await self._allocate(amount, worker)
         except NotEnoughDevicesError as error:
-            if not await self._release_ungranted(time.monotonic() - self.offer_stands):
-                if offered := [each.worker for each in self._allocated if each not in self._granted]:
-                    raise TemporaryDriverError(f"{error}; worker {offered[0]} is about to get some") from error
+            if not await self._give_back_old(but=worker):
+                self._raise_if_outstanding(error, worker)
                 raise
-            indexes = await self._allocate(amount, worker)
+            try:
+                indexes = await self._allocate(amount, worker)
+            except NotEnoughDevicesError as still:
+                self._raise_if_outstanding(still, worker)
+                raise
         # `outfitter discover` calls for no worker, so release the devices at once.
         if worker.worker is None or len(indexes) < amount:
             await self._release(indexes, worker)
@@ -183,11 +210,16 @@ class AllocateReleaseDriver(ScriptDriver, Preparation):
         return indexes
 
     async def _allocate(self, amount: int, worker: Worker, *, token: int | None = None) -> tuple[str, ...]:
+        was_unknown = worker in self._unknown
+        self._unknown.setdefault(worker, amount)  # until its answer is known
         outcome = await self._call("allocate", amount, worker, token=token)
+        if outcome.code > 0 and not was_unknown:
+            del self._unknown[worker]
         if outcome.code != 0:
             kind = TemporaryDriverError if outcome.code < 0 else NotEnoughDevicesError
             raise kind(f"{self._script} allocate {amount} {outcome}")
         indexes = tuple(parse_indexes(outcome.stdout))
+        del self._unknown[worker]
         self._allocated[worker] = indexes
         self._offered_at[worker] = time.monotonic()
         return indexes
@@ -196,22 +228,46 @@ class AllocateReleaseDriver(ScriptDriver, Preparation):
         outcome = await self._call("release", len(indexes), worker, token=token, devices=indexes)
         if outcome.code != 0:
             raise TemporaryDriverError(f"{self._script} release {len(indexes)} {outcome}")
-        self._allocated.pop(worker, None)
-        self._offered_at.pop(worker, None)
+        for known in (self._allocated, self._offered_at, self._unknown):
+            known.pop(worker, None)
         self._granted.discard(worker)
 
-    async def _release_ungranted(self, since: float) -> bool:
-        """Release devices that were allocated before `since` and never granted; returns whether there were any."""
-        released = False
-        for worker, indexes in list(self._allocated.items()):
-            if worker in self._granted or self._offered_at[worker] > since:
-                continue
+    # --- offers ---
+
+    def _offers(self) -> list[Worker]:
+        """The workers that may have an offer, the known ones first."""
+        return [worker for worker in {**self._allocated, **self._unknown} if worker not in self._granted]
+
+    def _raise_if_outstanding(self, error: NotEnoughDevicesError, worker: Worker) -> None:
+        """Raise a temporary error if other workers may have an offer."""
+        if others := [other.worker for other in self._offers() if other != worker]:
+            raise TemporaryDriverError(f"{error}; worker {others[0]} is about to get some, or has not given them back")
+
+    async def _give_back_old(self, *, but: Worker) -> bool:
+        """Give back some offers that others have had for longer than `offer_stands`. Returns whether there were any."""
+        since = time.monotonic() - self.offer_stands
+        old = [worker for worker in self._offers() if worker != but and self._offered_at.get(worker, 0.0) <= since]
+        given_back = [await self._try_to_give_back(worker) for worker in old[:_MOST_GIVEN_BACK]]
+        return any(given_back)
+
+    async def _try_to_give_back(self, worker: Worker) -> bool:
+        try:
+            await self._give_back(worker)
+        except (TemporaryDriverError, PermanentDriverError) as error:
+            logger.warning("devices of worker %s stay allocated: %s", worker.worker, error)
+            return False
+        return True
+
+    async def _give_back(self, worker: Worker) -> None:
+        """Give back a worker's offer, if it has any."""
+        if worker in self._unknown:
             try:
-                await self._release(indexes, worker)
-                released = True
-            except (TemporaryDriverError, PermanentDriverError) as error:
-                logger.warning("devices of worker %s stay allocated: %s", worker.worker, error)
-        return released
+                await self._allocate(self._unknown[worker], worker)
+            except NotEnoughDevicesError:
+                # The script has no devices for this worker: it would have named them again.
+                del self._unknown[worker]
+        if worker in self._allocated:
+            await self._release(self._allocated[worker], worker)
 
     async def _call(
         self, verb: str, amount: int, worker: Worker, *, token: int | None, devices: Sequence[str] | None = None

@@ -28,7 +28,7 @@ class ServableDriver(Struct, frozen=True, kw_only=True):
 
     `timeout_s`: the time limit of each call in seconds. `hint`: advice for workers that wait although the driver
     reported enough devices. `knows_holders`: it never names a device that another worker holds.
-    `inventory`, `preparation` and `in_use_check`: the driver if it has that interface, else None.
+    `inventory`, `preparation`, `offers` and `in_use_check`: the driver if it has that interface, else None.
     """
 
     driver: api.ExternalResourceDriver
@@ -37,6 +37,7 @@ class ServableDriver(Struct, frozen=True, kw_only=True):
     knows_holders: bool
     inventory: api.Inventory | None
     preparation: api.Preparation | None
+    offers: api.Offers | None
     in_use_check: api.InUseCheck | None
 
     @property
@@ -124,6 +125,7 @@ def inspected(driver: api.ExternalResourceDriver) -> ServableDriver:
             knows_holders=knows,
             inventory=driver if isinstance(driver, api.Inventory) else None,
             preparation=driver if isinstance(driver, api.Preparation) else None,
+            offers=driver if isinstance(driver, api.Offers) else None,
             in_use_check=driver if isinstance(driver, api.InUseCheck) else None,
         )
 

@@ -5,7 +5,7 @@ A driver's failure affects only that driver (supervisor.py). commands.py carries
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Protocol
 
@@ -15,7 +15,7 @@ import structlog
 from anyio.abc import TaskGroup
 
 from outfitter_drivers import api
-from outfitter_proto.records import Allocation
+from outfitter_proto.records import FINAL_STATES, Allocation
 from outfitter_service.core import model as m
 from outfitter_service.metrics import Metrics
 from outfitter_service.runtime.drivers.commands import CommandRunner
@@ -40,6 +40,10 @@ class DriverCalls(Protocol):
 
     def perform(self, command: m.Command, record: Allocation | None) -> None: ...
 
+    def see_restored(self, record: Allocation) -> None: ...
+
+    def see_committed(self, record: Allocation) -> None: ...
+
 
 class DriverPool:
     """The supervisors of one processor: one for each resource of each of its hosts."""
@@ -50,6 +54,7 @@ class DriverPool:
         """`loaded`: the configured resources by name; those without a driver are left out. `survivors`: finds the
         processes that workers leave behind; None: nobody looks for them."""
         self._loaded = {name: resource for name, resource in loaded.items() if resource.served is not None}
+        self._offers = {name for name, resource in self._loaded.items() if resource.served and resource.served.offers}
         self._metrics = metrics
         self._survivors = survivors
         self._hosts: dict[str, dict[str, Supervisor]] = {}
@@ -139,6 +144,28 @@ class DriverPool:
         """Start a committed command. Its result comes back as an event."""
         if self._commands is not None:
             self._commands.perform(command, record)
+
+    def see_restored(self, record: Allocation) -> None:
+        """A driver may have set devices aside for the worker of this restored record, which was granted none."""
+        for supervisor, amount in self._offering(record):
+            supervisor.offers.assume(supervisor.worker(record), amount)
+        self.see_committed(record)
+
+    def see_committed(self, record: Allocation) -> None:
+        """The record is committed. If its worker went without a grant, what drivers set aside for it is given back."""
+        if record.state not in FINAL_STATES:
+            return
+        for supervisor, _ in self._offering(record):
+            if supervisor.offers.withdraw(record.key, supervisor.worker(record)) and self._tasks is not None:
+                self._tasks.start_soon(supervisor.offers.give_back)
+
+    def _offering(self, record: Allocation) -> Iterator[tuple[Supervisor, int]]:
+        """The supervisors whose drivers may have set devices aside for a record without a grant, each with how many."""
+        if record.token is None and self._offers:
+            supervisors = self._supervisors(record.host)
+            for resource, amount in record.request.amounts.items():
+                if resource in self._offers and amount and resource in supervisors:
+                    yield supervisors[resource], amount
 
 
 async def close(loaded: Iterable[Loaded], within_s: float) -> None:

@@ -22,14 +22,12 @@ from outfitter_proto.support.backoff import Backoff
 from outfitter_service.core import model as m
 from outfitter_service.metrics import Metrics
 from outfitter_service.runtime.drivers.building import ServableDriver
+from outfitter_service.runtime.drivers.offers import FIRST_DELAY_S, LONGEST_DELAY_S, OutstandingOffers, delay_after
 from outfitter_service.runtime.drivers.translation import SHORTEST_DELAY_S, DriverCallError, foreign_code, known_devices
 from outfitter_service.runtime.survivors.delay_reports import DelayReports
 
 log = structlog.get_logger("outfitter.drivers")
 
-FIRST_DELAY_S = 0.5
-LONGEST_DELAY_S = 30.0
-"""The first and the longest delay after a failed call, unless the driver names one."""
 LONGEST_WORDS = 500
 """Most characters of a driver's message in the reason of a delayed release."""
 LONGEST_SHORTAGE_S = 5.0
@@ -66,6 +64,7 @@ class Supervisor:
         self._backoff = Backoff(FIRST_DELAY_S, LONGEST_DELAY_S)
         self._retry_at: float | None = None
         self._failed_at_least = 0
+        self.offers = OutstandingOffers(served.offers, self._bounded, self._log_of)
         self._waits = loaded.spec.on_failure == m.OnFailure.WAIT
         self._log = log.bind(resource=self.name, host=host)
 
@@ -78,13 +77,13 @@ class Supervisor:
         return api.Grant(
             allocation=record.key,
             token=record.token or NO_TOKEN,
-            worker=self._worker(record),
+            worker=self.worker(record),
             device_ids=tuple(info["id"] for info in infos),
             devices=tuple(infos),
             is_given_back=record.reason_code == ReasonCode.DEREGISTERED,
         )
 
-    def _worker(self, record: Allocation | None) -> api.Worker:
+    def worker(self, record: Allocation | None) -> api.Worker:
         if record is None:
             return api.Worker(host=self.host, resource=self.name)
         owner = record.request.owner
@@ -141,7 +140,9 @@ class Supervisor:
                 async with aclosing(self._inventories(driver)) as inventories:
                     async for devices in inventories:
                         begun = anyio.current_time()
-                        emit(await self._report(devices))
+                        with foreign_code():
+                            checked = await known_devices(self.name, devices)
+                        emit(m.DriverReport(host=self.host, resource=self.name, devices=checked))
                         backoff.reset()
                         await anyio.sleep_until(begun + SHORTEST_DELAY_S)
             except DriverCallError as error:
@@ -149,7 +150,7 @@ class Supervisor:
                 if last is None or last.failure != failure:
                     self._log.warning("driver failed", error=failure.reason, permanent=failure.permanent)
                 emit(m.DriverReport(host=self.host, resource=self.name, failure=failure))
-                await anyio.sleep(_delay(backoff, error))
+                await anyio.sleep(delay_after(backoff, error))
 
     async def _inventories(self, driver: api.Inventory) -> AsyncGenerator[Sequence[api.Device], None]:
         """Each set of devices that the driver yields.
@@ -172,17 +173,19 @@ class Supervisor:
                     await sets.aclose()
         raise DriverCallError(m.DriverFailure(reason="its inventory ended"))
 
-    async def _report(self, devices: Sequence[api.Device]) -> m.DriverReport:
-        with foreign_code():
-            checked = await known_devices(self.name, devices)
-        return m.DriverReport(host=self.host, resource=self.name, devices=checked)
-
     # --- on demand ---
 
     async def discover(self, command: m.Discover, record: Allocation | None) -> None:
         """Ask the driver for the command's amount, then for less, down to the least sufficient amount. Report the
         result. `record`: the waiting worker's. A shortage is permanent, unless other workers hold devices that the
         driver does not name."""
+        with self.offers.question(command.allocation):
+            delay = await self._discover(command, record)
+        if delay is not None:
+            await self._retry_after(delay)
+
+    async def _discover(self, command: m.Discover, record: Allocation | None) -> float | None:
+        """Ask, and report. Returns the delay until the driver is to be asked again; None: it is not."""
         most = command.least if self.served.knows_holders else command.amount
         amounts = [*[*range(most, command.least, -1)][:ASKED_AGAIN], command.least]
         failure: m.DriverFailure
@@ -197,7 +200,7 @@ class Supervisor:
                     failure = structs.replace(failure, permanent=not is_taken)
                     continue
                 delay = delay if error.delay_s is None else error.delay_s
-                worker_log = self._log_of(self._worker(record))
+                worker_log = self._log_of(self.worker(record))
                 worker_log.warning("driver failed", error=failure.reason, permanent=failure.permanent)
                 break
             else:
@@ -205,12 +208,13 @@ class Supervisor:
                     self._backoff.reset()
                     self._failed_at_least = 0
                 self._emit(m.DriverReport(host=self.host, resource=self.name, devices=devices, asked=command.amount))
-                return
+                return None
         failure = structs.replace(failure, at_least=command.least)
         self._emit(m.DriverReport(host=self.host, resource=self.name, failure=failure, asked=command.amount))
         if not failure.permanent or self._waits:
             self._failed_at_least = command.least
-            await self._retry_after(delay)
+            return delay
+        return None
 
     async def _retry_after(self, delay: float) -> None:
         """Have the driver asked again after a delay, once for all failures so far: several failing amounts must not
@@ -226,7 +230,7 @@ class Supervisor:
             self._emit(m.DriverRetry(host=self.host, resource=self.name))
 
     async def _retrieve(self, amount: int, record: Allocation | None) -> tuple[m.KnownDevice, ...]:
-        worker = self._worker(record)
+        worker = self.worker(record)
         infos = await self._bounded("retrieve", lambda: self.served.driver.retrieve_resource_info(amount, worker))
         with foreign_code():
             if infos is None:
@@ -285,12 +289,6 @@ class Supervisor:
                             allocation=AllocationKey(grant.allocation), token=Token(grant.token), reason=words
                         )
                     )
-                await anyio.sleep(_delay(backoff, error))
+                await anyio.sleep(delay_after(backoff, error))
             else:
                 return
-
-
-def _delay(backoff: Backoff, error: DriverCallError) -> float:
-    """The delay that the driver asks for, or else the next one of the back-off, in seconds."""
-    delay = backoff.next_delay()
-    return delay if error.delay_s is None else error.delay_s

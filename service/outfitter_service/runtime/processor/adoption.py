@@ -40,7 +40,7 @@ class Adoption(Struct, frozen=True):
     take_over: bool
 
     async def restart(self, restored: Restored) -> None:
-        """Observe levels again (the last inventories, liveness), and issue the command of each unfinished record.
+        """Observe levels again (inventories, liveness, offers), and issue the command of each unfinished record.
 
         Raises:
             BusError: the bus did not answer.
@@ -62,6 +62,7 @@ class Adoption(Struct, frozen=True):
             command = implied(record)
             if command is not None and (_ANSWERS[type(command)], record.key, record.token or NO_TOKEN) not in answered:
                 self.drivers.perform(command, record)
+            self.drivers.see_restored(record)
 
     async def _check_history(self) -> None:
         """Begin a snapshot if history has nothing: the topic was recreated while nobody served.

@@ -111,6 +111,9 @@ class Settlement:
             record, _ = commit.batch.output.values.get(command.allocation, (None, None))
             allocation = record if isinstance(record, Allocation) else ledger.allocations.get(command.allocation)
             self._drivers.perform(command, allocation)
+        for allocation in effects.allocations.values():
+            if allocation is not None:
+                self._drivers.see_committed(allocation)
         if self._builder.batch_limits.shortage is None:
             self._reporter.size_refusals.over()
         self._reporter.settled(commit.batch)
