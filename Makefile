@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 RUNNABLE := $(VENV)/.runnable
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-slow check console-test deploy-check from-nothing dashboard systemd-check image-check manifests-check kube-check asyncapi examples examples-all bench chaos disasters wild simulate fuzz kafka docs dist constraints clean
+.PHONY: demo test test-slow check console-test deploy-check from-nothing dashboard systemd-check image-check manifests-check kube-check asyncapi examples examples-all bench chaos disasters upgrade wild simulate fuzz kafka docs dist constraints clean
 
 demo: $(RUNNABLE)
 	@echo "A manager and three workers on this machine, for a few seconds."
@@ -181,6 +181,24 @@ fuzz: $(READY)
 chaos: $(READY)
 	SEED=$(or $(SEED),1) KAFKA=$(or $(KAFKA),4.3) CHAOS_OUT=chaos-results.json \
 		$(BIN)/pytest tests/chaos --override-ini python_files='fault_*.py' --quiet $(PYTEST_ARGS)
+
+# A fleet of the last release goes over to this version under load, manager by manager, and one of them goes back.
+EARLIER := 58d3f16c
+EARLIER_DIR := .cache/earlier-$(EARLIER)
+
+upgrade: $(READY) $(EARLIER_DIR)/.ready
+	EARLIER=$(abspath $(EARLIER_DIR))/venv/bin/outfitter EARLIER_TREE=$(abspath $(EARLIER_DIR))/tree \
+		$(BIN)/pytest tests/upgrades --override-ini python_files='fleet_*.py' $(PYTEST_ARGS)
+
+$(EARLIER_DIR)/.ready:
+	mkdir -p $(EARLIER_DIR)/tree
+	git archive $(EARLIER) | tar -x -C $(EARLIER_DIR)/tree
+	$(PYTHON) -m venv $(EARLIER_DIR)/venv
+	$(EARLIER_DIR)/venv/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes \
+		-r $(EARLIER_DIR)/tree/constraints-service.txt
+	$(EARLIER_DIR)/venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation \
+		$(EARLIER_DIR)/tree
+	touch $@
 
 # What service/recover.md says of a broker's disk, on brokers of its own.
 disasters: $(READY)
