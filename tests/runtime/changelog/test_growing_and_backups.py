@@ -27,7 +27,7 @@ from outfitter_service.runtime.changelog.growth import growing_ledger
 from outfitter_service.runtime.changelog.growth.grow import grow
 from outfitter_service.runtime.changelog.growth.partition_contents import CannotGrowError
 from outfitter_service.runtime.changelog.shape import TopicsChangedError
-from outfitter_service.runtime.identity import host_identity, of_partition, replica_identity
+from outfitter_service.runtime.identity import Identity, host_identity, of_partition, replica_identity
 from outfitter_service.runtime.input.scope import PartitionScope
 from outfitter_service.runtime.processor.limits import Limits
 from support.bus.committed import committed
@@ -58,12 +58,13 @@ async def _always() -> bool:
 
 
 def _manager(
-    bus: Bus, folder: Path, scope: str, host: str, partitions: int, *, adopt: bool = False, ready: bool = True
+    bus: Bus, folder: Path, scope: str, host: str, partitions: int, *, adopt: bool = False, ready: bool = True,
+    limits: Limits | None = None, identity: Identity | None = None,
 ) -> AbstractAsyncContextManager[InProcessManager]:  # fmt: skip
     """The manager that serves `host`."""
     number = partition_of(host, partitions)
-    limits = Limits(adopt=adopt)
-    options: dict[str, Any] = {"partition": number, "identity": host_identity(CLUSTER, host), "limits": limits}
+    limits, identity = limits or Limits(adopt=adopt), identity or host_identity(CLUSTER, host)
+    options: dict[str, Any] = {"partition": number, "identity": identity, "limits": limits}
     if scope == "cluster":
         identity = of_partition(replica_identity(CLUSTER), number)
         mine = PartitionScope(number, partitions, identity.writer)
@@ -295,6 +296,20 @@ async def test_a_restored_ledger_that_is_not_adopted_by_all_does_not_grow_until_
             assert (await grow(bus, CLUSTER, ONE)).hosts == []
             async with _manager(bus, tmp_path, scope, host, ONE, adopt=True) as manager:
                 await manager.ready()
+                await manager.stop()
+        await grow(bus, CLUSTER, THREE)
+        assert _grants(await ledger(bus, CLUSTER)) == original.grants
+
+
+async def test_the_restored_ledger_of_a_machine_that_is_gone_is_adopted_on_another_one_and_grows(
+    original: Original, tmp_path: Path
+) -> None:
+    async with connect(await _restore_all(original, tmp_path)) as bus:
+        scope = _scope(await ledger(bus, CLUSTER))
+        for host in (STAYS, MOVES):
+            identity = structs.replace(host_identity(CLUSTER, host), machine_id="another")
+            limits = Limits(adopt=True, take_over=True)
+            async with _manager(bus, tmp_path, scope, host, ONE, limits=limits, identity=identity) as manager:
                 await manager.stop()
         await grow(bus, CLUSTER, THREE)
         assert _grants(await ledger(bus, CLUSTER)) == original.grants

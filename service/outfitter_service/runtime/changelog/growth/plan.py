@@ -77,7 +77,7 @@ async def plan_growth(bus: Bus, ledger: GrowingLedger, *, force: bool) -> Growth
         raise CannotGrowError(
             f"{len(restored)} managers have not adopted the restored ledger ({_shown(restored)}): start "
             "each once with --adopt-ledger, stop all, and run this again. For a machine that is gone, start `outfitter "
-            "serve --host HOST --adopt-ledger` on another one"
+            "serve --host HOST --adopt-ledger --take-over` on another one"
         )
     if at_work and not force:
         raise CannotGrowError(
