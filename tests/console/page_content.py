@@ -36,12 +36,11 @@ def test_it_says_first_how_many_things_need_a_person_and_then_which_the_worst_fi
         page = open_page(fleet.url)
         expect(page.get_by_role("heading", level=1)).to_have_text("2 things need you")
         assert titles(page) == [
-            "silent-and-held has no manager",
+            "silent-and-missed has no manager",
             "1 device on ill is unhealthy",
             "1 device is still in use after release",
             "The health of 1 device on ill is unknown",
             "1 worker failed in the last hour",
-            "silent has no manager, and nobody waits there",
         ]
         assert page.locator(".urgent").count() == 2
         expect(page.locator(".troubles li").first).to_contain_text("Nobody answers before outfitter serve runs again.")
@@ -151,13 +150,15 @@ def test_a_tile_is_a_host_with_a_cell_a_device_and_trouble_comes_first(open_page
     with served(fleets.shapes()) as fleet:
         page = open_page(fleet.url)
         expect(page.locator(".host")).to_have_count(8)
-        assert hosts(page)[:3] == ["silent-and-held", "silent", "ill"]
+        assert hosts(page)[:3] == ["silent-and-missed", "silent", "ill"]
         tile = page.locator("[data-host=ill]")
         expect(tile).to_have_attribute("aria-label", "ill: 1 unhealthy, 1 unknown, 1 held, 1 free")
         kinds = [str(cell.get_attribute("class")) for cell in tile.locator(".cell").all()]
         assert [kind.split()[1] for kind in kinds] == ["unhealthy", "unknown", "held", "free"]
         expect(page.locator("[data-host=many] .cells")).to_have_attribute("data-more", "+136")
-        expect(page.locator("[data-host='silent']")).to_have_attribute("aria-label", "silent: no manager, 4 unknown")
+        expect(page.locator("[data-host='silent']")).to_have_attribute(
+            "aria-label", "silent: no manager (stopped), 4 unknown"
+        )
         page.locator("#sort").select_option("name")
         expect(page.locator(".host").first).to_have_attribute("data-host", "all-free")
         assert hosts(page) == sorted(hosts(page))

@@ -42,11 +42,14 @@ def lends(manager: Manager, page: Page) -> None:
 
 
 def stops(manager: Manager, page: Page) -> None:
-    """Follow a manager that stops and comes back."""
+    """Follow a manager that stops and comes back. Nobody misses it before somebody asks it for something."""
     manager.stop()
+    expect_tile(page, manager.host, "no manager (stopped), 1 held")
+    expect(page.get_by_role("heading", level=1)).to_have_text("All is well")
+    manager.outfitter("register", "--worker", "late", "--resource", "gpu=1")
     expect(page.get_by_role("heading", level=1)).to_have_text("1 thing needs you")
     expect(page.locator(".troubles")).to_contain_text(f"{manager.host} has no manager")
-    expect_tile(page, manager.host, "no manager, 1 held")
+    expect(page.locator(".troubles")).to_contain_text("1 message lies unanswered")
     manager.start()
     expect(page.get_by_role("heading", level=1)).to_have_text("All is well")
 

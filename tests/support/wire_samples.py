@@ -264,6 +264,7 @@ SAMPLES = {
     "beat-of-a-sweeper-that-stopped": Beat(
         writer="partition/3", instance="19a8c-4f6d2b10", version="0.3.0", sweeps=True, stopped_at=AT
     ),
+    "beat-of-a-process": Beat(writer="host/gpu-3", instance="19a8c-4f6d2b10", version="0.3.0", process=OWNER),
     "transition": Transition(
         **ME,
         at=AT,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec import UNSET, Struct, UnsetType
 
+from outfitter_proto.records.registrations import Owner
 from outfitter_proto.records.values import Utc
 
 
@@ -11,7 +12,8 @@ class Beat(Struct, frozen=True, kw_only=True, tag_field="type", tag="beat", gc=F
     """The commit loop of a writer's tenure lives: the record under the writer's name.
 
     `instance` and `version` are as in `ManagerIdentity`. `sweeps`: it also writes the dead letters of hosts without a
-    manager. `stopped_at`: when it stopped in order. Left out: it goes on. The record's append time says when it lived.
+    manager. `stopped_at`: when it stopped in order. Left out: it goes on. `process`: the manager's, if it watches
+    processes itself, so that others on its machine can see its end. The record's append time says when it lived.
     """
 
     writer: str
@@ -19,6 +21,7 @@ class Beat(Struct, frozen=True, kw_only=True, tag_field="type", tag="beat", gc=F
     version: str
     sweeps: bool = False
     stopped_at: Utc | UnsetType = UNSET
+    process: Owner | UnsetType = UNSET
 
     @property
     def key(self) -> str:

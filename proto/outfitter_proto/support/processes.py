@@ -136,6 +136,27 @@ def process_owner(pid: int | None = None) -> Owner | None:
     )
 
 
+def is_gone(process: Owner) -> bool | None:
+    """Whether a process has ended, as zombies have; None: it is of another machine or namespace, or is hidden."""
+    if (process.boot_id, process.pid_ns) != (boot_id(), pid_namespace()):
+        return None
+    try:
+        os.kill(process.pid, 0)
+    except ProcessLookupError:
+        return True
+    except (OSError, OverflowError):
+        pass  # it is somebody else's
+    try:
+        stat = Path(f"/proc/{process.pid}/stat").read_bytes()
+        state, *_ = stat.rpartition(b")")[2].split()
+        started = read_start_ticks(process.pid)
+    except (OSError, ValueError):
+        return None
+    clock = time_namespace()
+    same_clock = process.time_ns == (UNSET if clock is None else clock)
+    return state in (b"Z", b"X") or (same_clock and started != process.start_ticks)
+
+
 def survivors_of(owner: Owner | None, *, kill_after_s: float | UnsetType = UNSET) -> Survivors:
     """Processes that an owner leaves behind: those of its real user; of this process's, if it cannot be seen here."""
     uid = real_uid(owner.pid) if owner is not None and owner.pid_ns == pid_namespace() else None

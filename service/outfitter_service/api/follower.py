@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import anyio
@@ -34,11 +35,13 @@ from outfitter_proto.bus import (
 from outfitter_proto.bus.reading import FOLLOW_WAIT_S, MARKERS_WAIT_S
 from outfitter_proto.partitioning import partition_of
 from outfitter_proto.records import Note, Refresh, Transition
+from outfitter_proto.signs_of_life import SignsOfLife, follow_signs
 from outfitter_proto.support.backoff import Backoff
 from outfitter_service.api.model.fleet import Fleet, Step
 from outfitter_service.api.model.tail import Tail
 from outfitter_service.query import history_reader, ledger_view
 from outfitter_service.query.letters import ShownLetter
+from outfitter_service.query.unanswered import UnansweredMessages
 
 T = TypeVar("T")
 
@@ -150,6 +153,8 @@ class Follower:
         """Up to where the model has each partition of the ledger. A reader's position may be beyond."""
         self._failures: dict[tuple[str, int], str] = {}
         """Why a partition of a topic cannot be read now."""
+        self._signs = SignsOfLife()
+        self._unanswered = UnansweredMessages(bus, cluster)
 
     @property
     def fleet(self) -> Fleet | None:
@@ -209,6 +214,7 @@ class Follower:
         failure: BusError | None = None
         async with AsyncExitStack() as stack, anyio.create_task_group() as tasks:
             tails = self._start_tails(tasks, fleet, partitions)
+            signs_read = self._start_signs(tasks, partitions)
             try:
                 look = await self._restore(stack, fleet, partitions)
             except BusError as error:
@@ -220,9 +226,10 @@ class Follower:
                     tasks.start_soon(self._follow_ledger, partition, fleet, tasks.cancel_scope)
                 tasks.start_soon(self._look, look, shapes, fleet, tasks.cancel_scope)
             with anyio.move_on_after(TAILS_WITHIN_S):
-                for tail in tails:
-                    await tail.caught_up.wait()
+                for caught_up in (*(tail.caught_up for tail in tails), *signs_read):
+                    await caught_up.wait()
             if failure is None:
+                fleet.judge(self._signs, {}, announce=False)
                 self.fleet, self.condition = fleet, "serving"
                 log.info("the API has caught up", hosts=len(fleet.hosts), partitions=len(partitions))
         if failure is not None:
@@ -238,6 +245,16 @@ class Follower:
             tasks.start_soon(self._follow_tail, self._topics.history, partition, steps, scope)
             tasks.start_soon(self._follow_tail, self._topics.dead_letters, partition, letters, scope)
         return tails
+
+    def _start_signs(self, tasks: TaskGroup, partitions: Sequence[int]) -> list[anyio.Event]:
+        """Follow the managers' signs of life. The events are set once those of now are read."""
+        events: list[anyio.Event] = []
+        for partition in partitions:
+            caught_up = anyio.Event()
+            events.append(caught_up)
+            follow = partial(follow_signs, self._bus, self.cluster, partition, self._signs, caught_up=caught_up.set)
+            tasks.start_soon(follow)
+        return events
 
     async def _restore(self, stack: AsyncExitStack, fleet: Fleet, partitions: Sequence[int]) -> _Look:
         """Read the ledger up to its committed end, which is returned. The readers go on from there."""
@@ -350,6 +367,8 @@ class Follower:
                         return
                     self.as_of, earlier = reached.moment, look
                 self.outage = next(iter(self._failures.values()), None) or self._lateness(look.moment)
+                await self._unanswered.look(fleet.unserved())
+                fleet.judge(self._signs, self._unanswered.counts, announce=True)
             except BusError as error:
                 self.outage = str(error)
             await anyio.sleep(LOOK_EVERY_S)

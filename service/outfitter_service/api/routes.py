@@ -10,6 +10,7 @@ from msgspec import UNSET, Raw, UnsetType
 
 from outfitter_proto import __version__
 from outfitter_proto.records import Allocation, Host, ResourceInventory
+from outfitter_proto.signs_of_life import UNSERVED
 from outfitter_service.api import items
 from outfitter_service.api.follower import Follower
 from outfitter_service.api.model.fleet import (
@@ -274,14 +275,21 @@ def _is_step_chosen(step: Step, query: items.HistoryQuery, wanted: labels.Wanted
 
 
 def _host(fleet: Fleet, host: str) -> items.HostItem:
-    return fleet.once(host, "item", lambda: _host_of(fleet, host))
+    """What pages show of a host. A checkpoint of another instance changes whose life it is about, and no record of the
+    host."""
+    item = fleet.once(host, "item", lambda: _host_of(fleet, host))
+    verdict = fleet.life(host)
+    return item if (item.life, item.life_at) == (verdict.life, verdict.at) else _host_of(fleet, host)
 
 
 def _host_of(fleet: Fleet, host: str) -> items.HostItem:
-    record = fleet.ledger.hosts_record(host)
+    record, verdict = fleet.ledger.hosts_record(host), fleet.life(host)
     return items.HostItem(
         host=host,
-        managed=record is not None and record.manager.stopped_at is None,
+        managed=record is not None and verdict.life not in UNSERVED,
+        life=verdict.life.value,
+        life_at=verdict.at,
+        unanswered=fleet.unanswered.get(host),
         since=record.since if record is not None else None,
         manager=record.manager if record is not None else None,
         resources=_resources(record),

@@ -77,6 +77,8 @@ class LedgerView:
 
     def __init__(self) -> None:
         self._by_host: dict[str, _HostRecords] = {}
+        self.checkpoints: dict[str, Checkpoint] = {}
+        """The newest checkpoint of each writer."""
 
     def __contains__(self, host: str) -> bool:
         """Whether there is a record of the host."""
@@ -84,6 +86,9 @@ class LedgerView:
 
     def put(self, change: Change) -> None:
         """Replace an earlier record of the key."""
+        if isinstance(change.record, Checkpoint):
+            self.checkpoints[change.record.writer] = change.record
+            return
         host = keys.host_of(change.message.key or b"")
         if host is None:
             return
@@ -94,7 +99,7 @@ class LedgerView:
                 records.allocations[change.key] = Stored(change.record, change.message.value or b"")
                 records.held.put(change.key, change.record)
                 return
-            case Checkpoint() | None:
+            case None:
                 if not records.allocations and not records.others:
                     del self._by_host[host]
             case _:
@@ -240,7 +245,7 @@ async def read(bus: Bus, cluster: str, host: str | None = None) -> LedgerView:
     for change in (change for of_partition in changes for change in of_partition):
         if change.message.value is None:
             continue  # the key is deleted here; if its host was moved, another partition has its records
-        if host is None or is_about(change, host):
+        if host is None or is_about(change, host) or isinstance(change.record, Checkpoint):
             ledger.put(change)
     return ledger
 

@@ -5,17 +5,19 @@ What a page shows of a host is computed once for each change of the host. Each c
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
-from msgspec import Raw, Struct, structs
+from msgspec import UNSET, Raw, Struct, structs
 
 from outfitter_proto import keys
 from outfitter_proto.bus import Message
 from outfitter_proto.partitioning import partition_of
 from outfitter_proto.records import Checkpoint, DeadLetter, Note, Refresh, Transition
+from outfitter_proto.signs_of_life import UNKNOWN, UNSERVED, Life, SignsOfLife, Verdict, responsible, writers_of
 from outfitter_service.api.model.event_log import EventLog
 from outfitter_service.api.model.tail import Tail, TailItem, position_of
 from outfitter_service.query.device_lines import DeviceEntry, entries_of
@@ -69,6 +71,13 @@ class Fleet:
         """The ends of the registrations by partition."""
         self._ledger = LedgerView()
         self._checkpoints: dict[str, Checkpoint] = {}
+        """The newest checkpoint of each writer."""
+        self._seen_at: dict[str, float] = {}
+        """When the first checkpoint of each writer's instance came that says how often it says that it lives."""
+        self.unanswered: dict[str, int] = {}
+        """How many messages of hosts that nobody serves lie unanswered, as of the last `judge`."""
+        self._judged: dict[tuple[str, str], Verdict] = {}
+        """What is known of the managers, by writer and instance."""
         self._homes: dict[str, int] = {}
         """The partition that each key's record is from."""
         self._sorted_hosts: list[str] | None = None
@@ -94,6 +103,40 @@ class Fleet:
             WriterPosition(checkpoint=checkpoint, end=self.input_ends.get(checkpoint.input.partition))
             for _, checkpoint in sorted(self._checkpoints.items())
         ]
+
+    def life(self, host: str) -> Verdict:
+        """Whether a host's manager lives, as of the last `judge`."""
+        record, checkpoint = self._ledger.hosts_record(host), self._responsible(host)
+        if record is not None and record.manager.stopped_at is not None:
+            return Verdict(Life.STOPPED, record.manager.stopped_at)
+        return UNKNOWN if checkpoint is None else self._judged.get((checkpoint.writer, checkpoint.instance), UNKNOWN)
+
+    def unserved(self) -> dict[str, Checkpoint]:
+        """The hosts whose manager is stopped or dead, with its last checkpoint."""
+        checkpoints = {host: self._responsible(host) for host in self.hosts if self.life(host).life in UNSERVED}
+        return {host: checkpoint for host, checkpoint in checkpoints.items() if checkpoint is not None}
+
+    def judge(self, signs: SignsOfLife, unanswered: Mapping[str, int], *, announce: bool) -> None:
+        """Judge all managers anew, and with `announce` add an event for each host of which something has changed.
+        `unanswered`: how many messages lie unanswered, by host."""
+        before = {host: (self.life(host), self.unanswered.get(host)) for host in self.hosts}
+        self.unanswered = dict(unanswered)
+        self._judged = {
+            (writer, checkpoint.instance): signs.of(checkpoint, seen_at=self._seen_at[writer])
+            for writer, checkpoint in self._checkpoints.items()
+        }
+        for host, was in before.items():
+            life, count = self.life(host), self.unanswered.get(host)
+            if (life, count) != was:
+                self._cached[host] = {}
+                if announce:
+                    checkpoint = self._responsible(host)
+                    key = None if checkpoint is None else checkpoint.writer
+                    data = {"key": key, "host": host, "life": life.life, "life_at": life.at, "unanswered": count}
+                    self.events.add("manager", host, msgspec.json.encode(data))
+
+    def _responsible(self, host: str) -> Checkpoint | None:
+        return responsible(self._checkpoints, host, self.partitions)
 
     def allocations(self, host: str) -> list[Stored]:
         """The allocations of a host, by key."""
@@ -175,10 +218,12 @@ class Fleet:
         """Put a record in its place. False: it is not shown, or another partition has the key's record."""
         key, message = change.key, change.message
         if isinstance(change.record, Checkpoint):
-            if self.host is None or change.record.writer == keys.host_writer(self.host):
-                self._checkpoints[key] = change.record
+            if self.host is None or change.record.writer in writers_of(self.host, self.partitions):
+                self._note_checkpoint(change.record)
             return True
-        if self._checkpoints.pop(key, None) is not None:
+        writer = keys.writer_of(message.key or b"")
+        if writer is not None and self._checkpoints.pop(writer, None) is not None:
+            self._seen_at.pop(writer, None)
             return True
         host = keys.host_of(message.key or b"")
         if host is None or self.host not in {None, host}:
@@ -202,6 +247,12 @@ class Fleet:
         if is_known != was_known:
             self._sorted_hosts = None
         return True
+
+    def _note_checkpoint(self, checkpoint: Checkpoint) -> None:
+        before = self._checkpoints.get(checkpoint.writer)
+        self._checkpoints[checkpoint.writer] = checkpoint
+        if before is None or before.instance != checkpoint.instance or before.beat_s is UNSET:
+            self._seen_at[checkpoint.writer] = time.monotonic()  # it has said before that it lives
 
     def once(self, host: str, name: str, compute: Callable[[], T]) -> T:
         """What `compute` returns, computed once for each change of the host."""

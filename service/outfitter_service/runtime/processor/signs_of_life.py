@@ -16,7 +16,8 @@ from outfitter_proto import __version__
 from outfitter_proto.bus import BusError, BusUnavailableError, Entry
 from outfitter_proto.codec import encode
 from outfitter_proto.names import managers_topic
-from outfitter_proto.records import Beat, Utc
+from outfitter_proto.records import Beat, Owner, Utc
+from outfitter_proto.support.processes import process_owner
 from outfitter_service.runtime.input.assignment import Assignment
 from outfitter_service.runtime.instruments import Instruments
 
@@ -103,6 +104,13 @@ class SignsOfLife:
                 await self._send(stopped_at)
         self._instruments.silence.drop(self._assignment.identity.writer)
 
+    def _process(self) -> Owner | UnsetType:
+        """This process, if the identity says that the manager watches processes where it runs."""
+        identity, own = self._assignment.identity, process_owner()
+        if own is None or (own.boot_id, own.pid_ns) != (identity.boot_id, identity.pid_ns):
+            return UNSET
+        return own
+
     async def _send(self, stopped_at: Utc | UnsetType = UNSET) -> None:
         identity, metrics, silence = self._assignment.identity, self._instruments.metrics, self._instruments.silence
         beat = Beat(
@@ -111,6 +119,7 @@ class SignsOfLife:
             version=__version__,
             sweeps=self._sweeps(),
             stopped_at=stopped_at,
+            process=self._process(),
         )
         entry = Entry(beat.key.encode(), encode(beat))
         try:

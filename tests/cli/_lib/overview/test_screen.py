@@ -22,9 +22,27 @@ MINUTE = timedelta(minutes=1)
 HOSTILE = "\x1b[2J\nüñí漢字" * 40
 
 
-def host(name: str = "h", *, managed: bool = True, state: str = "ok", reason: str | None = None) -> HostItem:
+def host(
+    name: str = "h",
+    *,
+    managed: bool = True,
+    state: str = "ok",
+    reason: str | None = None,
+    life: Any = "unknown",
+    unanswered: int | None = None,
+) -> HostItem:
     summary = ResourceSummary(state=state, reason=reason, amount=1, sharing="exclusive", total=1, healthy=1)
-    return HostItem(host=name, managed=managed, since=NOW, manager=None, resources={"gpu": summary}, workers={})
+    return HostItem(
+        host=name,
+        managed=managed and life not in {"dead", "stopped"},
+        life=life,
+        life_at=NOW - 3 * MINUTE if life in {"dead", "stopped"} else None,
+        unanswered=unanswered,
+        since=NOW,
+        manager=None,
+        resources={"gpu": summary},
+        workers={},
+    )
 
 
 def device(
@@ -109,11 +127,23 @@ TROUBLES: dict[str, tuple[dict[str, Any], bool, str, str]] = {
         "h has no manager",
         "Workers with devices there: 1, waiting: 1.",
     ),
-    "stopped": (
-        {"hosts": [host(managed=False)]},
-        False,
-        "h has no manager, and nobody waits there",
-        "Stopped in order: h.",
+    "killed": (
+        {"hosts": [host(life="dead")]},
+        True,
+        "The manager of h was killed, or hangs  3m",
+        "Workers with devices there: 0, waiting: 0. Nobody answers before",
+    ),
+    "stopped, and a worker waits": (
+        {"hosts": [host(life="stopped")], "queue": [waiter()]},
+        True,
+        "h has no manager  3m",
+        "Workers with devices there: 0, waiting: 1.",
+    ),
+    "stopped, and messages wait": (
+        {"hosts": [host(life="stopped", unanswered=2)]},
+        True,
+        "h has no manager  3m",
+        "Workers with devices there: 0, waiting: 0, unanswered messages: 2.",
     ),
     "driver": (
         {"hosts": [host(state="driver-failed", reason="no nvidia-smi")]},
@@ -213,7 +243,7 @@ def test_the_urgent_troubles_and_the_worst_hosts_come_first() -> None:
         failed=[failed()],
     )
     assert [view.name for view in views_of(found)] == ["alone", "ill", "waits", "quiet"]
-    assert [trouble.urgent for trouble in troubles_of(found, views_of(found), NOW)] == [True, False, False]
+    assert [trouble.urgent for trouble in troubles_of(found, views_of(found), NOW)] == [True, False]
 
 
 def test_each_state_of_a_device_has_a_sign_of_its_own() -> None:
@@ -267,3 +297,9 @@ def test_it_fits_any_terminal_with_any_names_and_leaves_nothing_out_in_silence(
 )
 def test_each_part_gets_what_it_wants_or_its_fair_share(wanted: list[int], room: int, given: list[int]) -> None:
     assert screen.shares(wanted, room) == given
+
+
+def test_a_manager_that_stopped_in_order_is_shown_and_needs_nobody() -> None:
+    lines = shown(picture(hosts=[host(life="stopped")], devices=[device(holder="w")]))
+    assert lines[1] == "Nothing needs you."
+    assert "h  #  no manager: stopped" in lines

@@ -208,5 +208,5 @@ function earliest(ids) {
 /** The host that an event is about; undefined: none. A note of history has its writer as its key: `host/NAME`. */
 function hostOf({ data }) {
   const [first, second] = (data.key ?? "").split("/");
-  return data.record?.host ?? (first === "host" || first.startsWith("@") ? second : first);
+  return data.record?.host ?? data.host ?? (first === "host" || first.startsWith("@") ? second : first);
 }

@@ -9,6 +9,7 @@ const NEWEST = new Set(["pending", "preparing", "allocated"]); // no other run o
 const UNREPORTED = "its driver does not report it";
 const KEPT = 1000; // failed workers and refused messages that are kept
 const MOST_HOLDERS = 20; // of one device, as in the API's pages
+const UNSERVED = new Set(["stopped", "dead"]); // a manager of which nobody gets an answer
 const FAILING = new Set(["driver-failed", "misconfigured", "no-driver"]);
 
 export const isFailing = resource => FAILING.has(resource.state);
@@ -52,14 +53,21 @@ function completed(host) {
   for (const waiter of host.waiting) text.push(waiter.worker, labelsOf(waiter));
   const holding = Math.max(holders.size, most), users = holding + host.waiting.length;
   const failing = Object.values(host.resources ?? {}).filter(isFailing).length;
-  const unserved = host.managed ? 0 : users ? 1e6 : 1e3;
+  const unserved = host.managed ? 0 : isMissed({ ...host, users }) ? 1e6 : 1e3;
   const { unhealthy = 0, unknown = 0 } = counts;
   const weight = unserved + failing * 1e4 + unhealthy * 100 + unknown;
   return { ...host, counts, holding, users, weight, failing, text: [...text, ...holders].join("\n").toLowerCase() };
 }
 
+/** Whether somebody must start the manager. After an orderly stop that is so if messages or workers wait. */
+export function isMissed(host) {
+  if (host.life === "stopped") return Boolean(host.waiting.length || host.unanswered);
+  return !host.managed && (host.life === "dead" || host.users > 0);
+}
+
 const nameless = name => ({
-  name, managed: false, manager: null, since: null, resources: null, devices: [], waiting: [],
+  name, managed: false, life: "unknown", lifeAt: null, unanswered: null, manager: null, since: null, resources: null,
+  devices: [], waiting: [],
 });
 
 const isOf = (holder, worker, incarnation) => holder.worker === worker && holder.incarnation === incarnation;
@@ -84,8 +92,8 @@ export class Fleet {
   restore(hosts, devices, queue, failed, letters) {
     const parts = new Map();
     for (const item of hosts) {
-      const { host: name, managed, manager, since, resources } = item;
-      parts.set(name, { ...nameless(name), managed, manager, since, resources });
+      const { host: name, managed, life, life_at: lifeAt, unanswered, manager, since, resources } = item;
+      parts.set(name, { ...nameless(name), managed, life, lifeAt, unanswered, manager, since, resources });
     }
     const part = name => parts.get(name) ?? parts.set(name, nameless(name)).get(name);
     for (const device of devices) part(device.host).devices.push(device);
@@ -110,6 +118,7 @@ export class Fleet {
   apply({ kind, data }) {
     if (kind === "dead-letter") this.#addLetter(data);
     else if (kind === "allocation") this.#putAllocation(data.key, data.record);
+    else if (kind === "manager") this.#putLife(data);
     else if (kind === "host") this.#putHost(data.key.slice("@host/".length), data.record);
   }
 
@@ -138,6 +147,11 @@ export class Fleet {
     if (this.failed.size > KEPT) this.failed.delete(this.failed.keys().next().value);
   }
 
+  #putLife({ host: name, life, life_at: lifeAt, unanswered }) {
+    const host = this.hosts.get(name);
+    if (host) this.#put({ ...host, life, lifeAt, unanswered, managed: host.manager !== null && !UNSERVED.has(life) });
+  }
+
   #putHost(name, record) {
     const host = this.hosts.get(name) ?? nameless(name);
     const all = namesIn(Object.values(record?.resources ?? {})), devices = [], resources = {};
@@ -158,8 +172,8 @@ export class Fleet {
     const isGone = device => device.holders.length && !namesOf(device).some(each => listedNames.has(each));
     for (const device of oneEach(host.devices.filter(isGone))) devices.push(unlisted(device, short));
     const { manager = null, since = null } = record ?? {};
-    const managed = record !== null && !manager.stopped_at;
-    const next = { ...host, managed, manager, since, devices, resources: record && resources };
+    const { life, lifeAt } = lifeAfter(host, manager), managed = manager !== null && !UNSERVED.has(life);
+    const next = { ...host, managed, life, lifeAt, manager, since, devices, resources: record && resources };
     if (record === null && !devices.length && !host.waiting.length) this.hosts.delete(name);
     else this.#put(next);
   }
@@ -167,6 +181,13 @@ export class Fleet {
   #put(host) {
     this.hosts.set(host.name, completed(host));
   }
+}
+
+/** What is known of a manager's life once its host's record has come. Of another instance nothing is known yet. */
+function lifeAfter(host, manager) {
+  if (manager?.stopped_at) return { life: "stopped", lifeAt: manager.stopped_at };
+  const isSame = manager !== null && manager.instance === host.manager?.instance && host.life !== "stopped";
+  return isSame ? host : { life: "unknown", lifeAt: null };
 }
 
 /** The resources of which a host's record has no room for all devices. */

@@ -87,8 +87,12 @@ const holdersOf = device => device.holders.map((holder, n) => html`${n ? ", " : 
 function managerView(host, now) {
   const { manager } = host;
   if (!manager) return html`<p>No manager has ever served this host.</p>`;
-  if (manager.stopped_at)
-    return html`<p>No manager: it was stopped ${duration(now - Date.parse(manager.stopped_at))} ago. Start
+  if (host.life === "stopped")
+    return html`<p>No manager: it was stopped ${duration(now - Date.parse(host.lifeAt))} ago. Start
+      <code>outfitter serve</code> there.</p>`;
+  if (host.life === "dead")
+    return html`<p>Its manager was killed, or hangs: ${host.lifeAt
+      ? html`last heard ${duration(now - Date.parse(host.lifeAt))} ago` : "not heard for minutes"}. Start
       <code>outfitter serve</code> there.</p>`;
   return html`<p>Managed for ${duration(now - Date.parse(manager.since))} by Outfitter ${manager.version}.</p>`;
 }

@@ -2,7 +2,7 @@
 import { html, nothing } from "./vendor/lit-html.js";
 import { guard } from "./vendor/directives/guard.js";
 import { repeat } from "./vendor/directives/repeat.js";
-import { STATES, stateOf } from "./fleet.js";
+import { STATES, isMissed, stateOf } from "./fleet.js";
 import { addressOf, cell, count, number } from "./words.js";
 
 const MOST_CELLS = 64;
@@ -23,11 +23,13 @@ export function countsOf(fleet) {
   return counts;
 }
 
+const UNSERVED = { dead: "no manager (killed, or hangs)", stopped: "no manager (stopped)" };
+
 /** What a tile says to those who do not see it: its name first. */
 function labelOf(host) {
   const parts = STATES.filter(state => host.counts[state]).map(state => `${host.counts[state]} ${state}`);
   if (host.failing) parts.unshift(`${count(host.failing, "resource")} failing`);
-  if (!host.managed) parts.unshift("no manager");
+  if (!host.managed) parts.unshift(UNSERVED[host.life] ?? "no manager");
   if (host.waiting.length) parts.push(`${host.waiting.length} waiting`);
   return `${host.name}: ${parts.join(", ") || "no devices"}`;
 }
@@ -42,7 +44,7 @@ function cellsOf(host) {
 }
 
 function tile(host, isOpen, hasTab) {
-  const isBad = host.managed ? host.counts.unhealthy || host.failing : host.users;
+  const isBad = host.managed ? host.counts.unhealthy || host.failing : isMissed(host);
   const kind = `${host.managed ? "" : "unmanaged"} ${isBad ? "bad" : ""}`;
   return html`<a class="host ${kind}" href=${addressOf("host", host.name)} data-host=${host.name}
     aria-label=${labelOf(host)} aria-current=${isOpen ? "true" : nothing} tabindex=${hasTab ? 0 : -1}

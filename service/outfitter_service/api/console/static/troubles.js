@@ -1,5 +1,5 @@
 // What needs a person, worst first, and who waits: one entry for all that have one cause.
-import { isFailing, stateOf } from "./fleet.js";
+import { isFailing, isMissed, stateOf } from "./fleet.js";
 import { addressOf, amounts, count, some } from "./words.js";
 
 const MINUTE_MS = 60 * 1000, RECENT_MS = 60 * MINUTE_MS;
@@ -13,7 +13,8 @@ export function troublesOf(fleet, feed, now) {
   const found = [
     ...lentTwice(hosts),
     ...outage(feed),
-    ...withoutManager(hosts.filter(host => !host.managed && host.users)),
+    ...killed(hosts.filter(host => host.life === "dead")),
+    ...withoutManager(hosts.filter(host => host.life !== "dead" && isMissed(host))),
     ...failingDrivers(hosts),
     ...unhealthy(hosts.filter(host => host.counts.unhealthy)),
     ...infeasible(hosts),
@@ -24,7 +25,6 @@ export function troublesOf(fleet, feed, now) {
     ...unheard(hosts),
     ...failed(fleet, now),
     ...refused(fleet, now),
-    ...stopped(hosts.filter(host => !host.managed && !host.users)),
   ];
   return found.map(trouble => ({ since: null, ...trouble })).sort((a, b) => b.urgent - a.urgent);
 }
@@ -60,22 +60,42 @@ function outage({ outage: reason }) {
   return [{ urgent: true, title: "The API cannot read the bus", text }];
 }
 
+function killed(hosts) {
+  if (!hosts.length) return [];
+  const heard = hosts.map(host => host.lifeAt).filter(Boolean);
+  return [{
+    urgent: true,
+    title: `The manager of ${where(hosts)} was killed, or hangs`,
+    text: `${affected(hosts)}Nobody answers before \`outfitter serve\` runs again`
+      + `${hosts.length === 1 ? "" : `: ${names(hosts)}`}.`,
+    since: heard.length ? oldest(heard) : null,
+    ...atFirst(hosts),
+  }];
+}
+
 function withoutManager(hosts) {
   if (!hosts.length) return [];
-  const holders = total(hosts, host => host.holding), waiters = total(hosts, host => host.waiting.length);
-  const stopped = hosts.map(host => host.manager?.stopped_at).filter(Boolean);
-  const parts = [
-    holders ? `${count(holders, "worker")} there ${holders === 1 ? "keeps" : "keep"} devices` : "",
-    waiters ? `${count(waiters, "worker")} ${waiters === 1 ? "waits" : "wait"}` : "",
-  ];
+  const stopped = hosts.map(host => host.lifeAt).filter(Boolean);
   return [{
     urgent: true,
     title: `${where(hosts)} ${hosts.length === 1 ? "has" : "have"} no manager`,
-    text: `${parts.filter(Boolean).join(", and ")}. Nobody answers before \`outfitter serve\` runs again`
+    text: `${affected(hosts)}Nobody answers before \`outfitter serve\` runs again`
       + `${hosts.length === 1 ? "" : `: ${names(hosts)}`}.`,
     since: stopped.length ? oldest(stopped) : null,
     ...atFirst(hosts),
   }];
+}
+
+/** Who feels that nobody answers on these hosts, as a sentence before others; nothing if nobody does. */
+function affected(hosts) {
+  const holders = total(hosts, host => host.holding), waiters = total(hosts, host => host.waiting.length);
+  const messages = total(hosts, host => host.unanswered ?? 0);
+  const parts = [
+    holders ? `${count(holders, "worker")} there ${holders === 1 ? "keeps" : "keep"} devices` : "",
+    waiters ? `${count(waiters, "worker")} ${waiters === 1 ? "waits" : "wait"}` : "",
+    messages ? `${count(messages, "message")} ${messages === 1 ? "lies" : "lie"} unanswered` : "",
+  ].filter(Boolean);
+  return parts.length ? `${parts.join(", and ")}. ` : "";
 }
 
 const FAILURES = {
@@ -247,16 +267,6 @@ function refused(fleet, now) {
     title: `${count(recent.length, "message")} ${recent.length === 1 ? "was" : "were"} refused in the last hour`,
     text: `The last: ${sentence(last.reason)}\`outfitter dead-letters\` shows them whole.`,
     since: Date.parse(last.at),
-  }];
-}
-
-function stopped(hosts) {
-  if (!hosts.length) return [];
-  return [{
-    urgent: false,
-    title: `${where(hosts)} ${hosts.length === 1 ? "has" : "have"} no manager, and nobody waits there`,
-    text: `${hosts.length === 1 ? "Its manager was" : `${names(hosts)}: the managers were`} stopped in order.`,
-    ...atFirst(hosts),
   }];
 }
 

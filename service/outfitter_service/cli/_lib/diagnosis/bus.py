@@ -147,10 +147,15 @@ def _where(machine: Machine) -> Connection | None:
 def _elsewhere(where: Connection) -> Iterator[Finding]:
     """What the ledger says of this host's manager."""
     from outfitter_service.query import ledger_view
+    from outfitter_service.query.managers import UnservedHost, unserved
     from outfitter_service.runtime.identity import machine_id
 
+    async def read(bus: Bus) -> tuple[ledger_view.LedgerView, list[UnservedHost]]:
+        ledger = await ledger_view.read(bus, where.cluster, where.host)
+        return ledger, await unserved(bus, where.cluster, ledger, where.host)
+
     try:
-        ledger = _asked(where, lambda bus: ledger_view.read(bus, where.cluster, where.host))
+        ledger, found = _asked(where, read)
     except (MissingBusError, UnknownTopicError):  # nobody has served anybody there
         return
     except BusError:
@@ -159,6 +164,11 @@ def _elsewhere(where: Connection) -> Iterator[Finding]:
     record, here = ledger.hosts_record(where.host), machine_id()
     if record is None or record.manager.stopped_at is not None:
         return
+    if found:
+        at = found[0].verdict.at
+        heard = "for more than 3 minutes" if at is None else f"since {at:%Y-%m-%dT%H:%M:%SZ}"
+        seen = f"the manager of host {where.host!r} was killed, or hangs: it was not heard {heard}"
+        yield Finding(Verdict.WARNING, seen, "start it again; the end of its log, or the kernel's, says why it ended")
     there = record.manager.machine_id
     if None not in (here, there) and here != there:
         remedy = (

@@ -125,9 +125,12 @@ def _fleet(views: Sequence[HostView], width: int) -> Iterator[Text]:
         yield line
 
 
+_UNSERVED = {"dead": "no manager: killed", "stopped": "no manager: stopped"}
+
+
 def _remark(view: HostView) -> str:
     """What a host's signs do not say."""
-    said = [] if view.item.managed else ["no manager"]
+    said = [] if view.item.managed else [_UNSERVED.get(view.item.life, "no manager")]
     said += [f"{name} fails" for name in view.failing]
     if view.waiting:
         said.append(f"{len(view.waiting)} wait")

@@ -63,23 +63,34 @@ def _outage(picture: Picture, _views: Sequence[HostView], _now: datetime) -> Ite
         )
 
 
+def _killed(_picture: Picture, views: Sequence[HostView], _now: datetime) -> Iterator[Trouble]:
+    if dead := [view for view in views if view.item.life == "dead"]:
+        heard = [view.item.life_at for view in dead if view.item.life_at is not None]
+        yield Trouble(
+            urgent=True,
+            title=f"The manager of {_where(dead)} was killed, or hangs",
+            text=f"{_affected(dead)} Nobody answers before `outfitter serve` runs again: {_names(dead)}.",
+            since=min(heard, default=None),
+        )
+
+
 def _without_manager(_picture: Picture, views: Sequence[HostView], _now: datetime) -> Iterator[Trouble]:
-    hosts = [view for view in views if not view.item.managed]
-    missed = [view for view in hosts if view.holders or view.waiting]
+    missed = [view for view in views if view.is_missed and view.item.life != "dead"]
     if missed:
-        holders, waiters = sum(view.holding for view in missed), sum(len(view.waiting) for view in missed)
+        stopped = [view.item.life_at for view in missed if view.item.life_at is not None]
         yield Trouble(
             urgent=True,
             title=f"{_where(missed)} {_verb(missed, 'has', 'have')} no manager",
-            text=f"Workers with devices there: {holders}, waiting: {waiters}. "
-            f"Nobody answers before `outfitter serve` runs again: {_names(missed)}.",
+            text=f"{_affected(missed)} Nobody answers before `outfitter serve` runs again: {_names(missed)}.",
+            since=min(stopped, default=None),
         )
-    if idle := [view for view in hosts if view not in missed]:
-        yield Trouble(
-            urgent=False,
-            title=f"{_where(idle)} {_verb(idle, 'has', 'have')} no manager, and nobody waits there",
-            text=f"Stopped in order: {_names(idle)}.",
-        )
+
+
+def _affected(views: Sequence[HostView]) -> str:
+    holders, waiters = sum(view.holding for view in views), sum(len(view.waiting) for view in views)
+    unanswered = sum(view.item.unanswered or 0 for view in views)
+    messages = f", unanswered messages: {unanswered}" if unanswered else ""
+    return f"Workers with devices there: {holders}, waiting: {waiters}{messages}."
 
 
 _REMEDIES = {
@@ -219,6 +230,7 @@ def _refused(picture: Picture, _views: Sequence[HostView], now: datetime) -> Ite
 _LOOKS: tuple[Callable[[Picture, Sequence[HostView], datetime], Iterable[Trouble]], ...] = (
     _lent_twice,
     _outage,
+    _killed,
     _without_manager,
     _failing_drivers,
     _ill_devices,

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from outfitter_service.config import Connection
     from outfitter_service.query import labels
     from outfitter_service.query.ledger_view import LedgerView, Stored
+    from outfitter_service.query.managers import UnservedHost
 
 OVER_SHOWN = 20
 """How many ended or failed allocations are shown: the last ones. All live ones are shown."""
@@ -51,7 +52,8 @@ def status(
     Live workers come first, then those that ended or failed, the last ones first.
 
     With --json: an array of their allocation records as on the bus, in the order of registrations. Standard error names
-    hosts that workers ask for and that no manager serves, and counts the unroutable messages of the last hour.
+    hosts whose manager was killed, or is stopped while workers or messages wait. It names hosts that workers ask for
+    and that no manager serves, and counts the unroutable messages of the last hour.
     """
     import anyio
 
@@ -62,6 +64,7 @@ def status(
     async def read() -> ledger_view.LedgerView:
         async with ledger_view.opened(where) as bus:
             ledger = await ledger_view.read(bus, where.cluster, host)
+            await _warn_of_managers(bus, where.cluster, ledger, host)
             await _warn_of_unserved(bus, where.cluster, ledger, host)
             return ledger
 
@@ -114,6 +117,37 @@ def _no_worker_text(ledger: LedgerView, host: str | None, *, is_filtered: bool) 
     if host is not None and host not in ledger.hosts:
         return f"host {host!r} is unknown: it has no manager, and never had one"
     return "no worker matches" if is_filtered else "no workers"
+
+
+async def _warn_of_managers(bus: Bus, cluster: str, ledger: LedgerView, host: str | None) -> None:
+    from outfitter_proto.bus import BusError
+    from outfitter_service.query import managers
+
+    try:
+        found = await managers.unserved(bus, cluster, ledger, host)
+    except BusError as error:
+        warn(f"cannot tell which managers live: {error}")
+        return
+    for unserved in found:
+        if unserved.is_missed:
+            warn(f"{manager_in_words(unserved)}. Start one with `outfitter serve --host {unserved.host}`")
+
+
+def manager_in_words(unserved: UnservedHost) -> str:
+    """What has become of the manager of a host, and who waits for it."""
+    from outfitter_proto.signs_of_life import Life
+
+    life, at = unserved.verdict.life, unserved.verdict.at
+    ago = None if at is None else f"{output.age((datetime.now(UTC) - at).total_seconds())} ago"
+    waiting = [f"{unserved.waiting} of its workers wait"] if unserved.waiting else []
+    if unserved.unanswered:
+        waiting.append(f"{unserved.unanswered} messages lie unanswered")
+    said = (
+        f"was killed, or hangs: last heard {ago or 'more than 3 minutes ago'}"
+        if life is Life.DEAD
+        else f"was stopped {ago}"
+    )
+    return "; ".join([f"the manager of host {unserved.host!r} {said}", *waiting])
 
 
 async def _warn_of_unserved(bus: Bus, cluster: str, ledger: LedgerView, host: str | None) -> None:

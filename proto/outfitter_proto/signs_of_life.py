@@ -1,0 +1,255 @@
+"""Judges whether a manager lives, by its signs of life on the bus (`Beat`). Whoever shows or uses that judges here.
+
+Its writer's checkpoint says how often signs come. A writer whose last one is three intervals old counts as dead, also
+for a reader that has just begun and finds none. A writer that promises none is unknown.
+
+- The age of a sign goes by the newest sign of any manager, else by the reader's clock.
+- Silence counts only while the topic can be read. Whoever could not read it waits three intervals first, so that no
+  outage of the bus is blamed on managers.
+- Signs of another instance than the checkpoint's do not count.
+- A sign names the manager's process. Where the reader can see that this process is gone, nothing is waited for.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import NamedTuple
+
+import anyio
+from msgspec import UNSET, Struct
+
+from outfitter_proto import codec, keys
+from outfitter_proto.bus.port import Bus, BusError, Message
+from outfitter_proto.bus.reading import fetch_what_is_left, read_to
+from outfitter_proto.names import managers_topic
+from outfitter_proto.partitioning import partition_of
+from outfitter_proto.records import Beat, Checkpoint, ManagerIdentity
+from outfitter_proto.support.backoff import Backoff
+from outfitter_proto.support.processes import boot_id, is_gone, pid_namespace
+
+MISSED = 3
+"""So many intervals without a sign mean that a writer is dead."""
+WINDOW_MS = 180_000
+"""How far back a reader begins: three of the longest intervals."""
+FOLLOW_WAIT_S = 1.0
+"""Time limit of one fetch while a reader waits for signs."""
+MOST = 50_000
+"""Most managers whose signs are remembered: the last ones."""
+BACKOFF_S = (0.5, 10.0)
+"""The first and the longest delay between attempts to read the topic."""
+
+
+class Life(StrEnum):
+    """What is known of a manager. `unknown`: it promises no signs, or they cannot be read."""
+
+    LIVES = "lives"
+    STOPPED = "stopped"
+    DEAD = "dead"
+    UNKNOWN = "unknown"
+
+
+UNSERVED = frozenset({Life.STOPPED, Life.DEAD})
+"""Nobody answers."""
+
+
+class Verdict(Struct, frozen=True):
+    """`at`: since when it is stopped, or when a dead one was last heard; None: that is not known."""
+
+    life: Life
+    at: datetime | None = None
+
+
+UNKNOWN = Verdict(Life.UNKNOWN)
+
+
+class _Heard(NamedTuple):
+    ms: int
+    beat: Beat
+
+
+class SignsOfLife:
+    """The signs that were read, and how long silence has lasted."""
+
+    def __init__(
+        self,
+        *,
+        now_ms: Callable[[], float] = lambda: time.time() * 1000,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.now_ms = now_ms
+        self.monotonic = monotonic
+        self._heard: dict[tuple[str, str], _Heard] = {}
+        self._newest_ms = 0
+        self._clock = now_ms(), monotonic()
+        """A time of the bus, as far as known, and when it was."""
+        self._since: dict[int, float] = {}
+        """From when on silence counts, of each partition that can be read."""
+        self._as_of: dict[int, float] = {}
+        """Up to when each partition has been read."""
+        self._dead: dict[tuple[str, str], Verdict] = {}
+        self._here = boot_id(), pid_namespace()
+
+    # --- reading ---
+
+    def add(self, message: Message, *, live: bool = False) -> None:
+        """Add a record of the topic. `live`: the bus has just taken it, so its time is the bus's time now."""
+        if message.value is None or message.unreadable is not None:
+            return
+        try:
+            beat = codec.decode_beat(message.value, key=message.key)
+        except codec.WireError:
+            return  # of a later version, or somebody else's
+        key = beat.writer, beat.instance
+        self._dead.pop(key, None)
+        self._heard.pop(key, None)
+        self._heard[key] = _Heard(message.timestamp_ms, beat)  # the last one in the order of the dictionary
+        if len(self._heard) > MOST:
+            forgotten = next(iter(self._heard))
+            del self._heard[forgotten]
+            self._dead.pop(forgotten, None)
+        self._newest_ms = max(self._newest_ms, message.timestamp_ms)
+        if live:
+            self._clock = message.timestamp_ms, self.monotonic()
+
+    def has_read(self, partition: int, as_of: float) -> None:
+        """A partition was read to its end, as it was at this moment of the monotonic clock."""
+        self._since.setdefault(partition, -math.inf)
+        self._since[partition] = min(self._since[partition], as_of)
+        self._as_of[partition] = as_of
+
+    def could_not_read(self, partition: int) -> None:
+        """A partition cannot be read now. Managers may be just as little able to write there."""
+        self._since[partition] = math.inf
+
+    # --- judging ---
+
+    def of(self, checkpoint: Checkpoint, *, seen_at: float = -math.inf) -> Verdict:
+        """Whether the writer of this checkpoint lives. `seen_at`: when the reader first saw a checkpoint of this
+        instance, if it had begun to read signs before. See `judge`, which also knows what the host's record says."""
+        if checkpoint.beat_s is UNSET:
+            return UNKNOWN
+        key, partition = (checkpoint.writer, checkpoint.instance), checkpoint.input.partition
+        heard = self._heard.get(key)
+        if heard is not None and heard.beat.stopped_at is not UNSET:
+            return Verdict(Life.STOPPED, heard.beat.stopped_at)
+        if key in self._dead:
+            return self._dead[key]
+        if heard is not None and self._is_gone(heard) is True:
+            return self._dead.setdefault(key, _dead(heard))
+        if partition not in self._as_of or self._since[partition] == math.inf:
+            return UNKNOWN
+        silence_ms = MISSED * checkpoint.beat_s * 1000
+        if heard is not None and self._now_ms(partition, silence_ms) - heard.ms < silence_ms:
+            return Verdict(Life.LIVES)
+        if (self._as_of[partition] - self._since[partition]) * 1000 < silence_ms:
+            return UNKNOWN
+        if heard is None and self._as_of[partition] < seen_at:
+            return UNKNOWN  # its first sign was not read yet
+        verdict = _dead(heard)
+        if heard is not None:  # else the writer's first sign may still come, and is not looked for here
+            self._dead[key] = verdict
+        return verdict
+
+    def runs_here(self, checkpoint: Checkpoint) -> bool:
+        """Whether the process of this checkpoint's writer is known to run on this machine."""
+        heard = self._heard.get((checkpoint.writer, checkpoint.instance))
+        return heard is not None and self._is_gone(heard) is False
+
+    def _is_gone(self, heard: _Heard) -> bool | None:
+        process = heard.beat.process
+        if process is UNSET or (process.boot_id, process.pid_ns) != self._here:
+            return None
+        return is_gone(process)
+
+    def _now_ms(self, partition: int, silence_ms: float) -> float:
+        """The time of the bus up to which a partition was read: that of the newest sign, unless all are silent."""
+        then_ms, then = self._clock
+        now_ms = then_ms + (self._as_of[partition] - then) * 1000
+        return self._newest_ms if now_ms - self._newest_ms < silence_ms else now_ms
+
+
+def _dead(heard: _Heard | None) -> Verdict:
+    return Verdict(Life.DEAD, None if heard is None else datetime.fromtimestamp(heard.ms / 1000, UTC))
+
+
+def judge(signs: SignsOfLife, checkpoint: Checkpoint | None, manager: ManagerIdentity | None) -> Verdict:
+    """Whether a host's manager lives. `checkpoint`: of the writer that answers for the host (`responsible`).
+    `manager`: by the host's record."""
+    if manager is not None and manager.stopped_at is not None:
+        return Verdict(Life.STOPPED, manager.stopped_at)
+    return UNKNOWN if checkpoint is None else signs.of(checkpoint)
+
+
+def writers_of(host: str, partitions: int) -> tuple[str, str]:
+    """The writers that may answer for a host: in host scope and in cluster scope."""
+    return keys.host_writer(host), keys.partition_writer(partition_of(host, partitions))
+
+
+def responsible(checkpoints: Mapping[str, Checkpoint], host: str, partitions: int) -> Checkpoint | None:
+    """The checkpoint, among these by writer, of the manager that answers for a host."""
+    found = [checkpoints[writer] for writer in writers_of(host, partitions) if writer in checkpoints]
+    return max(found, key=lambda checkpoint: checkpoint.at, default=None)
+
+
+# --- from the bus ---
+
+
+async def read_signs(bus: Bus, cluster: str, partitions: Iterable[int]) -> SignsOfLife:
+    """The signs of now in these partitions. Read the checkpoints before: later ones are of managers that these signs do
+    not know. A partition that cannot be read, or is not there, tells nothing. Raises nothing."""
+    signs = SignsOfLife()
+    async with anyio.create_task_group() as tasks:
+        for partition in partitions:
+            tasks.start_soon(_read, bus, managers_topic(cluster), partition, signs)
+    return signs
+
+
+async def _read(bus: Bus, topic: str, partition: int, signs: SignsOfLife) -> None:
+    try:
+        as_of = signs.monotonic()
+        start, end = await _bounds(bus, topic, partition, signs)
+        async with await bus.open_reader(topic, partition, start=start, committed=False) as reader:
+            async for messages in read_to(reader, end):
+                for message in messages:
+                    signs.add(message)
+    except BusError:
+        signs.could_not_read(partition)
+    else:
+        signs.has_read(partition, as_of)
+
+
+async def _bounds(bus: Bus, topic: str, partition: int, signs: SignsOfLife) -> tuple[int, int]:
+    """The offset of three minutes ago, and the end."""
+    start = await bus.offset_at(topic, partition, int(signs.now_ms()) - WINDOW_MS)
+    _, end = await bus.offsets(topic, partition)
+    return start, end
+
+
+async def follow_signs(
+    bus: Bus, cluster: str, partition: int, signs: SignsOfLife, *, caught_up: Callable[[], object] = lambda: None
+) -> None:
+    """Add the signs of a partition as they come, until cancelled. `caught_up` is called once the signs of now are
+    added, or cannot be read."""
+    backoff, topic = Backoff(*BACKOFF_S), managers_topic(cluster)
+    while True:
+        try:
+            start, end = await _bounds(bus, topic, partition, signs)
+            async with await bus.open_reader(topic, partition, start=start, committed=False) as reader:
+                # An answer may be as old as the beginning of the fetch before the one that gave it: readers prefetch.
+                before = begun = signs.monotonic()
+                while True:
+                    before, begun = begun, signs.monotonic()
+                    for message in await fetch_what_is_left(reader, timeout=FOLLOW_WAIT_S):
+                        signs.add(message, live=message.offset >= end)
+                    if reader.position >= end and reader.has_answered:
+                        signs.has_read(partition, before)
+                        backoff.reset()
+                        caught_up()
+        except BusError:  # also where the topic or a right is missing: they may come
+            signs.could_not_read(partition)
+        caught_up()
+        await anyio.sleep(backoff.next_delay())

@@ -1,0 +1,109 @@
+"""A manager that was killed, hangs or stopped, as people see it: on both buses, from outside."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.kafka.broker import KafkaBroker
+from support.managers.api import Api, running
+from support.managers.process import Manager, StartManager, serving_on
+
+pytestmark = pytest.mark.slow
+
+OFTEN = {"OUTFITTER_BEAT_INTERVAL": "5s"}
+WITHIN_S = 90.0
+
+
+@pytest.fixture(params=["embedded", pytest.param("kafka", marks=pytest.mark.kafka)])
+def served(request: pytest.FixtureRequest, start_manager: StartManager, tmp_path: Path) -> Iterator[Manager]:
+    """A manager on a bus of each kind."""
+    if request.param == "embedded":
+        yield start_manager(gpus=1, variables=OFTEN)
+        return
+    broker = request.getfixturevalue("kafka_broker")
+    with serving_on(broker, tmp_path / "m", cluster=KafkaBroker.new_cluster(), variables=OFTEN) as manager:
+        yield manager
+
+
+@pytest.fixture
+def api(served: Manager, tmp_path: Path) -> Iterator[Api]:
+    with running(tmp_path, served.bus_url, "--cluster", served.cluster) as api:
+        served.wait_for(lambda: api.is_ready)
+        served.wait_for(lambda: host_of(api)["life"] == "lives", timeout=WITHIN_S)
+        yield api
+
+
+def host_of(api: Api) -> dict[str, Any]:
+    status, body = api.get("/api/v1/hosts")
+    assert status == 200, body
+    [item] = body["items"]
+    return dict(item)
+
+
+def judged(manager: Manager, api: Api, life: str) -> dict[str, Any]:
+    manager.wait_for(lambda: host_of(api)["life"] == life, timeout=WITHIN_S)
+    return host_of(api)
+
+
+def warnings(manager: Manager) -> str:
+    done = manager.outfitter("status")
+    assert done.returncode == 0
+    return done.stderr
+
+
+def test_who_was_killed_is_seen_by_everybody_until_it_runs_again(served: Manager, api: Api) -> None:
+    assert "manager" not in warnings(served)
+    served.kill9()
+    host = judged(served, api, "dead")
+    assert (host["managed"], host["manager"]["stopped_at"]) == (False, None)
+    assert host["life_at"] is not None
+    assert f"the manager of host '{served.host}' was killed, or hangs: last heard " in warnings(served)
+    top = served.outfitter("top", "--once").stdout
+    assert f"The manager of {served.host} was killed, or hangs" in top
+    doctor = json.loads(served.outfitter("doctor", "--json").stdout)
+    [managers] = [check for check in doctor["checks"] if check["check"] == "managers"]
+    assert any("was killed, or hangs: it was not heard since" in finding["seen"] for finding in managers["findings"])
+    served.start()
+    host = judged(served, api, "lives")
+    assert host["managed"]
+    assert "was killed" not in warnings(served)
+
+
+def test_who_hangs_is_dead_and_lives_again_when_it_goes_on(served: Manager, api: Api) -> None:
+    served.signal(signal.SIGSTOP)
+    try:
+        assert judged(served, api, "dead")["managed"] is False
+    finally:
+        served.signal(signal.SIGCONT)
+    assert judged(served, api, "lives")["managed"] is True
+
+
+def test_who_stopped_in_order_is_stopped_and_missed_only_once_somebody_asks_for_it(served: Manager, api: Api) -> None:
+    served.stop()
+    host = judged(served, api, "stopped")
+    assert (host["managed"], host["life_at"]) == (False, host["manager"]["stopped_at"])
+    served.wait_for(lambda: host_of(api)["unanswered"] == 0)
+    assert "was stopped" not in warnings(served)
+    served.outfitter("register", "--worker", "late", "--resource", "gpu=1")
+    served.wait_for(lambda: host_of(api)["unanswered"] == 1)
+    assert "; 1 messages lie unanswered" in warnings(served)
+
+
+def test_a_sign_that_changes_nothing_is_no_event_and_changes_no_answer(served: Manager, api: Api) -> None:
+    def sent() -> float:
+        return served.metric("outfitter_signs_of_life_total", outcome="ok") or 0
+
+    def seen() -> list[Any]:
+        return [api.get(f"/api/v1/{name}")[1] for name in ("hosts", "devices", "workers")]
+
+    served.wait_for(lambda: host_of(api)["life"] == "lives")
+    before, last, begun = seen(), api.get("/api/v1/status")[1]["event_id"], sent()
+    served.wait_for(lambda: sent() >= begun + 2, timeout=WITHIN_S)
+    assert seen() == before
+    assert api.get("/api/v1/status")[1]["event_id"] == last
