@@ -90,6 +90,8 @@ def decode_registration(
     what = "registration"
     if value is None:
         raise WireError(what, "the message has no body; a JSON object is needed")
+    if not value:
+        raise WireError(what, "the message is empty; a JSON object is needed")
     if len(value) > MAX_MESSAGE_BYTES:
         raise WireError(what, f"{len(value)} bytes; at most {MAX_MESSAGE_BYTES} are read")
     try:

@@ -265,3 +265,8 @@ def test_of_a_key_given_twice_the_last_one_counts() -> None:
     """As in nearly every JSON reader; what counts is that all readers of ours agree."""
     message = codec.decode_registration(b'{"host":"a",' + HEAD.encode()[1:] + b"}")
     assert message.host == "gpu-3"
+
+
+def test_an_empty_message_is_called_empty() -> None:
+    with pytest.raises(codec.WireError, match="the message is empty; a JSON object is needed"):
+        codec.decode_registration(b"")

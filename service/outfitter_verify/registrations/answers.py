@@ -283,8 +283,11 @@ class Answers:
 
     def _letter(self, record: Record) -> None:
         self._findings.counts["dead letters"] += 1
+        if record.value is None:
+            self._damaged(record, "somebody wrote a tombstone there, which deletes a dead letter: no manager does so")
+            return
         try:
-            body = wire.parse(record.value or b"")
+            body = wire.parse(record.value)
             source = body["source"]
             place = f"{source['topic']}/{source['partition']}/{source['offset']}"
             offset, writer = int(source["offset"]), str(body["writer"])

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from outfitter_proto.bus import Bus, BusAccessError, BusAuthorizationError, BusUnavailableError, Obstacle, Right
+from outfitter_proto.bus import (
+    Bus,
+    BusAccessError,
+    BusAuthorizationError,
+    BusUnavailableError,
+    Obstacle,
+    Right,
+    UnknownTopicError,
+)
 from outfitter_proto.keys import host_writer, partition_writer
 from outfitter_proto.names import managers_group, sweepers_group, topics, transactional_id
 from outfitter_proto.support.causes import side_by_side
@@ -52,11 +60,16 @@ async def refuse_unreadable(where: Connection) -> None:
         async with side_by_side() as tasks:
             for name, shape in written.items():
                 for partition in range(shape.partitions):
-                    tasks.start_soon(_wait_until_decided, bus, name, partition)
+                    tasks.start_soon(refuse_undecided, bus, name, partition)
 
 
-async def _wait_until_decided(bus: Bus, topic: str, partition: int) -> None:
-    with suppress(BusAccessError):
+async def refuse_undecided(bus: Bus, topic: str, partition: int) -> None:
+    """Refuse a partition in which a transaction stays open, so that nobody can read what follows.
+
+    Raises:
+        BusUnavailableError: one stays open; the message says whose, and how to end it.
+    """
+    with suppress(BusAccessError, UnknownTopicError):
         await bus.stable_end(topic, partition)
 
 

@@ -17,6 +17,7 @@ from msgspec import structs
 from outfitter_proto import names
 from outfitter_proto.bus import Entry, connect
 from outfitter_proto.records import DeadLetter, MessageSource
+from outfitter_service.cli.commands.view import dead_letters
 from outfitter_service.query.letters import shown
 from support.managers.process import OUTFITTER, Manager, StartManager, files_config
 
@@ -262,3 +263,16 @@ def test_completing_after_an_unknown_word_is_no_error(tmp_path: Path) -> None:
         OUTFITTER, env={**os.environ, **asked}, capture_output=True, text=True, cwd=tmp_path, timeout=60
     )
     assert (run.returncode, run.stderr) == (0, "")
+
+
+def test_people_are_shown_the_beginning_of_a_long_message_and_of_a_long_key(capsys: pytest.CaptureFixture[str]) -> None:
+    letter = DeadLetter(
+        at=datetime.now(UTC), source=MessageSource(topic="t", partition=0, offset=0), message_key="k" * 900_000,
+        reason="is too long", body=b"\x01" * 48_000, length=900_000, sha256="", writer="host/h",
+    )  # fmt: skip
+    dead_letters._show(shown(letter), as_json=False)
+    said = capsys.readouterr().out
+    assert len(said) < 1500
+    assert "(900000 bytes in all; --json has more)" in said
+    dead_letters._show(shown(letter), as_json=True)
+    assert len(capsys.readouterr().out) > 900_000

@@ -91,6 +91,12 @@ def something_else_stands_among_the_dead_letters(world: World) -> None:
     world.commit(world.allocation("e", "pending"))
 
 
+@planted("dead-letters", says="somebody wrote a tombstone there")
+def somebody_deletes_a_dead_letter(world: World) -> None:
+    world.letters.append("x", None)
+    world.commit(world.allocation("e", "pending"))
+
+
 @planted("dead-letters", says="under the key")
 def a_dead_letter_stands_under_anothers_key(world: World) -> None:
     world.refuse(world.say(b"["), source={"topic": world.registrations.topic, "partition": PARTITION, "offset": 0})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable, Iterator
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import anyio
 
@@ -12,6 +12,9 @@ from outfitter_proto.bus import Bus, BusError, MissingBusError, UnknownTopicErro
 from outfitter_service.cli._lib import broker_check
 from outfitter_service.cli._lib.diagnosis.finding import UNCONFIGURED, Finding, Machine, Verdict
 from outfitter_service.config import ConfigurationError, Connection, Settings, connection, inspect
+
+if TYPE_CHECKING:
+    from outfitter_proto.topics import TopicDifference
 
 T = TypeVar("T")
 
@@ -41,17 +44,28 @@ def brokers(machine: Machine) -> Iterator[Finding]:
 
 def topics(machine: Machine) -> Iterator[Finding]:
     """Whether the bus can be reached, and its topics are as they must be. On the embedded bus also its files' modes."""
-    from outfitter_proto import topics as requirements
-
     where = connection(machine.config, machine.given)
     try:
-        found = _asked(where, lambda bus: requirements.check(bus, where.cluster, history=where.history))
+        found = _asked(where, lambda bus: _differences(bus, where))
     except MissingBusError as error:
         yield Finding(Verdict.NOT_CHECKED, str(error), "start the manager or run `outfitter topics create`")
         return
     for item in found:
         verdict = Verdict.PROBLEM if item.fatal else Verdict.WARNING
         yield Finding(verdict, f"{item.topic}: {item.setting} is {item.found}, not {item.wanted}", item.remedy)
+
+
+async def _differences(bus: Bus, where: Connection) -> list[TopicDifference]:
+    from outfitter_proto import topics as requirements
+    from outfitter_proto.names import topics as names_of
+    from outfitter_proto.partitioning import partition_of
+
+    found = await requirements.check(bus, where.cluster, history=where.history)
+    ledger = names_of(where.cluster).allocations
+    shape = (await bus.shapes([ledger])).get(ledger)
+    if shape is not None:
+        await broker_check.refuse_undecided(bus, ledger, partition_of(where.host, shape.partitions))
+    return found
 
 
 def rights(machine: Machine) -> Iterator[Finding]:

@@ -7,8 +7,8 @@ import threading
 import time
 from collections.abc import Sequence
 
+from outfitter_proto.support.causes import causes
 from outfitter_service.cli._lib.diagnosis.finding import Check, Finding, Machine, Verdict
-from outfitter_service.cli._lib.errors import describe, leaves
 
 
 class _Examination(threading.Thread):
@@ -25,7 +25,8 @@ class _Examination(threading.Thread):
             self.findings = list(self._check(self._machine))
         except Exception as error:  # noqa: BLE001 - whatever happens to one check, the others go on
             remedy = "do what the message says, then run this again"
-            self.findings = [Finding(Verdict.PROBLEM, describe(cause), remedy) for cause in leaves(error)]
+            texts = dict.fromkeys(str(cause) or type(cause).__name__ for cause in causes(error))
+            self.findings = [Finding(Verdict.PROBLEM, text, remedy) for text in texts]
 
 
 def examine(checks: Sequence[Check], machine: Machine, within: float) -> dict[str, list[Finding]]:

@@ -10,8 +10,8 @@ from msgspec import structs
 
 from outfitter_service.cli._lib import options, output
 
-WITHIN = 20.0
-"""Seconds until all checks must have ended."""
+WITHIN = 28.0
+"""Seconds until all checks must have ended: longer than a stranger's open transaction stays unnamed."""
 
 
 @click.command()

@@ -12,6 +12,7 @@ import click
 from msgspec import Struct
 
 from outfitter_proto.records.history import NobodysCode
+from outfitter_proto.support.printable import printable
 from outfitter_service.cli._lib import options, output
 from outfitter_service.query.errors import warn
 
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
     from outfitter_service.query.letters import ShownLetter
 
 SHOWN = 20
-BODY_SHOWN = 1_000
+KEY_SHOWN = 200
+BODY_SHOWN = 800
 """Most characters of a message that are shown to people."""
 CODES = [str(code) for code in NobodysCode]
 
@@ -133,7 +135,7 @@ def _show(letter: ShownLetter, *, as_json: bool) -> None:
         output.print_json(letter)
         return
     age = output.age((datetime.now(UTC) - letter.at).total_seconds())
-    key = "no key" if letter.key is None else f"key {letter.key}"
+    key = "no key" if letter.key is None else f"key {_cut(letter.key, KEY_SHOWN)}"
     code = f"  {letter.code}" if letter.code else ""
     source = letter.source
     output.say(
@@ -141,5 +143,11 @@ def _show(letter: ShownLetter, *, as_json: bool) -> None:
     )
     output.say(f"  {letter.reason}" + (f" (at {letter.field})" if letter.field else ""))
     text = f"{letter.length} bytes that are not UTF-8" if letter.text is None else letter.text
-    more = f"… ({letter.length} bytes in all)" if len(text) > BODY_SHOWN else ""
-    output.say(f"  {text[:BODY_SHOWN]}{more}" if text else "  (no body)")
+    more = f" ({letter.length} bytes in all; --json has more)" if len(printable(text)) > BODY_SHOWN else ""
+    output.say(f"  {_cut(text, BODY_SHOWN)}{more}" if text else "  (no body)")
+
+
+def _cut(text: str, most: int) -> str:
+    """At most so many characters, as they are shown: control characters take several."""
+    shown = printable(text[:most])
+    return shown if len(text) <= most and len(shown) <= most else f"{shown[:most]}…"
