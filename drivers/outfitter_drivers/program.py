@@ -58,13 +58,27 @@ class Why(enum.Enum):
 
 class Run(NamedTuple):
     """How a program ended. `code`: its exit code, negative: the signal that killed it, None: process `pid` was killed
-    but hangs in the kernel. `stdout` and `stderr` are cut to their limits."""
+    but hangs in the kernel. `stdout` and `stderr` are cut to their limits. `left`: what hangs of it, also where its
+    first process has ended; None: nothing."""
 
     why: Why
     pid: int
     code: int | None
     stdout: bytes
     stderr: bytes
+    left: Hung | None = None
+
+
+class Hung:
+    """Processes of a program that were killed and have not ended. Nobody can end them."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+
+    def pids(self) -> list[int]:
+        """Those that have not ended yet."""
+        first = [self._process.pid] if self._process.poll() is None else []
+        return first or _members(self._process.pid)
 
 
 def inherited(environ: Mapping[str, str], more: Collection[str] = ()) -> dict[str, str]:
@@ -93,8 +107,8 @@ def run_to_end(
     try:
         why = _watch(process, stop, timeout, stdout, stderr)
     finally:
-        _end(process)
-    return Run(why, process.pid, process.returncode, bytes(stdout), bytes(stderr))
+        left = _end(process)
+    return Run(why, process.pid, process.returncode, bytes(stdout), bytes(stderr), left)
 
 
 def _popen(command: Sequence[str], env: Mapping[str, str] | None) -> subprocess.Popen[bytes]:
@@ -148,12 +162,43 @@ def _watch(
                 return Why.LATE
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill the program's process group. Its leader was not reaped yet, so the kernel has not reused the number."""
+def _end(process: subprocess.Popen[bytes]) -> Hung | None:
+    """Kill the program's process group. Its leader was not reaped yet, so the kernel has not reused the number. Returns
+    what does not end."""
     for output in (process.stdout, process.stderr):
         if output is not None:
             output.close()
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
+    kill_group(process.pid)
+    deadline = time.monotonic() + _END_SECONDS
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(_END_SECONDS)
+    hung = Hung(process)
+    while hung.pids():
+        if time.monotonic() > deadline:
+            return hung
+        time.sleep(_POLL_SECONDS)
+    return None
+
+
+def kill_group(group: int) -> None:
+    """Kill all processes of a process group."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, signal.SIGKILL)
+
+
+def _members(group: int) -> list[int]:
+    """The processes of a process group that have not ended."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return []
+    except PermissionError:
+        pass
+    found: list[int] = []
+    for name in os.listdir("/proc"):  # noqa: PTH208  pathlib costs start-up time here
+        if name.isdigit():
+            with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:  # noqa: PTH123
+                state, _, its_group = file.read().rpartition(b")")[2].split()[:3]
+                if int(its_group) == group and state not in (b"Z", b"X"):
+                    found.append(int(name))
+    return found

@@ -13,6 +13,7 @@ import logging
 import re
 import signal
 import socket
+import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -22,7 +23,7 @@ from anyio.abc import TaskStatus
 from anyio.lowlevel import checkpoint_if_cancelled
 
 from outfitter_drivers.api import PermanentDriverError, TemporaryDriverError
-from outfitter_drivers.program import MAX_STDOUT_BYTES, Run, Why, run_to_end
+from outfitter_drivers.program import MAX_STDOUT_BYTES, Hung, Run, Why, run_to_end
 from outfitter_drivers.support.device_name import hides_something, is_blank, is_message
 
 logger = logging.getLogger("outfitter.drivers")
@@ -55,6 +56,25 @@ class Outcome(NamedTuple):
         return f"; stdout: {shortened(self.stdout)}; stderr: {shortened(self.stderr)}"
 
 
+class HangingError(TemporaryDriverError):
+    """An earlier call of this program was killed, but still hangs in the kernel. No other one is started meanwhile."""
+
+
+_hung: dict[str, tuple[Hung, str]] = {}
+"""By program: its last call that hangs, and since when."""
+
+
+def _hanging(name: str) -> str | None:
+    """Which process of the program hangs; None: none."""
+    if name not in _hung:
+        return None
+    hung, since = _hung[name]
+    if pids := hung.pids():
+        return f"process {pids[0]} of {name} has hung since {since}: it was killed, but the kernel does not end it"
+    _hung.pop(name, None)
+    return None
+
+
 async def run_script(command: Sequence[str], *, timeout: float, env: Mapping[str, str] | None = None) -> Outcome:
     """Run a program for at most `timeout` seconds, then kill its whole session. Cancellation kills it as well.
 
@@ -62,6 +82,7 @@ async def run_script(command: Sequence[str], *, timeout: float, env: Mapping[str
 
     Raises:
         PermanentDriverError: the program cannot be executed, or printed more than 1 MiB.
+        HangingError: an earlier call, or this one, hangs in the kernel.
         TemporaryDriverError: the program did not end in time, or the machine cannot start more processes.
     """
     ours, theirs = socket.socketpair()
@@ -173,15 +194,21 @@ def _run(
     command: Sequence[str], timeout: float, env: Mapping[str, str] | None, stop: socket.socket
 ) -> Outcome | PermanentDriverError | TemporaryDriverError:
     name = command[0]
+    if hangs := _hanging(name):
+        return HangingError(hangs)
     try:
         run = _start(command, timeout, env, stop)
     except BlockingIOError as error:
         return TemporaryDriverError(f"cannot start {name}: {error.strerror}")
     except (OSError, ValueError) as error:
         return PermanentDriverError(f"cannot run {name}: {_why(name, error)}")
+    if run.left is not None:
+        _hung[name] = run.left, time.strftime("%Y-%m-%d %H:%M:%S")
+        pids = run.left.pids() or [run.pid]
+        logger.error("process %d of a discovery script does not end although it was killed", pids[0])
     if run.code is None:
-        logger.error("process %d of a discovery script does not end although it was killed", run.pid)
-    elif run.why is Why.EXITED:
+        return HangingError(_hanging(name) or f"process {run.pid} of {name} has ended only now")
+    if run.why is Why.EXITED:
         return Outcome(run.code, run.stdout, run.stderr)
     outputs = f"stdout: {shortened(run.stdout)}; stderr: {shortened(run.stderr)}"
     if run.why is Why.FLOODED:

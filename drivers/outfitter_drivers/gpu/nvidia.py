@@ -16,7 +16,7 @@ import msgspec
 from outfitter_drivers.api import Device, PermanentDriverError, TemporaryDriverError
 from outfitter_drivers.gpu.complaints import BUS_ID, Complaint, Complaints, linux_bus_id
 from outfitter_drivers.polling import PollingDriver
-from outfitter_drivers.script import Outcome, run_script, shortened
+from outfitter_drivers.script import HangingError, Outcome, run_script, shortened
 from outfitter_proto.records import Health
 
 logger = logging.getLogger("outfitter.drivers")
@@ -58,6 +58,15 @@ class NvidiaDriver(PollingDriver):
         return f"{amount} GPUs wanted, but nvidia-smi names {known}, of which {healthy} are healthy"
 
     async def look(self) -> list[Device]:
+        """See `PollingDriver.look`. While nvidia-smi hangs, nobody knows of the GPUs whether they are healthy."""
+        try:
+            return await self._look()
+        except HangingError as error:
+            if not self._last:
+                raise
+            return [msgspec.structs.replace(each, health=Health.UNKNOWN, reason=str(error)) for each in self._last]
+
+    async def _look(self) -> list[Device]:
         outcome = await self._query(FIELDS)
         if outcome.code != 0 and not _is_answer(outcome):
             # Flink's own arguments: an old nvidia-smi does not know every field. A broken one fails again.
