@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from outfitter.errors import UnwatchableProcessError
 from outfitter_proto.records import Owner
-from outfitter_proto.support.processes import process_owner, read_at_most, read_stat, start_ticks
+from outfitter_proto.support.processes import process_owner, read_at_most, read_stat, start_ticks, unwatchable
 
 if TYPE_CHECKING:
     from outfitter.session.backend import Backend
@@ -109,10 +109,7 @@ def open_process(process: Owner) -> int:
     except ProcessLookupError:
         raise UnwatchableProcessError(gone) from None
     except (AttributeError, OSError) as error:
-        raise UnwatchableProcessError(
-            f"ends_with: the kernel does not let this process watch process {process.pid}: {error}; "
-            "pidfd_open(2) needs Linux 5.3"
-        ) from error
+        raise UnwatchableProcessError(f"ends_with: {unwatchable(process.pid, error)}") from error
     # In this order: from now on the pid is nobody else's, or the process is gone.
     if start_ticks(process.pid) != process.start_ticks:
         os.close(descriptor)

@@ -6,6 +6,7 @@ identity.
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -119,6 +120,20 @@ def read_stat(pid: int | None, field: int) -> int:
         return int(stat.rpartition(b")")[2].split()[field - 3])
     except IndexError as error:
         raise ValueError(f"/proc/{_named(pid)}/stat has less than {field} fields") from error
+
+
+REFUSED = frozenset({errno.EPERM, errno.EACCES, errno.ENOSYS})
+"""The errors of a call that the kernel, or a filter of system calls, never lets through."""
+
+
+def unwatchable(pid: int, error: Exception) -> str:
+    """Why there is no descriptor of a process, in words. pidfd_open(2) itself says no more than "Operation not
+    permitted"."""
+    why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return (
+        f"the kernel does not let this process watch process {pid}: {why} (pidfd_open(2) needs Linux 5.3, and the "
+        "seccomp profile of a container may refuse it)"
+    )
 
 
 def process_owner(pid: int | None = None) -> Owner | None:

@@ -27,7 +27,14 @@ from outfitter_proto.keys import AllocationNames, allocation_names
 from outfitter_proto.names import is_name
 from outfitter_proto.support.descriptors import SCARCE
 from outfitter_proto.support.printable import printable
-from outfitter_proto.support.processes import read_at_most, read_real_uid, real_uid, user_namespace
+from outfitter_proto.support.processes import (
+    REFUSED,
+    read_at_most,
+    read_real_uid,
+    real_uid,
+    unwatchable,
+    user_namespace,
+)
 
 ROUNDS = 20
 """How often one search lists the processes at most. Later rounds read only what an earlier one could not."""
@@ -185,7 +192,7 @@ def open_survivor(survivor: Survivor) -> int | None:
         OSError: no file descriptor or no memory is left, or the process may not be read now.
     """
     with _memory_is_scarce(), _ended_is_nothing():
-        pidfd = os.pidfd_open(survivor.pid)
+        pidfd = _opened(survivor.pid)
         try:
             # only now: what has not ended by now has had its pid since the descriptor was opened
             is_same = bool(_marks(survivor.pid, _environment(survivor.pid), [survivor.mark]))
@@ -196,6 +203,21 @@ def open_survivor(survivor: Survivor) -> int | None:
             return pidfd
         os.close(pidfd)
     return None
+
+
+def _opened(pid: int) -> int:
+    """A descriptor of a process.
+
+    Raises:
+        PermissionError: the kernel, or a filter of system calls, refuses the call.
+        OSError: the process has ended, or no descriptor is left.
+    """
+    try:
+        return os.pidfd_open(pid)
+    except OSError as error:
+        if error.errno in REFUSED:  # ENOSYS among them: the process has not ended because of that
+            raise PermissionError(error.errno, unwatchable(pid, error)) from error
+        raise
 
 
 def send(survivors: Iterable[Survivor], number: signal.Signals) -> None:

@@ -120,6 +120,8 @@ def _opened(pid: int) -> int:
     except OSError as error:
         if error.errno in (errno.EINVAL, errno.ENOENT):
             raise OutfitterCliError(f"{pid} is no process, but a thread of one") from None
+        if error.errno in processes.REFUSED:
+            raise OutfitterCliError(processes.unwatchable(pid, error)) from error
         raise
 
 

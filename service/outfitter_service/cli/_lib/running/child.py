@@ -22,6 +22,7 @@ from typing import NoReturn, Self
 
 import anyio
 
+from outfitter_proto.support import processes
 from outfitter_service.cli._lib import process_limit
 from outfitter_service.cli._lib.running import trampoline
 from outfitter_service.query.errors import OutfitterCliError
@@ -44,7 +45,7 @@ class Child:
         Call it from the main thread, because its end kills the child, and before there are other threads.
 
         Raises:
-            OutfitterCliError: a limit allows no further process.
+            OutfitterCliError: a limit allows no further process, or the kernel lets nobody watch one.
         """
         self.command = tuple(command)
         self.started = False
@@ -60,7 +61,13 @@ class Child:
         os.close(read_end)
         os.setpgid(self.pid, self.pid)
         self._environment_pipe = write_end
-        self._pidfd = os.pidfd_open(self.pid)
+        try:
+            self._pidfd = os.pidfd_open(self.pid)
+        except OSError as error:
+            os.kill(self.pid, signal.SIGKILL)
+            if error.errno in processes.REFUSED:
+                raise OutfitterCliError(processes.unwatchable(self.pid, error)) from error
+            raise
 
     @property
     def ended(self) -> bool:
@@ -108,8 +115,9 @@ class Child:
 
     def send(self, number: int) -> None:
         """Send it a signal. It may have ended already."""
-        with suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._pidfd, number)
+        if not self.ended:  # until then the pid is its own
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
 
 
 def _stand_by(parent: int, read_end: int, command: list[str], mask: Iterable[int]) -> NoReturn:

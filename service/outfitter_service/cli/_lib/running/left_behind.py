@@ -132,15 +132,17 @@ def adopt() -> dict[int, int]:
 
     Raises:
         OSError: the kernel refuses.
-        OutfitterCliError: /proc does not show this process, and so none of its descendants.
+        OutfitterCliError: /proc does not show this process, and so none of its descendants; or the kernel sends them
+            no signal.
     """
     try:
-        _pid_in_proc()
+        own = os.open(f"/proc/{_pid_in_proc()}", os.O_DIRECTORY)
     except OSError as error:
         raise OutfitterCliError(
             "/proc does not show this process, so nothing could end what the command starts: mount it "
             "(`mount -t proc proc /proc`), or pass it to the container"
         ) from error
+    _check_signals(own)
     library = ctypes.CDLL(None, use_errno=True)
     if library.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         code = ctypes.get_errno()
@@ -149,6 +151,19 @@ def adopt() -> dict[int, int]:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         return {pid: ticks for pid in _descendants({}) if (ticks := start_ticks(pid)) is not None}
     return {}
+
+
+def _check_signals(process: int) -> None:
+    """Close a folder in /proc, after a look whether a signal can be sent to its process."""
+    try:
+        signal.pidfd_send_signal(process, 0)
+    except OSError as error:
+        raise OutfitterCliError(
+            f"nothing could end what the command starts: pidfd_send_signal(2): {error.strerror} (it needs Linux 5.1, "
+            "and the seccomp profile of a container may refuse it)"
+        ) from error
+    finally:
+        os.close(process)
 
 
 def _descendants(earlier: Mapping[int, int]) -> list[int]:

@@ -22,7 +22,8 @@ def bind(parent: int, command: str) -> None:
     """Set the parent-death signal (prctl(2)): the kernel kills this process when the thread that forked it ends."""
     library = ctypes.CDLL(None, use_errno=True)
     if library.prctl(PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
-        fail(f"cannot bind {command} to the life of outfitter: {os.strerror(ctypes.get_errno())}", CANNOT_EXECUTE)
+        why = os.strerror(ctypes.get_errno())
+        fail(f"cannot bind {command} to the life of outfitter: PR_SET_PDEATHSIG of prctl(2): {why}", CANNOT_EXECUTE)
     if os.getppid() != parent:
         os._exit(128 + signal.SIGKILL)  # the parent died before prctl
 
