@@ -286,6 +286,73 @@ async def test_a_file_that_is_just_becoming_a_bus_is_no_strangers(tmp_path: Path
     await database.close()
 
 
+PARTS = ["bus.db", "bus.db-wal", "bus.db-shm", "bus.lock"]
+"""A bus's files while it is in use."""
+
+
+@pytest.mark.parametrize("part", PARTS)
+async def test_a_file_with_a_second_name_is_refused_under_both(tmp_path: Path, part: str) -> None:
+    first, second = tmp_path / "a", tmp_path / "b"
+    second.mkdir()
+    async with connect(f"sqlite://{first}/bus.db") as bus:
+        await bus.create_topics([TopicSpec("t", 1, {})])
+        os.link(first / part, second / part)
+        for folder in (first, second):
+            with pytest.raises(BusConfigurationError, match=f"{folder / part} has more than one name .2 hard links."):
+                async with connect(f"sqlite://{folder}/bus.db") as other:
+                    await other.shapes(["t"])
+        await bus.publish("t", 0, Entry(b"k", b"v"))  # who was there before goes on: nobody else comes
+
+
+@pytest.mark.parametrize("part", PARTS)
+async def test_a_file_that_is_mounted_alone_is_refused(tmp_path: Path, part: str) -> None:
+    first, second = tmp_path / "a", tmp_path / "b"
+    second.mkdir()
+    (second / part).touch(0o660)
+    async with connect(f"sqlite://{first}/bus.db") as bus:
+        await bus.create_topics([TopicSpec("t", 1, {})])
+        done = mounted(first / part, second / part, f"sqlite://{second}/bus.db")
+    assert f"BusConfigurationError {second / part} is a mount point of its own" in done
+    assert "mount its directory in place of the file" in done
+
+
+async def test_a_directory_that_is_mounted_is_the_same_bus(tmp_path: Path) -> None:
+    first, second = tmp_path / "a", tmp_path / "b"
+    second.mkdir()
+    async with connect(f"sqlite://{first}/bus.db") as bus:
+        await bus.create_topics([TopicSpec("t", 1, {})])
+        assert mounted(first, second, f"sqlite://{second}/bus.db") == "published\n"
+        assert await bus.offsets("t", 0) == (0, 1)
+
+
+def mounted(source: Path, target: Path, url: str) -> str:
+    """What a process says that publishes on a bus, in a mount namespace with one bind mount."""
+    script = 'mount --bind "$1" "$2" && exec "$3" -c "$4" "$5"'
+    command = ["unshare", "--mount", "sh", "-c", script, "sh", source, target, sys.executable, PUBLISHING, url]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode and not done.stdout:
+        pytest.skip(f"no mount here: {done.stderr}")
+    return done.stdout
+
+
+PUBLISHING = """
+import sys
+import anyio
+from outfitter_proto.bus import BusError, Entry, connect
+
+async def main():
+    try:
+        async with connect(sys.argv[1]) as bus:
+            await bus.publish("t", 0, Entry(b"k", b"v"))
+    except BusError as error:
+        print(type(error).__name__, error)
+    else:
+        print("published")
+
+anyio.run(main)
+"""
+
+
 UNPRIVILEGED = """
 import os, sys
 import anyio

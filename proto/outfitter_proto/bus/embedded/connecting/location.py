@@ -9,6 +9,10 @@ could place a file:
   its file. It creates and removes them at any time, so a check beforehand would not help.
 - another user's directory that is not shared with its group
 
+SQLite finds a bus's log by the name of its file. So a file with a second name (a hard link, or a bind mount of the file
+alone) would be two buses: each name has a log of its own, and what one writes is lost to the other. Such files are
+refused. A bind mount of the whole directory is fine.
+
 This module never opens an existing file: closing a second descriptor of a database drops all SQLite locks of the
 process on it (SQLite, "How To Corrupt An SQLite Database File", 2.2).
 """
@@ -19,6 +23,7 @@ import ctypes
 import errno
 import os
 import stat
+import struct
 from pathlib import Path
 from typing import Final, NamedTuple, NoReturn
 from urllib.parse import parse_qsl, quote, unquote
@@ -58,6 +63,10 @@ KNOWN_FOREIGN: Final = {
     0x0BD00BD0: "lustre",
 }
 """Names for the message only. Everything outside `LOCAL_FILE_SYSTEMS` is refused."""
+
+_AT_FDCWD, _AT_SYMLINK_NOFOLLOW, _STATX_ATTR_MOUNT_ROOT = -100, 0x100, 0x2000
+_ATTRIBUTES: Final = struct.Struct("@8xQ")
+"""The field `stx_attributes` of `struct statx`."""
 
 SQLITES_OWN: Final = ("-wal", "-shm", "-journal")
 """Suffixes of files beside the database that SQLite treats as a part of it."""
@@ -147,7 +156,17 @@ class Location(NamedTuple):
                 raise_for(error, f"{path} cannot be examined", path)
 
     def check_file(self, path: Path, status: os.stat_result) -> None:
-        """Refuse anything but a regular file without other names."""
+        """Refuse anything but a regular file without other names. `status`: the file's."""
+        if status.st_nlink > 1:
+            raise BusConfigurationError(
+                f"{path} has more than one name ({status.st_nlink} hard links), and each would be a bus of its own: "
+                f"remove the others (`find / -xdev -samefile {path}` names them), or {_ELSEWHERE}"
+            )
+        if _is_mount_point(path):
+            raise BusConfigurationError(
+                f"{path} is a mount point of its own, so its log would lie elsewhere than that of the same file under "
+                f"its other name: mount its directory in place of the file, or {_ELSEWHERE}"
+            )
         if not stat.S_ISREG(status.st_mode):
             what = "a symbolic link" if stat.S_ISLNK(status.st_mode) else "no regular file"
             raise BusConfigurationError(f"{path} is {what}: name the bus's own file, or {_ELSEWHERE}")
@@ -266,6 +285,17 @@ def _check_file_system(directory: Path) -> None:
             f"{directory} is on a file system ({name}) not known to be local to this machine; the embedded bus needs "
             f"shared memory and locks that hold ({', '.join(LOCAL_FILE_SYSTEMS.values())}): {_ELSEWHERE}"
         )
+
+
+def _is_mount_point(path: Path) -> bool:
+    """Whether a file is mounted by itself, statx(2); False where the kernel (before Linux 5.8) does not say. Python's
+    `os.path.ismount` sees no bind mount."""
+    answer = ctypes.create_string_buffer(256)  # `struct statx`
+    try:
+        failed = ctypes.CDLL(None).statx(_AT_FDCWD, os.fsencode(path), _AT_SYMLINK_NOFOLLOW, 0, answer) != 0
+    except AttributeError:  # a C library without it
+        return False
+    return not failed and bool(_ATTRIBUTES.unpack_from(answer)[0] & _STATX_ATTR_MOUNT_ROOT)
 
 
 def _file_system_type(directory: Path) -> int:
