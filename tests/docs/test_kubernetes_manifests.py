@@ -119,6 +119,20 @@ def test_workers_have_another_user_than_who_has_secrets() -> None:
     assert users["run"].isdisjoint(users["others"])
 
 
+def test_no_policy_is_a_way_out_to_any_address() -> None:
+    policies = [each for each in objects() if each["kind"] == "NetworkPolicy"]
+    assert len(policies) >= 5
+    rules = [rule for policy in policies for rule in policy["spec"].get("egress", ())]
+    assert len(rules) >= 6
+    assert all(rule.get("to") for rule in rules)
+    labels = {"outfitter.dev/kafka": "true"}
+    assert [{"namespaceSelector": {"matchLabels": labels}}] in [rule["to"] for rule in rules]
+    (trial,) = [
+        each for each in objects() if each["kind"] == "Namespace" and each["metadata"]["name"] == "outfitter-trial"
+    ]
+    assert labels.items() <= trial["metadata"]["labels"].items()
+
+
 def test_the_page_names_each_overlay_and_each_base() -> None:
     page = (FOLDER / "README.md").read_text()
     bases = [path.parent for path in FOLDER.rglob("kustomization.yaml") if path.parent.name != "namespace"]

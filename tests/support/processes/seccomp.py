@@ -21,7 +21,8 @@ class Program(ctypes.Structure):
 program = Program(len(steps), ctypes.addressof(packed))
 libc = ctypes.CDLL(None, use_errno=True)
 PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 38, 22, 2
-if libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) or libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(program)):
+none = libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+if none or libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(program)):
     sys.exit(f"no filter: {os.strerror(ctypes.get_errno())}")
 os.execvp(command[0], command)
 """

@@ -1,4 +1,4 @@
-"""Commands under a filter that refuses what they need of the kernel: the message names the call, and who may refuse it."""
+"""Commands under a filter that refuses a system call: the message names the call, and who may refuse it."""
 
 from __future__ import annotations
 
