@@ -38,6 +38,8 @@ SKIPPED = 2**32
 a second they last for 49 days."""
 FILL = 0.8
 """A commit fills this part of the largest possible ledger batch."""
+MOST_OF_CHECKPOINTS = 64 * 1024 * 1024
+"""Most bytes of all writers' last checkpoints. One has less than a kibibyte, and a writer has one."""
 ENTRY_BYTES = 32
 """More than a record takes in a batch besides its key and value."""
 
@@ -102,6 +104,7 @@ def _read_whole(path: Path) -> _Contents:
         BackupError: it is damaged, or a later version wrote it.
     """
     last: dict[tuple[int, bytes], bytes] = {}
+    held = 0
     with reading(path) as (header, lines):
         contents = _Contents(header=header, checkpoints={}, records={})
         places = Places(header.partitions)
@@ -111,10 +114,16 @@ def _read_whole(path: Path) -> _Contents:
             places.see(line.partition, line)
             if not line.key.startswith(CHECKPOINT):
                 contents.records[line.partition] = contents.records.get(line.partition, 0) + 1
-            elif line.value is None:
-                last.pop((line.partition, line.key), None)
             else:
-                last[line.partition, line.key] = line.value
+                if (earlier := last.pop((line.partition, line.key), None)) is not None:
+                    held -= len(line.key) + len(earlier)
+                if line.value is not None:
+                    last[line.partition, line.key] = line.value
+                    held += len(line.key) + len(line.value)
+                if held > MOST_OF_CHECKPOINTS:
+                    raise BackupError(
+                        f"{path} is damaged: its checkpoints have more than {MOST_OF_CHECKPOINTS // 2**20} MiB together"
+                    )
     if (problem := places.problem()) is not None:
         raise BackupError(
             f"{path} was made while partitions were added or a backup was restored, so that grants are missing from "

@@ -1,0 +1,54 @@
+"""What `outfitter restore` keeps of a file before it writes anything."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from outfitter_proto import topics as wanted
+from outfitter_proto.bus import connect
+from outfitter_proto.keys import checkpoint_key
+from outfitter_proto.names import topics
+from outfitter_service.runtime.changelog.backup import archive, restoration
+from outfitter_service.runtime.changelog.backup.archive import BackupError, Header, SavedRecord
+
+CLUSTER = "outfitter"
+MOST = 100_000
+
+
+def written(file: Path, values: dict[str, bytes], *, times: int = 1) -> Path:
+    """A file with these checkpoints by their writers, each so many times."""
+    at = datetime.now(UTC)
+    header = Header(at=at, cluster=CLUSTER, partitions=1, ledger_id="x", outfitter="0")
+    with archive.writing(file, header) as writer:
+        for offset in range(times):
+            for name, value in values.items():
+                key = checkpoint_key(name).encode()
+                writer.add(SavedRecord(partition=0, offset=offset, timestamp_ms=0, key=key, value=value))
+        writer.end()
+    return file
+
+
+@pytest.mark.parametrize(
+    "values", [{"host/a": b"x" * 2 * MOST}, {f"host/{number}": b"x" * 900 for number in range(200)}]
+)
+async def test_checkpoints_that_are_too_large_together_are_refused_and_nothing_is_restored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, values: dict[str, bytes]
+) -> None:
+    monkeypatch.setattr(restoration, "MOST_OF_CHECKPOINTS", MOST)
+    file = written(tmp_path / "backup", values)
+    async with connect(f"sqlite://{tmp_path}/bus/bus.db?synchronous=NORMAL") as bus:
+        await wanted.create(bus, CLUSTER, partitions=1)
+        with pytest.raises(BackupError, match="is damaged: its checkpoints have more than"):
+            await restoration.restore_backup(bus, CLUSTER, file, history=True)
+        assert await bus.offsets(topics(CLUSTER).allocations, 0) == (0, 0)
+
+
+async def test_only_the_last_checkpoint_of_a_writer_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(restoration, "MOST_OF_CHECKPOINTS", MOST)
+    file = written(tmp_path / "backup", {"host/a": b"x" * 900}, times=1000)
+    async with connect(f"sqlite://{tmp_path}/bus/bus.db?synchronous=NORMAL") as bus:
+        with pytest.raises(BackupError, match="has a damaged checkpoint"):
+            await restoration.restore_backup(bus, CLUSTER, file, history=True)
