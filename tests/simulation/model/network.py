@@ -19,6 +19,8 @@ REQUEST_TIMEOUT_S = 3.0
 RESET_S = 0.2
 """A connection that breaks says so sooner than the time-out does."""
 LATEST_S = 12.0
+THROTTLED_S = 1.0
+"""Most seconds for which a quota of request time holds a connection back."""
 SLOWEST = 5.2
 """How many times the typical latency a message takes one way at most, unless it is late."""
 
@@ -36,6 +38,8 @@ class Weather(NamedTuple):
     late: float = 0.0
     refused: float = 0.0
     """The broker answers with an error of its own, be it that it did what was asked or not."""
+    throttled: float = 0.0
+    """The share of answers after which the broker reads nothing from that process for a while, because of a quota."""
     requests: tuple[str, ...] = ()
     """The requests that are meant (empty: all)."""
 
@@ -55,6 +59,7 @@ class Network:
         self.weather = CALM
         self.down = False
         self.dice = random.Random(f"{seed}/network")
+        self.quota_dice = random.Random(f"{seed}/quotas")
         self.watch: Watch = lambda *_: None
         self.trace: Callable[[str, str], None] | None = None
         self.lost = 0
@@ -71,6 +76,7 @@ class Link:
         self.cut = False
         self.deaf = False
         self.closed = False
+        self._throttled_until = 0.0
 
     def loses(self, what: str) -> bool:
         """Whether a request, or the answer to it, does not get through now."""
@@ -88,6 +94,8 @@ class Link:
         dice, weather = network.dice.random, network.weather
         if self.closed:
             raise BusUnavailableError("the simulation is over")
+        while (left := self._throttled_until - loop.time()) > 0:  # noqa: ASYNC110  (the clock sets no event)
+            await asyncio.sleep(left)
         mine: asyncio.Future[Any] = loop.create_future()
         world = self.network.world
         fate = dice() if not weather.requests or what in weather.requests else 1.0
@@ -146,6 +154,8 @@ class Link:
         finally:
             patience_over.cancel()
         network.watch(process, what, "answered")
+        if weather.throttled and network.quota_dice.random() < weather.throttled:
+            self._throttled_until = loop.time() + network.quota_dice.random() * THROTTLED_S
         if isinstance(result, LostError):
             network.lost += 1
             network.late += late

@@ -41,6 +41,8 @@ DEAF = 0.5
 """How many of the workers that are cut off from the broker can write again before they can read."""
 UNRULY = 0.3
 """How many of the worlds have unruly workers."""
+THROTTLED = (0.0, 0.0, 0.0, 0.05, 0.3)
+"""The share of answers that throttle: in most of the worlds there are no quotas."""
 FLOOD = 300
 SMALL_BATCH_BYTES = 6000
 """Little more than the least that one event's effects are cut to, and a checkpoint."""
@@ -108,6 +110,7 @@ def setting(seed: int) -> Setting:
             answer_lost=bad * dice.random(),
             late=bad * dice.random(),
             refused=bad * dice.random() * 0.5,
+            throttled=random.Random(f"{seed}/throttled").choice(THROTTLED),
             requests=requests,
         ),
         habits=Habits(
