@@ -106,6 +106,41 @@ def test_a_final_record_leaves_out_a_request_with_many_items_and_the_same_reques
     assert "priority" in str(core.decisions[-1].refused)
 
 
+@pytest.mark.parametrize("waited", [False, True])
+def test_beyond_so_many_shared_devices_of_all_workers_one_is_told_so(waited: bool) -> None:
+    """Each holder's record has all of them, so that they take devices times workers."""
+    core = CoreDriver(m.ResourceSpec(name="net", shared=True), m.ResourceSpec(name="few", shared=True), max_items=100)
+    core.report("n", resource="few")
+    devices = [f"n{number}" for number in range(40)]
+    if not waited:
+        core.report(*devices, resource="net")
+    for worker in "vwxy":
+        core.register(worker, resources=asks(net=1))
+    if waited:
+        core.report(*devices, resource="net")
+    assert [core.state(worker) for worker in "vwxy"] == ["allocated", "allocated", "failed", "failed"]
+    assert core["x"].reason_code == "too-many-live"
+    assert "would share 40 devices" in str(core["x"].reason)
+    assert core.register("z", resources=asks(few=1)).state == "allocated"
+    core.deregister("v")
+    assert core.register("x", resources=asks(net=1), incarnation="2").state == "allocated"
+    assert core.register("v", resources=asks(net=1), incarnation="2").reason_code == "too-many-live"
+    assert core.restarted().host_state.items == core.host_state.items == 80
+
+
+def test_a_final_record_leaves_out_shared_devices_where_they_are_many() -> None:
+    core = CoreDriver(m.ResourceSpec(name="net", shared=True))
+    core.report(*[f"n{number}" for number in range(40)], resource="net")
+    core.register("w", resources=asks(net=1))
+    core.deregister("w")
+    assert (core["w"].state, core["w"].resources, core["w"].shared) == ("ended", {}, ["net"])
+    core.report(*[f"n{number}" for number in range(30)], resource="net")
+    core.register("v", resources=asks(net=1))
+    core.deregister("v")
+    assert len(core["v"].resources["net"]) == 30
+    assert core.host_state.items == 0
+
+
 def test_those_that_waited_for_a_shared_device_are_let_in_up_to_the_bound() -> None:
     core = CoreDriver(m.ResourceSpec(name="net", shared=True), max_live=2)
     for worker in "uvwx":

@@ -47,9 +47,9 @@ class Rules(Struct, frozen=True, kw_only=True):
     `forgets_hosts`: delete a host's record once no allocation of it is retained.
 
     Limits per host against a flood of names: `max_waiting` workers wait, `max_live` live workers have no exclusive
-    device, the requests of both have `max_items` items (see `sizes.items`). `max_final` final records are retained; of
-    one worker `max_incarnations`. Beyond these the oldest final records are deleted early, but not those of the last
-    seconds.
+    device, the requests of both and their shared devices are `max_items` (see `sizes.items`). `max_final` final records
+    are retained; of one worker `max_incarnations`. Beyond these the oldest final records are deleted early, but not
+    those of the last seconds.
     """
 
     writer: str
@@ -232,6 +232,8 @@ class DecisionBuilder:
         unshortened = after
         if state in FINAL_STATES and self._is_left_out(after.request, new=new):
             after = sizes.without_request(after)
+        if state in FINAL_STATES and sizes.shared_devices(after) > sizes.FINAL_ITEMS:
+            after = sizes.without_devices(after)
         after, value = self._measured(key, after, step, new=new, grows=grows)
         decision = self.decision
         decision.changes.append(PutAllocation(key, after, value))

@@ -338,6 +338,11 @@ def _attempt(
             if overlay.without_exclusive >= builder.rules.max_live and shares_all:
                 reason = reasons.too_many_live(builder.rules.max_live)
                 return _fail(builder, record, ReasonCode.TOO_MANY_LIVE, reason, new=new), None
+            devices = sum(len(chosen) for name, chosen in outcome.items() if builder.rules.specs[name].shared)
+            others = overlay.items + (sizes.items(record.request) if new else 0)
+            if devices > sizes.FEW_ITEMS and others + devices > builder.rules.max_items:
+                reason = reasons.too_many_shared(devices, builder.rules.max_items)
+                return _fail(builder, record, ReasonCode.TOO_MANY_LIVE, reason, new=new), None
             try:
                 return _grant(builder, record, outcome, new=new), None
             except OversizeError as error:

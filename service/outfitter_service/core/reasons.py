@@ -47,6 +47,14 @@ def too_many_items(items: int, most: int) -> str:
     )
 
 
+def too_many_shared(devices: int, most: int) -> str:
+    return (
+        f"the worker would share {devices} devices, and with these the devices, labels, resources and operators of all "
+        f"workers that live or wait on this host would be more than {most}, which is the limit; a driver that reports "
+        "fewer shared devices, or more than one resource, leaves room for more workers"
+    )
+
+
 def unknown_resource(name: str, specs: Iterable[str]) -> str:
     return f"resource {name!r} is not configured on this host; configured: {listed(specs)}"
 

@@ -19,7 +19,7 @@ from outfitter_service.core.state.device_names import NO_CLASSES, CanonicalName,
 from outfitter_service.core.state.free_list import FreeList
 from outfitter_service.core.state.matching import ResourceSet, counts
 from outfitter_service.core.state.resource_state import NOT_REPORTED, ResourceState
-from outfitter_service.core.state.sizes import items
+from outfitter_service.core.state.sizes import items, shared_devices
 from outfitter_service.core.states import PENDING
 
 CLOCK_SLACK = timedelta(seconds=2)
@@ -95,7 +95,7 @@ class HostState:
     `wait_s` fail, unless they wait for a driver's answer. `waiting_since`: since when waiters with a `wait_s` have
     waited.
 
-    `items`: those of the requests of live and waiting records, see `sizes.items`.
+    `items`: those of the requests of live and waiting records, see `sizes.items`, and their `sizes.shared_devices`.
 
     `incarnations`: all retained incarnations of each worker, the newest last. They are in a tuple: the garbage
     collector traverses a tuple of texts and numbers only once, but a list in each collection. `endings`: the final
@@ -374,7 +374,7 @@ class HostState:
             self.incarnations[record.worker] = (*runs[:position], run, *runs[position:])
         state = record.state
         if state not in FINAL_STATES:
-            self.items += items(record.request)
+            self.items += items(record.request) + shared_devices(record)
         if state in HOLDING_STATES:
             self.live[key] = record
             self._hold(record, 1)
@@ -420,7 +420,7 @@ class HostState:
         """Remove what `index` added, except the worker's incarnations: those stay until `forget`."""
         state = record.state
         if state not in FINAL_STATES:
-            self.items -= items(record.request)
+            self.items -= items(record.request) + shared_devices(record)
         if state in HOLDING_STATES:
             del self.live[key]
             self._hold(record, -1)

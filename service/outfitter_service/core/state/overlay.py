@@ -15,6 +15,7 @@ from outfitter_service.core.state.device_names import CanonicalName
 from outfitter_service.core.state.free_list import FreeList
 from outfitter_service.core.state.host_state import HostState, Tally, exclusive_ids, shared_ids
 from outfitter_service.core.state.resource_state import NOT_REPORTED, ResourceState
+from outfitter_service.core.state.sizes import shared_devices
 
 NO_COUNTS = Tally()
 """The counts of an overlay before its first count. No code writes to it."""
@@ -23,7 +24,7 @@ NO_COUNTS = Tally()
 class HostOverlay:
     """One host's state with a decision's effects. Get it from `DecisionBuilder.overlay` after each step."""
 
-    __slots__ = ("_free", "_held", "_inventories", "_locks", "_sharers", "host_state", "without_exclusive")
+    __slots__ = ("_free", "_held", "_inventories", "_locks", "_sharers", "host_state", "items", "without_exclusive")
 
     def __init__(self, host_state: HostState) -> None:
         self.host_state = host_state
@@ -31,6 +32,7 @@ class HostOverlay:
         self._locks = NO_COUNTS
         self._sharers = NO_COUNTS
         self.without_exclusive = host_state.without_exclusive
+        self.items = host_state.items
         self._free: dict[str, list[int]] = {}
         self._held: dict[str, int] = {}
 
@@ -44,6 +46,7 @@ class HostOverlay:
             self.without_exclusive += count
         self._count(self._locks, self.host_state.names(record, alone), count)
         if record.shared:
+            self.items += count * shared_devices(record)
             self._count(self._sharers, self.host_state.names(record, shared_ids(record)), count)
 
     def _count(self, tally: Tally, names: list[CanonicalName], count: int) -> None:

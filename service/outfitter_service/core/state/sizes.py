@@ -31,7 +31,7 @@ LONGEST_REASON = 2000
 FEW_ITEMS = 8
 """A request with so many items does not count: nearly all workers have fewer."""
 FINAL_ITEMS = 32
-"""Most items of a request in a final record; a request with more is left out."""
+"""Most items of a request, and most shared devices, in a final record. What has more is left out."""
 FINAL_BYTES = 128
 """Most bytes of labels and operators in the record of an end that does not count as rewritten; see `Rules.news`."""
 
@@ -82,6 +82,13 @@ def items(request: Register | ResolvedRequest) -> int:
     of memory, whatever it takes in JSON. 0: they are few."""
     operators = request.operators or {}
     count = len(request.labels) + len(request.resources or ()) + len(operators) + sum(map(len, operators.values()))
+    return count if count > FEW_ITEMS else 0
+
+
+def shared_devices(record: Allocation) -> int:
+    """The devices that a record shares with others. Each takes some 300 bytes of memory and 100 of the ledger, in each
+    of its holders' records. 0: they are few."""
+    count = sum([len(record.resources.get(resource, ())) for resource in record.shared]) if record.shared else 0
     return count if count > FEW_ITEMS else 0
 
 
