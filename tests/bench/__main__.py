@@ -19,7 +19,7 @@ from pathlib import Path
 import anyio
 import msgspec
 
-from bench import api, embedded, livez, loads, machine, readers, replay, replicas, shapes, turns, webhook
+from bench import api, embedded, floods, livez, loads, machine, readers, replay, replicas, shapes, turns, webhook
 from bench.kafka import RATES, Contest, Run, Sizes
 from bench.report import Row, table
 from outfitter_proto.bus.kafka.adapter import KafkaBus
@@ -49,6 +49,7 @@ PARTS = (
     "shapes",
     "api",
     "webhook",
+    "floods",
 )
 WAITING = 10_000
 """Workers that wait while decisions are timed: as many as may wait on one host."""
@@ -200,6 +201,27 @@ async def measure_kafka(contest: Contest, parts: Sequence[str]) -> list[Row]:
         rows += await measure_kill(contest)
     if "replicas" in parts:
         rows += await measure_replicas(contest)
+    if "floods" in parts:
+        rows += await measure_floods(contest)
+    return rows
+
+
+async def measure_floods(contest: Contest) -> list[Row]:
+    """An honest worker beside a flood within the advised quota, and the worst messages' cost for 100 kB of them."""
+    rows: list[Row] = []
+    for records in (floods.BATCH_RECORDS, floods.SMALL):
+        say(f"an honest worker beside a flood of {floods.QUOTA} bytes a second, {records} messages a batch")
+        took = await floods.answers_beside(
+            contest.url, contest.folder, await contest.new_cluster("flood"), records=records
+        )
+        rows.append(Row(f"answer beside a flood, {records:,} messages a batch, p50", "s", machine.median(took)))
+        rows.append(Row("  the longest", "s", max(took), aim=f"< {floods.LIMIT_S:g}"))
+    for kind in floods.COSTLY:
+        say(f"100 kB of: {kind}")
+        found = await floods.cost(contest.url, contest.folder, await contest.new_cluster("cost"), kind)
+        rows.append(Row(f"written for: {kind}", "times", found.written / found.sent, aim=f"<= {floods.LIMIT_TIMES:g}"))
+        rows.append(Row("  CPU of 100 kB", "s", found.cpu_s * 1e5 / found.sent, aim=f"<= {floods.LIMIT_CPU_S:g}"))
+        rows.append(Row("  CPU a message", "us", found.cpu_s * 1e6 / found.messages))
     return rows
 
 

@@ -9,15 +9,14 @@ from typing import Any
 
 import anyio
 import pytest
-from aiokafka.protocol.fetch import FetchRequest
-from aiokafka.protocol.produce import ProduceRequest
 
 from outfitter_proto import topics as all_topics
 from outfitter_proto.bus.kafka import KafkaBus
-from outfitter_proto.bus.kafka.reading import answer_allowance, batches, codecs
+from outfitter_proto.bus.kafka.reading import answer_allowance, codecs
 from outfitter_proto.names import topics
-from runtime.processor.commit.test_size_of_answers import packed
+from support.bus.packing_bus import packed
 from support.kafka.broker import KafkaBroker
+from support.kafka.partition_log import PartitionLog
 from support.managers.in_process import InProcessManager, deregister, register, serving, static
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]
@@ -35,33 +34,6 @@ FLOODS: dict[str, Callable[[int], dict[str, Any]]] = {
 }  # fmt: skip
 
 
-class Log:
-    """A partition as it lies at its broker."""
-
-    def __init__(self, bus: KafkaBus) -> None:
-        self._bus = bus
-
-    async def batches(self, topic: str, start: int = 0) -> list[batches.RecordBatch]:
-        found: list[batches.RecordBatch] = []
-        _, end = await self._bus.offsets(topic, 0)
-        while start < end:
-            request = FetchRequest(500, 1, 2**20, 0, [(topic, [(0, start, 2**20)])])
-            row = await self._bus._cluster.ask_leader(topic, 0, request)
-            found += batches.split(row[-1])
-            start = found[-1].next
-        return found
-
-    async def size(self, *names: str) -> int:
-        return sum([len(batch.data) for name in names for batch in await self.batches(name)])
-
-    async def append(self, topic: str, batch: bytes) -> None:
-        request = ProduceRequest(
-            transactional_id=None, required_acks=-1, timeout=3000, topics=[(topic, [(0, batch)])]
-        )  # fmt: skip
-        row = await self._bus._cluster.ask_leader(topic, 0, request, repeatable=False)
-        assert row[1] == 0
-
-
 @pytest.mark.parametrize("kind", FLOODS)
 async def test_answers_to_packed_registrations_are_packed_as_well(
     kafka_broker: KafkaBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
@@ -74,7 +46,7 @@ async def test_answers_to_packed_registrations_are_packed_as_well(
     async with KafkaBus(kafka_broker.url) as bus:
         await all_topics.create(bus, cluster, partitions=1)
         async with serving(bus, static(1), tmp_path, cluster=cluster) as manager:
-            log = Log(bus)
+            log = PartitionLog(bus)
             await through(manager, log, names.registrations, [make(n) for n in range(first)])
             sent, written = await log.size(names.registrations), await log.size(*names.written(history=True))
             await through(manager, log, names.registrations, [make(first + n) for n in range(3000)], records=1000)
@@ -94,7 +66,7 @@ async def test_answers_to_plain_registrations_are_plain(kafka_broker: KafkaBroke
     async with KafkaBus(kafka_broker.url) as bus:
         await all_topics.create(bus, cluster, partitions=1)
         async with serving(bus, static(1), tmp_path, cluster=cluster) as manager:
-            log = Log(bus)
+            log = PartitionLog(bus)
             bodies = [register("w", f"run-{n}", gpu=9, labels={"job": "x" * 700}) for n in range(8000)]
             await through(manager, log, names.registrations, bodies, codec=0, most=50_000)
             ledger = await log.batches(names.allocations)
@@ -103,7 +75,9 @@ async def test_answers_to_plain_registrations_are_plain(kafka_broker: KafkaBroke
     assert {batch.attributes & 7 for batch in ledger} == {0}
 
 
-async def through(manager: InProcessManager, log: Log, topic: str, bodies: list[dict[str, Any]], **how: int) -> None:
+async def through(
+    manager: InProcessManager, log: PartitionLog, topic: str, bodies: list[dict[str, Any]], **how: int
+) -> None:
     """Send these, and wait until they are answered."""
     for batch in packed((json.dumps(body).encode() for body in bodies), **how):
         await log.append(topic, batch)
