@@ -29,7 +29,7 @@ from support.kafka.quotas import set_quotas
 from support.managers.in_process import HOST, register, static
 from support.managers.process import Manager
 
-QUOTA = 10_000
+QUOTA = 5_000
 """Bytes a second: what deploy/security.md advises."""
 FLOOD_S = 20.0
 EVERY_S = 0.5

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from datetime import timedelta
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta
 from itertools import combinations
 from typing import Any
 
 import pytest
 from msgspec import structs
 
+from outfitter_proto.keys import AllocationKey
+from outfitter_service.core import ending, request_check
 from outfitter_service.core import model as m
-from outfitter_service.core import request_check
 from outfitter_service.core.decide import Decision, decide, is_due
+from outfitter_service.core.decision import DecisionBuilder
 from outfitter_service.core.queue import SCANNED_PER_CHANGE
 from outfitter_service.core.state.ledger import DropAllocation
 from support.core.core_driver import CoreDriver, asks
@@ -147,6 +149,27 @@ def test_those_that_waited_for_a_shared_device_are_let_in_up_to_the_bound() -> N
         assert core.register(worker, resources=asks(net=1)).state == "pending"
     core.report("n", resource="net")
     assert [core[worker].reason_code for worker in "uvwx"] == [None, None, "too-many-live", "too-many-live"]
+
+
+def test_a_message_looks_at_few_ends_that_it_may_not_delete_yet_however_many_there_are() -> None:
+    """A commit may have a thousand ends of one worker, and each of its messages would look at all of them."""
+    looked_at = 0
+
+    class Counted(list[tuple[datetime, AllocationKey]]):
+        def __iter__(self) -> Iterator[tuple[datetime, AllocationKey]]:
+            nonlocal looked_at
+            for entry in super().__iter__():
+                looked_at += 1
+                yield entry
+
+    core = CoreDriver(max_incarnations=4)
+    for number in range(1000):
+        core.register("w", 9, incarnation=f"{number}")
+    builder = DecisionBuilder(core.ledger, core.rules, core.now, cause="register")
+    assert ending.forgettable(builder, Counted(core.host_state.past["w"]), 2) == []
+    assert 0 < looked_at <= 2 + ending.LOOKED_AT
+    core.commit()
+    assert ending.forgettable(builder, Counted(core.host_state.past["w"]), 2) == ["h/w/0", "h/w/1"]
 
 
 def test_of_a_long_reason_the_beginning_is_kept_and_the_deregistration_obeyed() -> None:

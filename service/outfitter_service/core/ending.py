@@ -24,6 +24,9 @@ from outfitter_service.core.state.ledger import DropRecord, Ledger, PutRecord
 from outfitter_service.core.state.sizes import FullError
 from outfitter_service.core.states import ALLOCATED, ENDED, FAILED, PENDING, PREPARING, RELEASING, Step
 
+LOOKED_AT = 64
+"""How many final records a decision looks at that it may not delete yet. In a flood there are thousands of them."""
+
 
 def end_if_live(builder: DecisionBuilder, key: AllocationKey, code: ReasonCode, reason: str) -> None:
     """End the record under `key`, unless it is gone or final."""
@@ -191,7 +194,10 @@ def _give_up_late(builder: DecisionBuilder, host_state: HostState) -> tuple[int,
 
 def forgettable(builder: DecisionBuilder, endings: Sequence[Ending], most: int) -> list[AllocationKey]:
     """The first `most` final records whose end is in a commit: before that, nobody can have read it."""
+    if most <= 0:
+        return []
     allocations, last_sealed = builder.ledger.allocations, builder.ledger.commits
-    # where the clock was set back, records that ended just now are among the first
-    keys = (key for _, key in endings if allocations[key].commit <= last_sealed and key not in builder.records)
-    return list(islice(keys, max(most, 0)))
+    # where the clock was set back, records that ended just now are among the first; the others wait for the next commit
+    first = islice(endings, most + LOOKED_AT)
+    keys = (key for _, key in first if allocations[key].commit <= last_sealed and key not in builder.records)
+    return list(islice(keys, most))

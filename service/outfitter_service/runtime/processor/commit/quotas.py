@@ -24,8 +24,8 @@ from outfitter_service.runtime.dead_letter_quota import DeadLetterQuota
 WINDOW_S = 10.0
 """Seconds for which a quota lasts."""
 REWRITTEN_BYTES = 1_000_000
-"""Bytes that one writer rewrites within `WINDOW_S`: ten times what a worker may send within the quota of 10 kB/s that
-deploy/security.md advises."""
+"""Bytes that one writer rewrites within `WINDOW_S`. The half that one host may have is ten times what its workers may
+send within the quota of 5 kB/s that deploy/security.md advises."""
 _ALL_HOSTS = ""
 """The name of the writer's own window. No host has it."""
 
