@@ -293,7 +293,7 @@ def test_everybody_in_the_queue_is_told_when_the_reason_changes() -> None:
     for i in range(7):
         core.register(f"w{i}", 1)
     core.report("g", ill("g2"))
-    assert {core[f"w{i}"].reason for i in range(1, 7)} == {"waits for 1 gpu: 0 of 2 free"}
+    assert {core[f"w{i}"].reason for i in range(1, 7)} == {"waits for 1 gpu: 0 of 2 free, 1 not healthy"}
     core.fail("gone for now")
     assert {core[f"w{i}"].reason_code for i in range(7)} == {"driver-failed"}
 

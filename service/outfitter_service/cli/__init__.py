@@ -21,6 +21,7 @@ if lacking := missing_extra.missing():
 import click
 
 from outfitter_proto import __version__
+from outfitter_proto.support.causes import causes
 from outfitter_service import standard_error
 from outfitter_service.cli._lib import standard_streams
 from outfitter_service.cli._lib.errors import exit_code_of, print_error
@@ -114,6 +115,8 @@ def _guarded(arguments: list[str]) -> int:
     except SystemExit:
         raise
     except BaseException as error:  # noqa: BLE001 - any error ends as text and an exit code
+        if isinstance(error, BaseExceptionGroup) and any(isinstance(cause, BrokenPipeError) for cause in causes(error)):
+            return _closed_pipe()
         entry = LazyGroup.chosen(context)
         print_error(error, debug=LazyGroup.debug(context))
         return exit_code_of(error, entry)
@@ -142,7 +145,8 @@ def _flush(code: int) -> int:
 
 
 def _closed_pipe() -> int:
-    """End silently, as other programs do, after the reader (`head`, a pager) has closed the pipe."""
+    """End silently, with the code that shells give a program that SIGPIPE has ended: the reader (`head`, a pager) has
+    closed the pipe."""
     _detach_stdout()
     return 128 + 13
 

@@ -13,6 +13,8 @@ NAMED_DEVICES = 8
 """Most devices that a reason names."""
 NAMED_OPERATORS = 4
 """Most operators that a reason names: their names are long."""
+HEALING = "granted when enough are healthy again"
+"""What the reason says of a request that only illness makes infeasible."""
 _FREE = re.compile(r"\d+( of \d+ free)")
 SHOWN = 8
 """Most resources of a request that a reason names."""
@@ -124,7 +126,7 @@ def held_back(inventory: ResourceState) -> str:
 def too_ill(spec: ResourceSpec, amount: int, inventory: ResourceState) -> str:
     return (
         f"{amount} {spec.name} requested, {inventory.healthy} of {len(inventory.devices)} healthy; "
-        f"granted when enough are healthy again{held_back(inventory)}"
+        f"{HEALING}{held_back(inventory)}"
     )
 
 
@@ -134,10 +136,7 @@ def too_few_together(amounts: Mapping[str, int], count: int, ids: Sequence[str])
 
 
 def too_ill_together(amounts: Mapping[str, int], count: int) -> str:
-    return (
-        f"{_amounts(amounts)} requested, but only {count} of the host's devices for them are healthy; "
-        "granted when enough are healthy again"
-    )
+    return f"{_amounts(amounts)} requested, but only {count} of the host's devices for them are healthy; {HEALING}"
 
 
 def busy_together(amounts: Mapping[str, int]) -> str:
@@ -154,7 +153,9 @@ def _devices(count: int) -> str:
 
 
 def busy(spec: ResourceSpec, amount: int, free: int, inventory: ResourceState) -> str:
-    text = f"waits for {amount} {spec.name}: {free} of {len(inventory.devices)} free{held_back(inventory)}"
+    ill = len(inventory.devices) - inventory.healthy - len(inventory.held_back)
+    unwell = f", {ill} not healthy" if ill else ""
+    text = f"waits for {amount} {spec.name}: {free} of {len(inventory.devices)} free{unwell}{held_back(inventory)}"
     return f"{text}; {spec.hint}" if spec.hint else text
 
 

@@ -23,6 +23,7 @@ from outfitter_proto.records import (
     Allocation,
     AllocationState,
     Checkpoint,
+    Health,
     Host,
     LedgerRecord,
     StateRecord,
@@ -180,6 +181,20 @@ def devices_in_words(record: Allocation) -> str:
             for name, devices in record.resources.items()
         )
     return ", ".join(f"{name}={amount}" for name, amount in record.request.amounts.items())
+
+
+def illness_in_words(record: Allocation) -> str | None:
+    """Which of the devices that a worker holds are not healthy, by the record's last infos; None: all are."""
+    if record.state not in HOLDING_STATES:
+        return None
+    ill = [
+        f"{name} {device.get('index', '?')} is {device['health']}"
+        + (f" ({device['health.reason']})" if "health.reason" in device else "")
+        for name, devices in record.resources.items()
+        for device in devices
+        if device.get("health", Health.HEALTHY) != Health.HEALTHY
+    ]
+    return "; ".join(ill) or None
 
 
 def waiting_in_words(record: Allocation) -> str:

@@ -5,12 +5,15 @@ Progress, warnings and errors go to standard error, through `errors.warn` and `e
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from outfitter_proto.support.printable import printable, printable_json
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 NARROWEST = 40
 """Terminal width below which we do not wrap lines: the terminal itself does it."""
@@ -22,20 +25,6 @@ WIDEST = 64
 """Most characters by which a cell widens its column. A longer cell only shifts the rest of its row."""
 
 _UNITS = (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))
-
-
-def run_and_print(command: Callable[..., Awaitable[None]], *arguments: object) -> None:
-    """Run a coroutine function that prints. If the reader closes the pipe, only that error leaves it, in no group."""
-    import anyio
-
-    from outfitter_proto.support.causes import causes
-
-    try:
-        anyio.run(command, *arguments)
-    except BaseExceptionGroup as group:
-        if any(isinstance(leaf, BrokenPipeError) for leaf in causes(group)):
-            raise BrokenPipeError from None
-        raise
 
 
 def print_json(value: Any, *, indent: int = 0) -> None:
@@ -103,6 +92,17 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> No
     click.echo("\n".join(lines))
 
 
+def console(**options: Any) -> Console:
+    """A console of rich that leaves a closed pipe to the command line's edge. Rich itself would end the process."""
+    from rich.console import Console
+
+    class PipedConsole(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError
+
+    return PipedConsole(highlight=False, **options)
+
+
 def _padded(cell: str, width: int) -> str:
     """A cell and at least two blanks."""
     return cell + " " * max(2, width - _columns(cell))
@@ -120,7 +120,6 @@ def _columns(text: str) -> int:
 def _print_wrapped(table: Sequence[Sequence[str]], width: int) -> None:
     import os
 
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
@@ -131,7 +130,7 @@ def _print_wrapped(table: Sequence[Sequence[str]], width: int) -> None:
         wrapped.add_column(heading, overflow="fold")
     for row in table[1:]:
         wrapped.add_row(*map(Text, row))
-    Console(width=width, highlight=False).print(wrapped)
+    console(width=width).print(wrapped)
 
 
 def _natural(rows: Sequence[Sequence[str]]) -> int:

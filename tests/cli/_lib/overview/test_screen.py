@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -115,7 +116,7 @@ def shown(found: Picture, width: int = 80, height: int = 24, **more: Any) -> lis
 
 def test_a_quiet_fleet_needs_nobody() -> None:
     lines = shown(picture(devices=[device("a", holder="w"), device("b")]))
-    assert lines[0].endswith("hosts: 1  devices: 1 free, 1 held  waiting: 0")
+    assert lines[0].endswith("hosts: 1  devices: 1 held, 1 free  waiting: 0")
     assert lines[1] == "Nothing needs you."
     assert "h  #." in lines
 
@@ -147,22 +148,34 @@ TROUBLES: dict[str, tuple[dict[str, Any], bool, str, str]] = {
     ),
     "driver": (
         {"hosts": [host(state="driver-failed", reason="no nvidia-smi")]},
-        True,
+        False,
         "Nobody gets any gpu on h",
         "no nvidia-smi. The driver of gpu fails.",
     ),
     "unhealthy": (
         {"devices": [device(health="unhealthy", reason="XID 79")]},
-        True,
+        False,
         "1 device on h is unhealthy",
         "GPU-0 on h: XID 79.",
     ),
     "unknown": ({"devices": [device(health="unknown")]}, False, "1 device on h is unknown", "Nobody gets it"),
     "infeasible": (
         {"queue": [waiter(code="infeasible", reason="only 1 there")]},
-        True,
+        False,
         "1 worker wants more than the host has  5m",
         "only 1 there.",
+    ),
+    "ill": (
+        {
+            "queue": [
+                waiter(
+                    code="infeasible", reason="8 gpu requested, 6 of 8 healthy; granted when enough are healthy again"
+                )
+            ]
+        },
+        False,
+        "1 worker wants devices that are ill  5m",
+        "w on h: 8 gpu requested, 6 of 8 healthy; granted when enough are healthy again. Mend",
     ),
     "not free": (
         {"devices": [device(holder="w", delayed="in use by 42")]},
@@ -196,7 +209,7 @@ TROUBLES: dict[str, tuple[dict[str, Any], bool, str, str]] = {
     ),
     "no answer": (
         {"queue": [waiter(code="not-reported", reason="the driver of gpu has not reported yet", ago=10 * MINUTE)]},
-        True,
+        False,
         "1 worker waits for a driver's answer  10m",
         "the driver of gpu has not reported yet. `outfitter doctor`",
     ),
@@ -210,13 +223,35 @@ TROUBLES: dict[str, tuple[dict[str, Any], bool, str, str]] = {
 }
 
 
+ALERTS = {
+    "no manager": "OutfitterDown",
+    "outage": "OutfitterNotReady",
+    "lent twice": "OutfitterExclusivityViolation",
+    "driver": "OutfitterDriverFails",
+    "unhealthy": "OutfitterDevicesUnhealthy",
+    "held back": "OutfitterDevicesHeldBack",
+    "infeasible": "OutfitterWorkersWaitInVain",
+    "ill": "OutfitterWorkersWaitInVain",
+    "no answer": "OutfitterWorkersWaitInVain",
+    "beside free": "OutfitterWorkersWaitAlthoughFree",
+    "refused": "OutfitterDeadLetters",
+}
+RULES = Path(__file__).parents[4] / "deploy/prometheus/rules.yml"
+
+
+@pytest.mark.parametrize("kind", ALERTS)
+def test_a_trouble_is_as_urgent_as_its_alert_is_severe(kind: str) -> None:
+    rule = RULES.read_text().partition(f"alert: {ALERTS[kind]}\n")[2].partition("- alert:")[0]
+    assert ("severity: critical" in rule) == TROUBLES[kind][1]
+
+
 @pytest.mark.parametrize("kind", TROUBLES)
 def test_each_trouble_is_said_with_what_to_do(kind: str) -> None:
     found, urgent, title, text = TROUBLES[kind]
     lines = shown(picture(**found))
     mark = "!" if urgent else "*"
     place = lines.index(f"{mark} {title}")
-    assert text in lines[place + 1]
+    assert text in " ".join(line.strip() for line in lines[place + 1 : place + 4])
     assert lines[1] == ("1 thing needs you now." if urgent else "Nothing is urgent. 1 to look at.")
 
 
@@ -243,7 +278,7 @@ def test_the_urgent_troubles_and_the_worst_hosts_come_first() -> None:
         failed=[failed()],
     )
     assert [view.name for view in views_of(found)] == ["alone", "ill", "waits", "quiet"]
-    assert [trouble.urgent for trouble in troubles_of(found, views_of(found), NOW)] == [True, False]
+    assert [trouble.urgent for trouble in troubles_of(found, views_of(found), NOW)] == [False, False]
 
 
 def test_each_state_of_a_device_has_a_sign_of_its_own() -> None:
@@ -303,3 +338,11 @@ def test_a_manager_that_stopped_in_order_is_shown_and_needs_nobody() -> None:
     lines = shown(picture(hosts=[host(life="stopped")], devices=[device(holder="w")]))
     assert lines[1] == "Nothing needs you."
     assert "h  #  no manager: stopped" in lines
+
+
+def test_the_worst_numbers_and_the_remedies_are_whole_also_in_a_narrow_terminal() -> None:
+    devices = [device(f"{n}", health="unhealthy", reason="XID 79: the GPU has fallen off the bus") for n in range(4)]
+    devices += [device(f"h{n}", holder="w") for n in range(135)] + [device(f"f{n}") for n in range(88)]
+    lines = shown(picture(cluster="production", devices=devices), width=80)
+    assert lines[1] == "hosts: 1  devices: 4 unhealthy, 135 held, 88 free  waiting: 0"
+    assert "Look at it, or replace it." in " ".join(line.strip() for line in lines)

@@ -27,6 +27,8 @@ TALLEST = 10_000
 """Lines of a picture that is printed and not shown on a screen."""
 _WHY = 3
 """The most lines of why a picture is old."""
+_REMEDY = 4
+"""The most lines of what a trouble means and what to do."""
 _NAME = 24
 """The most columns of a host's name, if its devices need the rest."""
 
@@ -36,9 +38,12 @@ def lines_of(picture: Picture, now: datetime, width: int, height: int, stale: st
     width, height = max(width, NARROWEST), max(height, SHORTEST)
     views = views_of(picture)
     troubles = troubles_of(picture, views, now)
-    head = [_header(picture, views, stale), *(_old(picture, now, width, stale) if stale else [_sentence(troubles)])]
+    head = [
+        *_header(picture, views, width, stale),
+        *(_old(picture, now, width, stale) if stale else [_sentence(troubles)]),
+    ]
     parts = [
-        [line for trouble in troubles for line in _trouble(trouble, now)],
+        [line for trouble in troubles for line in _trouble(trouble, now, width)],
         [Text(f"WAITING {len(picture.queue)}", "bold"), *_waiting(picture, now)] if picture.queue else [],
         [Text(f"FLEET {len(views)}", "bold"), *_fleet(views, width)] if views else [],
     ]
@@ -72,14 +77,15 @@ def _cut(lines: Sequence[Text], share: int) -> list[Text]:
     return [*lines[: share - 1], Text(f"… and {len(lines) - share + 1} more lines", "dim")]
 
 
-def _header(picture: Picture, views: Sequence[HostView], stale: str | None) -> Text:
+def _header(picture: Picture, views: Sequence[HostView], width: int, stale: str | None) -> list[Text]:
+    """The numbers, the worst first; on a second line, if they do not fit."""
     counts = Counter(state for view in views for state in view.states)
-    devices = ", ".join(f"{counts[state]} {state}" for state in reversed(STATES) if counts[state]) or "none"
+    devices = ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state]) or "none"
     at = "never" if picture.as_of is None else picture.as_of.astimezone().strftime("%H:%M:%S")
     header = Text(f"{printable(picture.cluster)}  ", "bold")
     header.append(f"as of {at}  ", "bold red" if stale else "")
-    header.append(f"hosts: {len(views)}  devices: {devices}  waiting: {len(picture.queue)}", "not bold")
-    return header
+    numbers = Text(f"hosts: {len(views)}  devices: {devices}  waiting: {len(picture.queue)}", "not bold")
+    return [header + numbers] if header.cell_len + numbers.cell_len <= width else [header, numbers]
 
 
 def _old(picture: Picture, now: datetime, width: int, stale: str) -> list[Text]:
@@ -97,11 +103,15 @@ def _sentence(troubles: Sequence[Trouble]) -> Text:
     return Text("Nothing needs you.", "green")
 
 
-def _trouble(trouble: Trouble, now: datetime) -> Iterator[Text]:
+def _trouble(trouble: Trouble, now: datetime, width: int) -> Iterator[Text]:
     since = "" if trouble.since is None else f"  {_age(now, trouble.since)}"
     mark, style = ("!", "bold red") if trouble.urgent else ("*", "yellow")
     yield Text(f"{mark} {printable(trouble.title)}{since}", style)
-    yield Text(f"  {printable(trouble.text.rstrip())}", "dim")
+    lines = wrap(printable(trouble.text.rstrip()), width - 2)
+    for line in lines[: _REMEDY - 1]:
+        yield Text(f"  {line}", "dim")
+    if rest := " ".join(lines[_REMEDY - 1 :]):
+        yield Text(f"  {rest}", "dim")
 
 
 def _waiting(picture: Picture, now: datetime) -> Iterator[Text]:

@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from outfitter_service.api.items import QueueItem
 from outfitter_service.cli._lib.overview.picture import HostView, Picture
+from outfitter_service.core.reasons import HEALING
 
 RECENT = timedelta(hours=1)
 """How long a failed worker and a refused message are shown."""
@@ -21,8 +22,8 @@ _NAMED = 3
 
 
 class Trouble(Struct, frozen=True, kw_only=True):
-    """`urgent`: somebody must act now. `title`: what it is. `text`: what it means, and what to do. `since`: when it
-    began, if that is known."""
+    """`urgent`: somebody must act now, exactly where the alert for the same is critical. `title`: what it is. `text`:
+    what it means, and what to do. `since`: when it began, if that is known."""
 
     urgent: bool
     title: str
@@ -108,17 +109,17 @@ def _failing_drivers(_picture: Picture, views: Sequence[HostView], _now: datetim
     for (name, state), hosts in groups.items():
         reason = (hosts[0].item.resources or {})[name].reason
         yield Trouble(
-            urgent=True,
+            urgent=False,
             title=f"Nobody gets any {name} on {_where(hosts)}",
             text=f"{_sentence(reason)}{_REMEDIES[state].format(name)}",
         )
 
 
 def _ill_devices(_picture: Picture, views: Sequence[HostView], _now: datetime) -> Iterator[Trouble]:
-    for illness, urgent, remedy in (
-        ("unhealthy", True, "Look at it, or replace it."),
-        ("held back", False, "End that worker, or let the driver report the old id as an alias."),
-        ("unknown", False, "Nobody gets it before its driver reports it healthy."),
+    for illness, remedy in (
+        ("unhealthy", "Look at it, or replace it."),
+        ("held back", "End that worker, or let the driver report the old id as an alias."),
+        ("unknown", "Nobody gets it before its driver reports it healthy."),
     ):
         hosts = [view for view in views if view.item.managed and illness in view.states]
         if not hosts:
@@ -131,7 +132,7 @@ def _ill_devices(_picture: Picture, views: Sequence[HostView], _now: datetime) -
         ]
         first, number = ill[0], len(ill)
         yield Trouble(
-            urgent=urgent,
+            urgent=False,
             title=f"{_count(number, 'device')} on {_where(hosts)} {_verb(range(number), 'is', 'are')} {illness}",
             text=f"{first.id} on {first.host}: {_sentence(first.reason)}{remedy}",
         )
@@ -139,14 +140,23 @@ def _ill_devices(_picture: Picture, views: Sequence[HostView], _now: datetime) -
 
 def _infeasible(picture: Picture, _views: Sequence[HostView], _now: datetime) -> Iterator[Trouble]:
     waiters = [item for item in picture.queue if item.reason_code == "infeasible"]
-    if waiters:
-        first = min(waiters, key=lambda item: item.since)
-        yield Trouble(
-            urgent=True,
-            title=f"{_count(len(waiters), 'worker')} {_verb(waiters, 'wants', 'want')} more than the host has",
-            text=f"{first.worker} on {first.host}: {_sentence(first.reason)}Register with less, or add devices.",
-            since=first.since,
-        )
+    healing = [item for item in waiters if HEALING in (item.reason or "")]
+    for found, what, remedy in (
+        (healing, "devices that are ill", "Mend or replace the ill ones."),
+        (
+            [item for item in waiters if item not in healing],
+            "more than the host has",
+            "That never comes by waiting: register with less, or add devices.",
+        ),
+    ):
+        if found:
+            first = min(found, key=lambda item: item.since)
+            yield Trouble(
+                urgent=False,
+                title=f"{_count(len(found), 'worker')} {_verb(found, 'wants', 'want')} {what}",
+                text=f"{first.worker} on {first.host}: {_sentence(first.reason)}{remedy}",
+                since=first.since,
+            )
 
 
 def _unanswered(_picture: Picture, views: Sequence[HostView], now: datetime) -> Iterator[Trouble]:
@@ -163,7 +173,7 @@ def _unanswered(_picture: Picture, views: Sequence[HostView], now: datetime) -> 
     if waiters:
         since, first = min(waiters, key=lambda waiter: waiter[0])
         yield Trouble(
-            urgent=True,
+            urgent=False,
             title=f"{_count(len(waiters), 'worker')} {_verb(waiters, 'waits', 'wait')} for a driver's answer",
             text=f"{first.worker} on {first.host}: {_sentence(first.reason)}"
             "`outfitter doctor` on the host says what the driver lacks.",

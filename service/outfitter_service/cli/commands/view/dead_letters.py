@@ -75,7 +75,9 @@ def dead_letters(
     UTF-8; otherwise `base64` has its bytes. A dead letter has at most 4 KiB of its message.
     """
     chosen = LetterFilter(host=host, code=code, reason=reason, since=since)
-    output.run_and_print(_print, where, chosen, limit, follow, as_json)
+    import anyio
+
+    anyio.run(_print, where, chosen, limit, follow, as_json)
 
 
 async def _print(where: Connection, chosen: LetterFilter, limit: int, follow: bool, as_json: bool) -> None:

@@ -77,7 +77,8 @@ def _sentences(record: Allocation, explanation: Explanation, host: Host | None) 
                 "them back and nobody uses them."
             )
         case AllocationStatus.OVER:
-            yield f"{worker} ended {age} ago ({since}): it held or requested {request}."
+            did = "requested" if record.token is None else "held"
+            yield f"{worker} ended {age} ago ({since}): it {did} {request}."
         case AllocationStatus.FAILED:
             yield f"{worker} was refused {request} {age} ago ({since})."
     if explanation.labels:

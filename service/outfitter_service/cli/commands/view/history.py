@@ -94,13 +94,15 @@ def history(
     several are shown), its devices, and the reason. With --json there is a line for each step in history:
     {"partition", "offset", "key", "record"}.
     """
+    import anyio
+
     host = options.host_of(host, worker)
     chosen = StepFilter(
         host=host, worker=worker, incarnation=incarnation, device=device, since=since, until=until, labelled=labelled
     )
     if limit is None and not (as_json or follow or since):
         limit = SHOWN
-    output.run_and_print(_show_history, where, _Lines(chosen, as_json=as_json), follow, limit)
+    anyio.run(_show_history, where, _Lines(chosen, as_json=as_json), follow, limit)
 
 
 async def _show_history(where: Connection, show: _Lines, follow: bool, limit: int | None) -> None:

@@ -195,6 +195,7 @@ def print_workers(workers: Collection[Stored], now: datetime, hosts: Mapping[str
                         None,
                         (
                             record.reason,
+                            ledger_view.illness_in_words(record),
                             ledger_view.awaited_owner(record, hosts.get(record.host)),
                             *ledger_view.warnings_of(record),
                         ),

@@ -44,8 +44,10 @@ def top(
     From the bus, with a monitor's rights, or from the API at --url. A device is one sign: # held, . free, ! unhealthy,
     ? unknown, - held back.
     """
+    import anyio
+
     _log_nothing()
-    output.run_and_print(_show, _source(where, host, url, token_file, ca_file), once or not _on_terminal())
+    anyio.run(_show, _source(where, host, url, token_file, ca_file), once or not _on_terminal())
 
 
 def _log_nothing() -> None:
@@ -86,10 +88,8 @@ def _source(
 
 
 async def _show(source: AbstractAsyncContextManager[Source], once: bool) -> None:
-    from rich.console import Console
-
     from outfitter_service.cli._lib.overview import live
 
-    console = Console(highlight=False, markup=False, emoji=False)
+    console = output.console(markup=False, emoji=False)
     async with source as opened:
         await (live.once if once else live.run)(opened, console)

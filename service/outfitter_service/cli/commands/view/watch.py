@@ -33,8 +33,10 @@ def watch(where: Connection, /, worker: options.WorkerNames | None, host: str | 
     allocations and hosts at the start come first. Those of a host that `outfitter topics grow` moves come again.
     With --json a line is {"partition", "offset", "key", "record"}: the record as on the bus, or null if it was deleted.
     """
+    import anyio
+
     show = functools.partial(_show_json if as_json else _Words().show, worker)
-    output.run_and_print(_follow, where, options.host_of(host, worker), show)
+    anyio.run(_follow, where, options.host_of(host, worker), show)
 
 
 async def _follow(where: Connection, host: str | None, show: functools.partial[None]) -> None:
