@@ -117,7 +117,10 @@ class _StateCollector(Collector):
         for resource in sorted(
             {*self._resources, *(name for name, _ in (*now.devices, *now.allocations, *now.pending))}
         ):
-            for state in device_states:
+            is_resource = resource in self._resources or any(
+                (resource, state) in now.devices for state in device_states
+            )
+            for state in device_states if is_resource else ():
                 devices.add_metric([resource, state], now.devices[resource, state])
             for allocation_state in AllocationState:
                 allocations.add_metric([resource, allocation_state], now.allocations[resource, allocation_state])

@@ -34,7 +34,7 @@ def hosts(page: Page) -> list[str]:
 def test_it_says_first_how_many_things_need_a_person_and_then_which_the_worst_first(open_page: OpenPage) -> None:
     with served(fleets.shapes()) as fleet:
         page = open_page(fleet.url)
-        expect(page.get_by_role("heading", level=1)).to_have_text("2 things need you")
+        expect(page.get_by_role("heading", level=1)).to_have_text("1 thing needs you")
         assert titles(page) == [
             "silent-and-missed has no manager",
             "1 device on ill is unhealthy",
@@ -42,9 +42,9 @@ def test_it_says_first_how_many_things_need_a_person_and_then_which_the_worst_fi
             "The health of 1 device on ill is unknown",
             "1 worker failed in the last hour",
         ]
-        assert page.locator(".urgent").count() == 2
+        assert page.locator(".urgent").count() == 1
         expect(page.locator(".troubles li").first).to_contain_text("Nobody answers before outfitter serve runs again.")
-        expect(page).to_have_title("(2) Outfitter c")
+        expect(page).to_have_title("(1) Outfitter c")
 
 
 def test_where_nothing_is_wrong_it_says_so(open_page: OpenPage) -> None:
@@ -139,8 +139,10 @@ def test_who_waits_for_one_reason_shares_a_row_and_the_longest_wait_comes_first(
         rows = page.locator(".waiting tbody tr")
         expect(rows).to_have_text(
             [
-                re.compile(r"^\s*big\s*gpu.4\s*20 min\s*infeasible: 4 gpu wanted\s*$"),
-                re.compile(r"^\s*w1, w2, w3 and 2 more\s*gpu.1\s*9 min\s*busy: 1 gpu wanted, 0 of 1 free\s*$"),
+                re.compile(r"^\s*big on one\s*gpu.4\s*20 min\s*infeasible: 4 gpu wanted\s*$"),
+                re.compile(
+                    r"^\s*w1 on one, w2 on one, w3 on one and 2 more\s*gpu.1\s*9 min\s*busy: 1 gpu wanted, 0 of 1 free"
+                ),
             ]
         )
         assert titles(page) == ["1 worker wants more than the host has"]
@@ -259,3 +261,69 @@ def test_markup_in_names_and_reasons_is_shown_as_text_and_does_nothing(address: 
         expect(page.locator("main")).to_contain_text("again <img")
         assert page.locator("img, b b, body script").count() == 0
         assert page.evaluate("window.harmed") is None
+
+
+TURNED = "abc\u202edcba\u2066 `rm -rf /`\u200b"
+
+
+def test_text_of_strangers_turns_no_other_text_and_is_never_set_as_our_own_code(open_page: OpenPage) -> None:
+    waiter = fleets.waiter("one", "w", 1, 20, reason=TURNED, reason_code="infeasible")
+    with served([fleets.host("one", ["unhealthy"], reason=TURNED), waiter]) as fleet:
+        fleet.add_letters(fleets.letter("one", TURNED))
+        page = open_page(f"{fleet.url}#host/one")
+        expect(page.locator(".troubles li")).to_have_count(3)
+        fleet.change(fleets.waiter("one", "v", 2, 20, reason=TURNED, reason_code="busy"))
+        expect(page.locator(".waiting tbody tr")).to_have_count(2)
+        shown = page.locator("body").inner_text()
+        assert not set("\u202e\u2066\u200b") & set(shown)
+        assert "abc\\u202edcba\\u2066 `rm -rf /`\\u200b" in shown
+        assert set(page.locator("code").all_inner_texts()) <= {"outfitter dead-letters"}
+
+
+def test_devices_are_in_the_order_of_their_indexes_with_what_tells_them_apart(open_page: OpenPage) -> None:
+    host = fleets.host("one", ["healthy"] * 12)
+    devices = [
+        structs.replace(
+            device,
+            id=f"GPU-{n * 37 % 97:02}-{n}",
+            properties={**device.properties, "memory.total_bytes": str(80 * 2**30)},
+        )
+        for n, device in enumerate(host.resources["gpu"].devices)
+    ]
+    host = structs.replace(host, resources={"gpu": structs.replace(host.resources["gpu"], devices=devices[::-1])})
+    with served([host]) as fleet:
+        page = open_page(f"{fleet.url}#host/one")
+        rows = page.locator(".devices tbody tr")
+        expect(rows).to_have_count(12)
+        assert [
+            re.search(r"gpu (\d+) · NVIDIA H100 80GB HBM3 · 80 GiB", text)[1] for text in rows.all_inner_texts()
+        ] == [str(n) for n in range(12)]
+
+
+def test_labels_are_shown_and_found(open_page: OpenPage) -> None:
+    def labelled(record: Any, **labels: str) -> Any:
+        return structs.replace(record, request=structs.replace(record.request, labels=labels))
+
+    records = [
+        fleets.host("one", ["healthy"]), fleets.host("two", ["healthy"]), fleets.host("three", ["healthy"]),
+        labelled(fleets.holder("one", 0, worker="h"), team="vision"),
+    ]  # fmt: skip
+    with served(records) as fleet:
+        page = open_page(f"{fleet.url}#worker/one/h")
+        expect(page.get_by_role("complementary")).to_contain_text("team=vision")
+        fleet.change(labelled(fleets.waiter("two", "w", 1, 1, reason="busy"), team="vision", job="train"))
+        page.locator("#find").fill("team=vision")
+        expect(page.locator(".host")).to_have_count(2)
+        page.locator("#find").fill("job=train")
+        expect(page.locator(".host")).to_have_count(1)
+        expect(page.locator(".waiting tbody tr")).to_contain_text("on two")
+
+
+def test_the_buttons_of_the_filter_stay_where_they_are(open_page: OpenPage) -> None:
+    with served(fleets.shapes()) as fleet:
+        page = open_page(fleet.url)
+        button = page.locator("button[data-only=unhealthy]")
+        before = button.bounding_box()
+        button.click()
+        expect(page.locator(".host")).to_have_count(1)
+        assert button.bounding_box() == before

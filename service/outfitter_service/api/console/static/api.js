@@ -3,6 +3,18 @@
 const TOKEN = "outfitter-token";
 const PAGE = 1000;
 
+// Control characters, invisible ones, and those that turn the direction of other text. We show no text with them.
+const HIDDEN = /[\u0000-\u001f\u007f-\u009f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]/g;
+const escape = text => text.replace(HIDDEN, sign => `\\u${sign.charCodeAt(0).toString(16).padStart(4, "0")}`);
+
+/** A value of the API's JSON with its hidden characters escaped, as the command line shows them. */
+function escaped(_, value) {
+  if (typeof value === "string") return escape(value);
+  if (value === null || typeof value !== "object" || Array.isArray(value)) return value;
+  return Object.keys(value).every(key => escape(key) === key) ? value
+    : Object.fromEntries(Object.entries(value).map(([key, each]) => [escape(key), each]));
+}
+
 /** An answer that is no page. `status`: of HTTP, 0 if there was no answer at all. */
 export class ApiError extends Error {
   constructor(status, message) {
@@ -37,7 +49,7 @@ export class Api {
     const answer = await this.#request(`${path}${query.size ? `?${query}` : ""}`);
     const date = Date.parse(answer.headers.get("Date"));
     if (date) this.skew = date - Date.now();
-    return { body: await answer.json(), eventId: answer.headers.get("Outfitter-Event-Id") };
+    return { body: JSON.parse(await answer.text(), escaped), eventId: answer.headers.get("Outfitter-Event-Id") };
   }
 
   /** All items of a list. `seen` gets the last event that each of its pages has. */
@@ -93,7 +105,7 @@ export function eventParser() {
         event = {};
       } else if (line.startsWith("id: ")) event.id = value;
       else if (line.startsWith("event: ")) event.kind = value;
-      else if (line.startsWith("data: ")) event.data = JSON.parse(value);
+      else if (line.startsWith("data: ")) event.data = JSON.parse(value, escaped);
     }
     return events;
   };

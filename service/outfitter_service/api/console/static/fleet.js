@@ -37,7 +37,18 @@ const others = (names, id) => [...new Set(names)].filter(name => name !== id);
 
 /** A host with what follows from it: `counts` of devices by state, `holding` (how many workers hold devices), `users`
  * (and how many wait, too), `weight` (how bad it is) and `text` to find it by. */
-function completed(host) {
+function completed({ devices, ...host }) {
+  return counted({ ...host, devices: [...devices].sort(byIndex) });
+}
+
+/** The order of a host's devices: by resource, and as its driver numbers them. */
+function byIndex(a, b) {
+  const index = device => Number(device.properties?.index ?? NaN);
+  const order = (x, y) => (x < y ? -1 : x > y ? 1 : 0);
+  return order(a.resource, b.resource) || (index(a) - index(b) || 0) || order(a.id, b.id);
+}
+
+function counted(host) {
   const counts = {}, holders = new Set(), text = [host.name];
   let most = 0; // holders of one device, of whom it may not name all
   for (const device of host.devices) {

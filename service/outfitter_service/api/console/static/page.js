@@ -60,11 +60,11 @@ const troubleList = (troubles, now) => html`<section class="card" aria-labelledb
 
 function waitingRow({ waiters, reason }, now) {
   const rest = waiters.length - MOST_NAMES;
-  const names = waiters.slice(0, MOST_NAMES).map((waiter, n) =>
-    html`${n ? ", " : nothing}${linkTo("worker", [waiter.host, waiter.worker])}`);
+  const names = waiters.slice(0, MOST_NAMES).map((waiter, n) => html`${n ? ", " : nothing}${
+    linkTo("worker", [waiter.host, waiter.worker])} <span class="dim">on ${waiter.host}</span>`);
   return html`<tr><td>${names}${rest > 0 ? ` and ${number(rest)} more` : nothing}</td>
     <td>${amounts(waiters[0].amounts)}</td><td class="dim">${duration(now - Date.parse(waiters[0].since))}</td>
-    <td class="why">${withCode(reason)}</td></tr>`;
+    <td class="why">${reason}</td></tr>`;
 }
 
 function waitingList(fleet, view, now) {

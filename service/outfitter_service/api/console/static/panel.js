@@ -1,7 +1,7 @@
 // The panel at the side: one host, device or worker, its owner, its reasons and what happened there.
 import { html, nothing } from "./vendor/lit-html.js";
 import { isFailing, labelsOf, namesOf, stateOf } from "./fleet.js";
-import { amounts, cell, duration, linkTo, moment, number, oldness, withCode } from "./words.js";
+import { amounts, cell, duration, linkTo, moment, number, oldness } from "./words.js";
 
 const STEPS = 50;
 const PAUSE_MS = 1_000;
@@ -80,7 +80,7 @@ const labelled = worker => (labelsOf(worker) ? html` <span class="dim">${labelsO
 const holdersOf = device => device.holders.map((holder, n) => html`${n ? ", " : nothing}${
   linkTo("worker", [device.host, holder.worker])}${holder.state === "allocated" ? nothing : ` (${holder.state})`}${
   labelled(holder)}${
-  holder.delayed_by ? html`<br><span class="dim">${withCode(holder.delayed_by)}</span>` : nothing}`).concat(
+  holder.delayed_by ? html`<br><span class="dim">${holder.delayed_by}</span>` : nothing}`).concat(
   device.holder_count > device.holders.length
     ? [html` and ${number(device.holder_count - device.holders.length)} more`] : []);
 
@@ -100,12 +100,19 @@ function managerView(host, now) {
 const resourceRow = ([name, resource]) => html`<tr><td>${name}</td>
   <td>${isFailing(resource) ? html`<b>${resource.state}</b>` : resource.state}</td>
   <td>${resource.healthy ?? "–"} of ${resource.total}${resource.sharing === "shared" ? ", shared" : nothing}</td>
-  <td>${resource.reason ? withCode(resource.reason) : "–"}</td></tr>`;
+  <td>${resource.reason ? resource.reason : "–"}</td></tr>`;
+
+/** What tells people which device it is: its index, name and memory. */
+function looks({ properties = {} }) {
+  const { index, name, "memory.total_bytes": bytes } = properties;
+  const parts = [index && `${index}`, name, bytes && `${Math.round(Number(bytes) / 2 ** 30)} GiB`];
+  return parts.filter(Boolean).join(" · ");
+}
 
 const deviceRow = (device, host) => html`<tr><td>${state(stateOf(device, host))}</td>
   <td>${device.holders.length ? holdersOf(device) : "–"}</td>
-  <td>${device.resource}: ${linkTo("device", [host.name, device.id])}${
-    device.reason ? html`<br><span class="dim">${withCode(device.reason)}</span>` : nothing}</td></tr>`;
+  <td>${device.resource} ${looks(device)}<br>${linkTo("device", [host.name, device.id])}${
+    device.reason ? html`<br><span class="dim">${device.reason}</span>` : nothing}</td></tr>`;
 
 const table = (heads, rows, kind = "") => html`<table class=${kind}>
   <thead><tr>${heads.map(head => html`<th scope="col">${head}</th>`)}</tr></thead><tbody>${rows}</tbody></table>`;
@@ -125,7 +132,7 @@ function hostView(fleet, { name }, now) {
 
 const waiterRow = waiter => html`<tr><td class="dim">${waiter.position ?? "–"}</td>
   <td>${linkTo("worker", [waiter.host, waiter.worker])}${labelled(waiter)}</td><td>${amounts(waiter.amounts)}</td>
-  <td>${withCode(waiter.reason ?? "–")}</td></tr>`;
+  <td>${waiter.reason ?? "–"}</td></tr>`;
 
 const fact = (name, value) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`;
 
@@ -135,7 +142,7 @@ function deviceView(fleet, { host: hostName, name }) {
   const properties = Object.entries(device.properties ?? {}).filter(([key]) => key !== "id");
   return html`<dl>${fact("Host", linkTo("host", [hostName]))}${fact("Resource", device.resource)}
     ${fact("State", state(stateOf(device, host)))}
-    ${device.reason ? fact("Reason", withCode(device.reason)) : nothing}
+    ${device.reason ? fact("Reason", device.reason) : nothing}
     ${fact("Held by", device.holders.length ? holdersOf(device) : "nobody")}
     ${properties.map(([key, value]) => fact(key, value))}</dl>`;
 }
@@ -143,14 +150,14 @@ function deviceView(fleet, { host: hostName, name }) {
 function explanationView(found, now) {
   return html`<dl>${fact("Host", linkTo("host", [found.host]))}${fact("Run", found.incarnation)}
     ${fact("State", html`<b>${found.state}</b> for ${duration(now - Date.parse(found.since))}`)}
-    ${found.reason ? fact("Reason", withCode(found.reason)) : nothing}
+    ${found.reason ? fact("Reason", found.reason) : nothing}
     ${labelsOf(found) ? fact("Labels", labelsOf(found)) : nothing}
     ${fact("Wants", amounts(found.amounts))}
     ${found.queue_position === null ? nothing : fact("Place", `${found.queue_position} in the queue`)}
     ${found.wait_until ? fact("Gives up at", moment(found.wait_until, now)) : nothing}
     ${found.ahead.length ? fact("Before it", found.ahead.map((each, n) =>
       html`${n ? ", " : nothing}${linkTo("worker", [found.host, each.worker])} (${amounts(each.amounts)})`)) : nothing}
-    ${found.warnings.map(warning => fact("Warning", withCode(warning)))}</dl>
+    ${found.warnings.map(warning => fact("Warning", warning))}</dl>
     ${held(found)}`;
 }
 
@@ -172,7 +179,7 @@ function stepRow({ record }, subject, now) {
   const who = worker && subject.kind !== "worker" ? html`${linkTo("worker", [host, worker])} ` : nothing;
   const change = record.to ? html`<b>${record.from ? `${record.from} → ` : nothing}${record.to}</b> ` : nothing;
   return html`<li>${moment(at, now)}<span>${who}${change}<span class="dim">${event}${explanation ? ": " : nothing}${
-    withCode(explanation ?? "")}</span></span></li>`;
+    explanation ?? ""}</span></span></li>`;
 }
 
 function historyView({ steps, problem }, subject, now) {

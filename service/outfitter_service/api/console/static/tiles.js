@@ -94,7 +94,7 @@ export function fleetView(fleet, view) {
   const part = isWhole ? nothing : `${number(hosts.length)} of ${count(fleet.hosts.size, "host")}`;
   return html`<section id="fleet" aria-labelledby="fleet-title" tabindex="-1">
     ${bar(counts)}
-    <div class="fleet-head"><h2 id="fleet-title">Fleet <span role="status">${part}</span></h2>
-      ${legend(counts, view)}${tools(view)}</div>
+    <div class="fleet-head"><h2 id="fleet-title">Fleet</h2>
+      ${legend(counts, view)}<span class="dim" role="status">${part}</span>${tools(view)}</div>
     ${hosts.length ? grid(hosts, view) : nothingFound(fleet, view)}</section>`;
 }

@@ -1,9 +1,10 @@
 // What needs a person, worst first, and who waits: one entry for all that have one cause.
 import { isFailing, isMissed, stateOf } from "./fleet.js";
-import { addressOf, amounts, count, some } from "./words.js";
+import { addressOf, amounts, code, count, some } from "./words.js";
 
 const MINUTE_MS = 60 * 1000, RECENT_MS = 60 * MINUTE_MS;
 const UNANSWERED_MS = 10 * MINUTE_MS, BESIDE_FREE_MS = 15 * MINUTE_MS; // as for the alerts on workers that wait
+const HEALING = "granted when enough are healthy again"; // in the reason, if illness alone is in the way
 const HELD_BACK = "held back: "; // how the reason of such a device begins
 
 /** The troubles. Each has `urgent`, a `title`, a `text` that says what it means and what to do, `since` (milliseconds,
@@ -48,7 +49,7 @@ function lentTwice(hosts) {
     urgent: true,
     title: `${count(twice.size, "device")} ${twice.size === 1 ? "is" : "are"} lent twice`,
     text: `${alone.map(holder => holder.worker).join(" and ")} have ${device.id} on ${device.host}. Stop one of them, `
-      + "keep the topics, and report what `outfitter verify` says.",
+      + `keep the topics, and report what ${code("outfitter verify")} says.`,
     since: Math.max(...alone.map(holder => Date.parse(holder.since))),
     address: addressOf("device", device.host, device.id),
   }];
@@ -66,7 +67,7 @@ function killed(hosts) {
   return [{
     urgent: true,
     title: `The manager of ${where(hosts)} was killed, or hangs`,
-    text: `${affected(hosts)}Nobody answers before \`outfitter serve\` runs again`
+    text: `${affected(hosts)}Nobody answers before ${code("outfitter serve")} runs again`
       + `${hosts.length === 1 ? "" : `: ${names(hosts)}`}.`,
     since: heard.length ? oldest(heard) : null,
     ...atFirst(hosts),
@@ -79,7 +80,7 @@ function withoutManager(hosts) {
   return [{
     urgent: true,
     title: `${where(hosts)} ${hosts.length === 1 ? "has" : "have"} no manager`,
-    text: `${affected(hosts)}Nobody answers before \`outfitter serve\` runs again`
+    text: `${affected(hosts)}Nobody answers before ${code("outfitter serve")} runs again`
       + `${hosts.length === 1 ? "" : `: ${names(hosts)}`}.`,
     since: stopped.length ? oldest(stopped) : null,
     ...atFirst(hosts),
@@ -101,11 +102,11 @@ function affected(hosts) {
 const FAILURES = {
   "driver-failed": {
     title: name => `The driver of ${name} fails`,
-    remedy: "The manager tries again by itself. `outfitter doctor` on the host says what it lacks.",
+    remedy: `The manager tries again by itself. ${code("outfitter doctor")} on the host says what it lacks.`,
   },
   misconfigured: {
     title: name => `${name} is misconfigured`,
-    remedy: "Correct the host's configuration: `outfitter config check` says where.",
+    remedy: `Correct the host's configuration: ${code("outfitter config check")} says where.`,
   },
   "no-driver": { title: name => `${name} has no driver`, remedy: "Name its driver in the host's configuration." },
 };
@@ -119,7 +120,7 @@ function failingDrivers(hosts) {
       group.hosts.push(host);
     }
   return [...groups.values()].map(({ name, resource, hosts: affected }) => ({
-    urgent: true,
+    urgent: false,
     title: `${FAILURES[resource.state].title(name)} on ${where(affected)}`,
     text: `Nobody gets any ${name} there${because(resource.reason)}. ${FAILURES[resource.state].remedy}`,
     ...atFirst(affected),
@@ -139,7 +140,7 @@ function unhealthy(hosts) {
   const held = total(hosts, host => host.devices.filter(isHeld).length);
   const holders = devices === 1 ? " A worker still holds it." : ` Workers still hold ${held} of them.`;
   return [{
-    urgent: true,
+    urgent: false,
     title: `${count(devices, "device")} on ${where(hosts)} ${devices === 1 ? "is" : "are"} unhealthy`,
     text: `${hosts.length === 1 ? "Its driver says" : `Most are on ${worst.name}`}${because(first.reason)}. `
       + `Nobody gets ${devices === 1 ? "it" : "one"} before its driver reports it healthy again.${held ? holders : ""} `
@@ -149,16 +150,23 @@ function unhealthy(hosts) {
   }];
 }
 
+/** Waiters in vain: for devices that are ill, or for more than there are. */
 function infeasible(hosts) {
-  const waiters = hosts.flatMap(host => host.waiting).filter(waiter => waiter.code === "infeasible");
-  if (!waiters.length) return [];
-  return [{
-    urgent: true,
-    title: `${count(waiters.length, "worker")} ${waiters.length === 1 ? "wants" : "want"} more than the host has`,
-    text: `That never comes by waiting${because(waiters[0].reason)}. Register with less, or add devices.`,
-    since: oldest(waiters.map(waiter => waiter.since)),
-    address: addressOf("worker", waiters[0].host, waiters[0].worker),
-  }];
+  const waiters = hosts.flatMap(host => host.waiting.filter(waiter => waiter.code === "infeasible"));
+  const isHealing = waiter => waiter.reason?.includes(HEALING) ?? false;
+  const trouble = (found, what, text) => (!found.length ? [] : [{
+    urgent: false,
+    title: `${count(found.length, "worker")} ${found.length === 1 ? "wants" : "want"} ${what}`,
+    text: text(found[0].reason),
+    since: oldest(found.map(waiter => waiter.since)),
+    address: addressOf("worker", found[0].host, found[0].worker),
+  }]);
+  return [
+    ...trouble(waiters.filter(isHealing), "devices that are ill",
+      reason => `${sentence(reason)}Mend or replace the ill ones.`),
+    ...trouble(waiters.filter(waiter => !isHealing(waiter)), "more than the host has",
+      reason => `That never comes by waiting${because(reason)}. Register with less, or add devices.`),
+  ];
 }
 
 function unanswered(hosts, now) {
@@ -168,10 +176,10 @@ function unanswered(hosts, now) {
   if (!late.length) return [];
   const [first] = late;
   return [{
-    urgent: true,
+    urgent: false,
     title: `${count(late.length, "worker")} ${late.length === 1 ? "waits" : "wait"} for a driver's answer`,
     text: `${first.worker} on ${first.host}: ${sentence(first.reason)}`
-      + "`outfitter doctor` on the host says what the driver lacks.",
+      + `${code("outfitter doctor")} on the host says what the driver lacks.`,
     since: first.begin,
     address: addressOf("worker", first.host, first.worker),
   }];
@@ -191,7 +199,7 @@ function besideFree(hosts, now) {
     urgent: false,
     title: `${count(late.length, "worker")} ${late.length === 1 ? "waits" : "wait"} although devices are free`,
     text: `${first.worker} on ${first.host}: ${sentence(first.reason)}`
-      + "A large request may keep them for itself: `outfitter explain` says more.",
+      + `A large request may keep them for itself: ${code("outfitter explain")} says more.`,
     since: Date.parse(first.since),
     address: addressOf("worker", first.host, first.worker),
   }];
@@ -265,7 +273,7 @@ function refused(fleet, now) {
   return [{
     urgent: false,
     title: `${count(recent.length, "message")} ${recent.length === 1 ? "was" : "were"} refused in the last hour`,
-    text: `The last: ${sentence(last.reason)}\`outfitter dead-letters\` shows them whole.`,
+    text: `The last: ${sentence(last.reason)}${code("outfitter dead-letters")} shows them whole.`,
     since: Date.parse(last.at),
   }];
 }

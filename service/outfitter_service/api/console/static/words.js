@@ -21,8 +21,13 @@ export function moment(text, now) {
   return html`<time datetime=${text} title=${text}>${shown}</time>`;
 }
 
-/** Text with `code` in it. It stays text, whatever it has. */
-export const withCode = text => text.split("`").map((part, n) => (n % 2 ? html`<code>${part}</code>` : part));
+const MARK = "\u0001"; // in no text of the API, see api.js
+
+/** Words of our own that are code, in a text. */
+export const code = text => MARK + text + MARK;
+
+/** A text with our own code set as such. What strangers wrote in it stays as it is. */
+export const withCode = text => text.split(MARK).map((part, n) => (n % 2 ? html`<code>${part}</code>` : part));
 
 /** How old the picture is that a feed has. */
 export const oldness = feed => `the picture is ${duration(feed.age)} old`;

@@ -126,4 +126,6 @@ def _of_problems(problems: Iterable[Problem]) -> Iterator[Finding]:
         if problem.severity is not Severity.INFO:
             verdict = Verdict.PROBLEM if problem.severity is Severity.ERROR else Verdict.WARNING
             place = f"correct {problem.key or 'it'} in {problem.file or 'the configuration'}"
+            if problem.key == "--config":  # there is none
+                place = "write /etc/outfitter/outfitter.toml, or name another file by --config"
             yield Finding(verdict, f"{problem.key}: {problem.problem}", problem.suggestion or place)
