@@ -51,7 +51,8 @@ class RuntimeContext(OperatorContext):
         wait: seconds to wait for busy devices. None: for ever.
         priority: the manager serves higher numbers first.
         labels: shown to people in the ledger.
-        wait_for_manager: True: wait for a manager for ever. A number: wait that many seconds instead of 4.
+        wait_for_manager: True: wait for a manager for ever. A number: wait that many seconds.
+            False: wait 4 s, and for longer while the manager shows that it lives.
         owner: name this process in the registration, so that a manager on this machine sees its death at once.
         on_lease_at_risk: called in the background thread, with a `LeaseLostError`, once no heartbeat was
             acknowledged for two thirds of the lease. Then `lease_lost` is True and every getter raises.
@@ -277,9 +278,12 @@ class RuntimeContext(OperatorContext):
         from outfitter.session.worker_session import MANAGER_PATIENCE
 
         patience: float | None = self._wait_for_manager
+        is_default = self._wait_for_manager is False
         if isinstance(self._wait_for_manager, bool):
-            patience = None if self._wait_for_manager else MANAGER_PATIENCE
-        session = SessionThread(self._settings, manager_patience=patience, on_lease_at_risk=on_lease_at_risk)
+            patience = MANAGER_PATIENCE if is_default else None
+        session = SessionThread(
+            self._settings, manager_patience=patience, waits_on=is_default, on_lease_at_risk=on_lease_at_risk
+        )
         if self._ends_with is None:
             return session
         from outfitter.lifetimes.orphans import OrphanGuard

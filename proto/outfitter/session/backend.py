@@ -72,11 +72,13 @@ class SessionThread:
         settings: Settings,
         *,
         manager_patience: float | None,
+        waits_on: bool = True,
         on_lease_at_risk: Callable[[LeaseLostError], object] | None,
     ) -> None:
         self.allocation_watch = AllocationWatch()
         self._settings = settings
         self._patience = manager_patience
+        self._waits_on = waits_on
         self._on_lease_at_risk = on_lease_at_risk
         self._ready: Future[None] = Future()
         self._done: Future[None] = Future()
@@ -145,6 +147,7 @@ class SessionThread:
             allocation_watch=self.allocation_watch,
             attach=self._settings.attach,
             manager_patience=self._patience,
+            waits_on=self._waits_on,
             on_lease_at_risk=self._on_lease_at_risk,
         )
         with self._lock:

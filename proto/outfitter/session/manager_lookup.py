@@ -16,7 +16,12 @@ from outfitter_proto.bus.port import Bus, BusError, BusUnavailableError, Message
 from outfitter_proto.bus.reading import read_to
 from outfitter_proto.partitioning import partition_of
 from outfitter_proto.records import Checkpoint, Host
+from outfitter_proto.signs_of_life import Life, SignsOfLife, Verdict, judge, read_signs, responsible
+from outfitter_proto.support import manager_lock
+from outfitter_proto.support.processes import boot_id
 
+RECENT_S = 60.0
+"""Seconds for which a record of a manager shows that it lives."""
 _SHOWN = 10
 _OPEN_FOR = 0.6
 """Seconds for which a transaction must stay open until it counts as the reason for silence."""
@@ -26,14 +31,15 @@ HOST_SCOPE = "host"
 class ManagerLookup:
     """The hosts of a cluster and their managers, as recorded in the ledger.
 
-    `host`: the worker's. `hosts`: the records read so far, by name. `complete`: all partitions were read.
+    `host`: the worker's. `hosts`: the records read so far, by name. `own_was_read`: the
+    worker's own partition was read; `complete`: all were.
     """
 
     def __init__(self, bus: Bus, cluster: str, host: str) -> None:
         self.host = host
         self.hosts: dict[str, Host] = {}
         self.complete = False
-        self._own_was_read = False
+        self.own_was_read = False
         self._own = 0
         self._hidden: str | None = None
         self._read_in: dict[str, int] = {}
@@ -42,19 +48,28 @@ class ManagerLookup:
         self._cluster = cluster
         self._last_seen: datetime | None = None
         self._scope = HOST_SCOPE
+        self._checkpoints: dict[str, Checkpoint] = {}
+        self._signs = SignsOfLife()
+        self._partitions = 1
         self._own_keys = {keys.host_key(host).encode(), keys.checkpoint_key(keys.host_writer(host)).encode()}
 
     async def run(self, partitions: int) -> None:
         """Read all partitions, the worker's own first, without those that the bus refuses."""
-        own = self._own = partition_of(self.host, partitions)
-        self._own_keys.add(keys.checkpoint_key(keys.partition_writer(own)).encode())
-        self._own_was_read = await self._try_read(own)
-        read = [self._own_was_read]
+        await self.run_own(partitions)
+        own, read = self._own, [self.own_was_read]
         async with anyio.create_task_group() as group:
             for partition in range(partitions):
                 if partition != own:
                     group.start_soon(self._note_read, partition, read)
         self.complete = all(read)
+
+    async def run_own(self, partitions: int) -> None:
+        """Read the worker's own partition, and its managers' signs of life."""
+        self._partitions = partitions
+        own = self._own = partition_of(self.host, partitions)
+        self._own_keys.add(keys.checkpoint_key(keys.partition_writer(own)).encode())
+        self.own_was_read = await self._try_read(own)
+        self._signs = await read_signs(self._bus, self._cluster, [own])
 
     async def _note_read(self, partition: int, read: list[bool]) -> None:
         read.append(await self._try_read(partition))
@@ -96,6 +111,7 @@ class ManagerLookup:
         elif isinstance(record, Checkpoint):
             self._note_times(record.at)
             self._scope = record.scope
+            self._checkpoints[record.writer] = record
 
     def _note_times(self, *times: datetime | None) -> None:
         self._last_seen = max((at for at in (self._last_seen, *times) if at is not None), default=None)
@@ -111,6 +127,35 @@ class ManagerLookup:
             self._hidden = first
         return is_hidden
 
+    @property
+    def verdict(self) -> Verdict:
+        """Whether the host's manager lives."""
+        own_host = self.hosts.get(self.host)
+        return judge(self._signs, self._checkpoint, own_host.manager if own_host is not None else None)
+
+    @property
+    def _checkpoint(self) -> Checkpoint | None:
+        return responsible(self._checkpoints, self.host, self._partitions)
+
+    def sign_of_life(self) -> str | None:
+        """What shows that the host's manager may still answer, as a clause; None: nothing does."""
+        own_host, checkpoint, life = self.hosts.get(self.host), self._checkpoint, self.verdict.life
+        if life is Life.STOPPED or self._hidden is not None:
+            return None
+        if checkpoint is not None and self._signs.runs_here(checkpoint):
+            return "its manager runs on this machine"
+        if life is Life.DEAD:
+            return None
+        boot = own_host.manager.boot_id if own_host is not None else None
+        if boot is not None and boot == boot_id() and manager_lock.is_held(self.host):
+            return "its manager holds this machine's lock"
+        if life is Life.LIVES:
+            return "its manager says on the bus that it lives"
+        now = datetime.now(UTC)
+        if self._last_seen is not None and abs((now - self._last_seen).total_seconds()) <= RECENT_S:
+            return f"its manager last wrote {_ago(self._last_seen)}"
+        return None
+
     def error(self) -> NoManagerError | BusUnavailableError:
         """Why a worker of `host` gets no answer: there is no manager, or its answer cannot be read."""
         if self._hidden is not None:
@@ -122,11 +167,17 @@ class ManagerLookup:
 
     def _clauses(self) -> Iterator[str]:
         own_host = self.hosts.get(self.host)
+        verdict, checkpoint = self.verdict, self._checkpoint
         if own_host is not None and own_host.manager.stopped_at is not None:
             yield f"its manager {own_host.manager.instance} was stopped {_ago(own_host.manager.stopped_at)}"
+        elif verdict.life is Life.STOPPED and verdict.at is not None and checkpoint is not None:
+            yield f"its manager {checkpoint.instance} was stopped {_ago(verdict.at)}"
+        elif verdict.life is Life.DEAD:
+            heard = "more than 3 min ago" if verdict.at is None else _ago(verdict.at)
+            yield f"its manager was killed, or hangs: last heard {heard}"
         elif self._last_seen is not None:
             yield f"its manager last wrote {_ago(self._last_seen)} and has not reported that it stopped"
-        elif self._own_was_read:
+        elif self.own_was_read:
             yield "it never had a manager here"
         else:
             yield "the ledger could not be read, so it is not known whether there is one"

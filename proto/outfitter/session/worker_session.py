@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import logging
 import math
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import TracebackType
 from typing import Self
@@ -55,6 +55,9 @@ there."""
 LOOKUP_WITHIN = 1.5
 """The last seconds of `MANAGER_PATIENCE`, in which the session looks up the managers of other hosts."""
 
+LOOK_AGAIN = 5.0
+"""Seconds between two looks whether a manager that has not answered still lives, and time limit of each."""
+
 DEREGISTER_WITHIN = 3.0
 """Time limit of deregistering in seconds. If it fails, the lease or the owner's death ends the allocation."""
 
@@ -78,6 +81,7 @@ class WorkerSession:
         attach: follow an allocation that another process registered and keeps alive. Publish nothing.
         registered: another session has registered this incarnation, so that `deregister` counts even before `open`.
         manager_patience: seconds without an answer after which `wait` raises `NoManagerError`; None: never.
+        waits_on: wait for longer than that while the manager shows that it lives.
         on_lease_at_risk: called once each time the lease of granted devices gets at risk, instead of a log line. It
             must not block.
 
@@ -94,6 +98,7 @@ class WorkerSession:
         attach: bool = False,
         registered: bool = False,
         manager_patience: float | None = MANAGER_PATIENCE,
+        waits_on: bool = True,
         on_lease_at_risk: Callable[[LeaseLostError], object] | None = None,
     ) -> None:
         self.allocation_watch = allocation_watch or AllocationWatch()
@@ -103,6 +108,7 @@ class WorkerSession:
         self._topics = names.topics(cluster)
         self._attach = attach
         self._patience = None if attach else manager_patience
+        self._waits_on = waits_on
         self._on_lease_at_risk = on_lease_at_risk
         self._leaving_reason: str | None = None
         self.key = keys.allocation_key(registration.host, registration.worker, registration.incarnation)
@@ -333,8 +339,9 @@ class WorkerSession:
             )
 
     async def _await_manager(self, patience: float) -> None:
-        """Wait for the first record of any state; look up other managers if none comes."""
-        lookup = ManagerLookup(self._bus, self._cluster, self.registration.host)
+        """Wait for the first record of any state; look up managers if none comes. While the host's manager shows that
+        it lives, go on: its machine may be slow."""
+        lookup, is_said = self._lookup(), False
         async with anyio.create_task_group() as group:
             with anyio.move_on_after(patience):
                 with anyio.move_on_after(max(0.0, patience - LOOKUP_WITHIN)):
@@ -343,12 +350,42 @@ class WorkerSession:
                     group.start_soon(lookup.run, self._host_partition.count)
                     await self._first_answer()
             group.cancel_scope.cancel()
+        while self._waits_on and not self._is_answered:
+            if not lookup.own_was_read:  # it was too slow
+                await self._look(lookup.run_own, within=LOOK_AGAIN)
+            sign = lookup.sign_of_life()
+            if sign is None or self._is_answered:
+                break
+            if not is_said:
+                is_said = True
+                log.warning("%s: no answer for %g s, and waits on: %s", self.key, patience, sign)
+            with anyio.move_on_after(LOOK_AGAIN):
+                await self._first_answer()
+            lookup = self._lookup()
         if not self._is_answered:
+            if is_said:  # the error names the other hosts as well
+                await self._look(lookup.run, within=LOOKUP_WITHIN)
             self._leaving_reason = "no manager"
             error = lookup.error()
             if isinstance(error, NoManagerError):
                 error.add_note("RuntimeContext(wait_for_manager=True) waits for one")
             raise error
+
+    def _lookup(self) -> ManagerLookup:
+        return ManagerLookup(self._bus, self._cluster, self.registration.host)
+
+    async def _look(self, look_up: Callable[[int], Awaitable[None]], *, within: float) -> None:
+        """Look managers up for so many seconds, or until there is an answer."""
+        async with anyio.create_task_group() as group:
+
+            async def end_with_answer() -> None:
+                await self._first_answer()
+                group.cancel_scope.cancel()
+
+            group.start_soon(end_with_answer)
+            with anyio.move_on_after(within):
+                await look_up(self._host_partition.count)
+            group.cancel_scope.cancel()
 
     async def _first_answer(self) -> None:
         while not self._is_answered:

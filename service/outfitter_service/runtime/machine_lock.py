@@ -25,6 +25,8 @@ from pathlib import Path
 import structlog
 from msgspec import Struct
 
+from outfitter_proto.support import manager_lock
+
 log = structlog.get_logger("outfitter.service")
 
 ANSWER_WITHIN_S = 2.0
@@ -42,8 +44,7 @@ _SHOW_NAME, _SHOW_UID = 0x01, 0x40
 _DIAG_NAME, _DIAG_UID = 0, 7
 _HEADER, _MESSAGE, _ATTRIBUTE = struct.Struct("=IHHII"), struct.Struct("=BBBBIII"), struct.Struct("=HH")
 
-PREFIX = "\0outfitter-manager/"
-"""How the name of each lock begins."""
+PREFIX, socket_name = manager_lock.PREFIX, manager_lock.socket_name
 
 ADVICE = (
     ". If that is no manager: give the service a directory of its own (RuntimeDirectory= of systemd.exec(5)), then "
@@ -110,12 +111,6 @@ def own_directory(environment: Mapping[str, str]) -> Path | None:
             if stat.S_ISDIR(status.st_mode) and ours and os.access(name, os.W_OK | os.X_OK):
                 return Path(name)
     return None
-
-
-def socket_name(host: str) -> str:
-    """The abstract socket's name, with a digest of the host if it exceeds the 107 bytes that unix(7) allows."""
-    name = f"{PREFIX}{host}"
-    return name if len(name) <= 107 else f"\0outfitter-manager/sha256/{_digest(host)}"
 
 
 def holder_of(name: str) -> LockHolder:
