@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -22,6 +23,16 @@ MESSAGES = re.findall(r"^\| `+ ?(.+?) ?`+ \|", INDEX, re.MULTILINE)
 ALERTS = dict(
     re.findall(r"- alert: (\w+)\n.*?severity: (\w+)", (ROOT / "deploy/prometheus/rules.yml").read_text(), re.DOTALL)
 )
+
+
+@pytest.mark.parametrize(
+    "page",
+    [page for page in PAGES if page.name not in {"glossary.md", "CONTRIBUTING.md"} and page != ROOT / "docs/README.md"],
+    ids=lambda page: str(page.relative_to(ROOT)),
+)
+def test_each_page_leads_to_the_glossary(page: Path) -> None:
+    links = re.findall(r"\]\(([\w./-]*glossary\.md)\)", page.read_text())
+    assert {(page.parent / link).resolve() for link in links} == {ROOT / "service" / "glossary.md"}
 
 
 def in_a_page(code: str) -> bool:
