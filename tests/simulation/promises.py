@@ -43,6 +43,9 @@ def check(world: World) -> tuple[list[str], dict[str, int]]:
         ]
     wrong += _unanswered(world)
     wrong += world.complaints
+    if world.onlooker is not None:
+        wrong += world.onlooker.complaints
+        counts["lives judged"] += world.onlooker.judged
     wrong += _lost_in_silence(world)
     wrong += _unswept(world)
     counts.update(report.counts)

@@ -30,6 +30,7 @@ from simulation.model.client import ModelBus
 from simulation.model.network import CALM, Link, Network
 from simulation.world.faults import Faults
 from simulation.world.lowering import lowering
+from simulation.world.onlooker import Onlooker
 from simulation.world.remaking import adopt, remake, remaking
 from simulation.world.retention import retention
 from simulation.world.settings import setting
@@ -79,6 +80,7 @@ class World:
         self.network.watch = self.faults.watch
         self.over = False
         self._make_bus = make_bus
+        self.onlooker = Onlooker(self) if self.setting.beat_s is not None and self.remaking is None else None
         self.hosts = [self._host(number) for number in range(self.setting.hosts)]
         names = [host.name for host in self.hosts]
         self.strangers = strangers(self.broker, TOPICS, seed, hosts=names, many=bool(self.setting.replicas))
@@ -184,6 +186,8 @@ class World:
         for each in (self.retention, self.strangers, self.lowering):
             if each is not None:
                 self.loop.spawn(world, partial(each.run, lambda: self.over))
+        if self.onlooker is not None:
+            self.loop.spawn(world, partial(self.onlooker.run, lambda: self.over))
         if self.remaking is not None:
             self.loop.spawn(world, partial(remake, self, self.remaking))
         await self.faults.run()

@@ -1,0 +1,95 @@
+"""Somebody who looks on, and judges by signs of life which managers live: never one that works for dead, and in time
+each that was killed or stands still."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+import anyio
+from msgspec import UNSET
+
+from outfitter_proto import codec
+from outfitter_proto.keys import CHECKPOINT, is_sweeper
+from outfitter_proto.records import Checkpoint
+from outfitter_proto.signs_of_life import MISSED, Life, SignsOfLife, follow_signs
+from simulation.hosts.managers import CLUSTER, TOPICS, Manager
+from simulation.loop import Process
+from simulation.model.client import ModelBus
+from simulation.model.network import Link
+
+if TYPE_CHECKING:
+    from simulation.world.world import World
+
+LOOK_S = 1.0
+SLACK_S = 10.0
+"""How much longer it may take until silence shows: one more interval, and a fetch that the network has lost."""
+
+
+class Onlooker:
+    """Looks on while managers say that they live. `complaints`: what it judged wrongly."""
+
+    def __init__(self, world: World) -> None:
+        self.complaints: list[str] = []
+        self.judged = 0
+        self._world = world
+        self._loop = world.loop
+        self._signs = SignsOfLife(now_ms=lambda: world.loop.time() * 1000, monotonic=world.loop.time)
+        self._seen_at: dict[tuple[str, str], float] = {}
+        self._works_since: dict[Manager, float] = {}
+        self._silent_since: dict[Manager, float] = {}
+
+    async def run(self, over: Callable[[], bool]) -> None:
+        world = self._world
+        bus = ModelBus(world.broker, Link(world.network, Process("onlooker")))
+        async with anyio.create_task_group() as tasks:
+            for partition in range(world.setting.partitions):
+                tasks.start_soon(partial(follow_signs, bus, CLUSTER, partition, self._signs))
+            while not over():
+                await anyio.sleep(LOOK_S)
+                self._look()
+            tasks.cancel_scope.cancel()
+
+    def _look(self) -> None:
+        world, now = self._world, self._loop.time()
+        by_instance = {manager.process.name: manager for manager in world.managers}
+        for manager in world.managers:
+            is_able = manager.up and not manager.process.stopped and not manager.link.cut and not world.network.down
+            if is_able:
+                self._works_since.setdefault(manager, now)
+            else:
+                self._works_since.pop(manager, None)
+            if manager.process.dead or manager.process.stopped:
+                self._silent_since.setdefault(manager, now)
+            else:
+                self._silent_since.pop(manager, None)
+        for checkpoint in self._checkpoints():
+            manager = by_instance.get(checkpoint.instance.partition("-")[2])
+            if manager is None or checkpoint.beat_s is UNSET:
+                continue
+            seen_at = self._seen_at.setdefault((checkpoint.writer, checkpoint.instance), now)
+            life, silence_s = self._signs.of(checkpoint, seen_at=seen_at).life, MISSED * checkpoint.beat_s
+            self.judged += life is not Life.UNKNOWN
+            partitions = [partition for partition, _ in manager.serving()] if manager.up else []
+            works_s = now - self._works_since.get(manager, math.inf)
+            if life is Life.DEAD and checkpoint.input.partition in partitions and works_s > silence_s:
+                self.complaints.append(f"{checkpoint.writer} of {checkpoint.instance} works, and counts as dead")
+            silent_s = now - self._silent_since.get(manager, math.inf)
+            if life is Life.LIVES and silent_s > silence_s + SLACK_S:
+                self.complaints.append(
+                    f"{checkpoint.writer} of {checkpoint.instance} is dead or stands still, and counts as living"
+                )
+
+    def _checkpoints(self) -> list[Checkpoint]:
+        """The newest committed checkpoint of each writer."""
+        found: dict[bytes, Checkpoint] = {}
+        for partition in range(self._world.setting.partitions):
+            for record, _ in reversed(self._world.broker.logs[TOPICS.allocations, partition].committed()):
+                key = record.key or b""
+                if key.startswith(CHECKPOINT) and key not in found and record.value is not None:
+                    decoded = codec.decode_ledger(record.value)
+                    if isinstance(decoded, Checkpoint) and not is_sweeper(decoded.writer):
+                        found[key] = decoded
+        return list(found.values())
