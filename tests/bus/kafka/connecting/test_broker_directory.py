@@ -18,7 +18,7 @@ A, B, C = Node("a", 1), Node("b", 2), Node("c", 3)
 def test_whoever_hung_is_asked_last_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(broker_directory, "DOUBT_S", 1000.0)
     found = BrokerDirectory([A, B])
-    found.learn([B, C])
+    found.learn({1: B, 2: C})
     assert found.order() == [A, B, C]
     found.doubt(A)
     assert found.order() == [B, C, A]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import anyio
@@ -17,7 +17,7 @@ from aiokafka.protocol.offset import OffsetRequest
 from outfitter_proto.bus.addresses import Node
 from outfitter_proto.bus.kafka.connecting import diagnosis
 from outfitter_proto.bus.kafka.connecting.answers import row_of
-from outfitter_proto.bus.kafka.connecting.connection import Connection, Connector
+from outfitter_proto.bus.kafka.connecting.connection import Connection, Connector, NobodyError
 from outfitter_proto.bus.kafka.connecting.protocol import (
     MOVED,
     OK,
@@ -102,24 +102,25 @@ class Cluster:
         behind. `topic` then returns the newest answer.
 
         Raises:
-            BusError: no broker answered; the first broker's error.
+            BusError: no broker answered.
         """
         directory = self._connector.directory
-        if len(directory.order()) == 1:
+        if len(directory.brokers()) <= 1:
             await self.topic(name, fresh=True)  # also learns the other brokers
-        nodes = directory.order()[:MOST_ASKED]
-        if len(nodes) == 1:
-            return
+        nodes = directory.brokers()[:MOST_ASKED]
+        if len(nodes) > 1 and not await self._vote(name, nodes):
+            await self.topic(name, fresh=True)  # from whoever answers: all may have new addresses
+
+    async def _vote(self, name: str, nodes: Sequence[Node]) -> int:
+        """Ask these brokers for the topic's leaders, until a majority has answered. Returns how many have."""
         answers = 0
-        failures: list[BusError] = []
 
         async def ask(node: Node) -> None:
             nonlocal answers
             try:
                 connection = await self._connect(node)
                 self._learn(name, node, await self._ask(connection, node, MetadataRequest([name])))
-            except BusError as error:
-                failures.append(error)
+            except BusError:
                 return
             answers += 1
             if answers > len(nodes) // 2:
@@ -128,14 +129,13 @@ class Cluster:
         async with anyio.create_task_group() as tasks:
             for node in nodes:
                 tasks.start_soon(ask, node)
-        if not answers:
-            raise failures[0]
+        return answers
 
     def _learn(self, name: str, where: Node, response: Any) -> TopicMetadata:
         """The topic in a metadata answer, without leaders that have a known successor."""
         directory = self._connector.directory
         brokers = {node_id: Node(host, port) for node_id, host, port, *_ in response.brokers}
-        directory.learn(brokers.values())
+        directory.learn(brokers)
         for code, topic, topic_id, _, partitions, *_ in response.topics:
             if topic != name:
                 continue
@@ -239,34 +239,37 @@ class Cluster:
             return await self._connect(node), node
         directory = self._connector.directory
         for open_node in sorted(self._connections, key=directory.doubtful):
-            if (connection := self._usable(open_node)) is not None:
+            if (connection := await self._usable(open_node)) is not None:
                 return connection, open_node
-        errors: list[BusError] = []
-        for candidate in directory.order():
-            try:
-                return await self._connect(candidate), candidate
-            except BusError as error:
-                errors.append(error)
+
+        async def connect(candidate: Node) -> tuple[Connection, Node]:
+            return await self._connect(candidate, despite_doubt=True), candidate
+
+        try:
+            return await self._connector.from_any(connect)
+        except NobodyError as nobody:
+            errors = nobody.errors
         if len(errors) == 1 or isinstance(errors[0], BusConfigurationError):
             raise errors[0]
-        raise BusUnavailableError("; ".join(str(error) for error in errors)) from errors[0]
+        reasons = "; ".join(str(error).removeprefix(f"{self.url}: ") for error in errors)
+        raise BusUnavailableError(f"{self.url}: {reasons}") from errors[0]
 
-    async def _connect(self, node: Node) -> Connection:
+    async def _connect(self, node: Node, *, despite_doubt: bool = False) -> Connection:
         async with self._connecting.setdefault(node, anyio.Lock()):
-            connection = self._usable(node)
+            connection = await self._usable(node)
             if connection is None:
-                connection = await self._connector.connect(node, timeout=REQUEST_TIMEOUT)
+                connection = await self._connector.connect(node, timeout=REQUEST_TIMEOUT, despite_doubt=despite_doubt)
                 self._connections[node] = connection
             return connection
 
-    def _usable(self, node: Node) -> Connection | None:
+    async def _usable(self, node: Node) -> Connection | None:
         """The existing connection. If its log-in is about to end, it still gets answers but no new requests."""
         connection = self._connections.get(node)
-        if connection is None or not connection.connected():
+        if connection is None or not await connection.works():
             return None
         if not connection.stale:
             return connection
-        del self._connections[node]
+        self._connections.pop(node, None)
         if connection.idle:
             connection.close()
         else:

@@ -12,13 +12,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import socket
 import struct
 import time
 import weakref
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from io import BytesIO
-from typing import Any
+from typing import Any, TypeVar
 
+import anyio
 from aiokafka import errors as kafka_errors
 from aiokafka.client import ConnectionGroup
 from aiokafka.conn import AIOKafkaConnection, CloseReason
@@ -47,8 +49,19 @@ from outfitter_proto.bus.port import BusAuthenticationError, BusError, BusUnavai
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 AVOIDED_PAUSE_S = 0.05
 """Seconds until the error for an avoided broker. aiokafka tries again at once, and would otherwise loop busily."""
+HEAD_START_S = 0.3
+"""Seconds after which the next address is tried beside those that do not answer yet (as in RFC 8305)."""
+IDLE_S = 5.0
+"""Seconds without an answer after which an idle connection is asked whether it works before it is used. Firewalls and
+load balancers forget idle connections without telling anybody, some after seconds."""
+ASKED_WITHIN_S = 1.0
+"""Time limit of that answer in seconds."""
+_KEEP_ALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
+_UNACKNOWLEDGED_MS = 20_000
 SESSION_SHARE = 0.85
 """The share of its session for which a connection is used, as in Kafka's own clients. Open requests end in the rest."""
 
@@ -65,6 +78,9 @@ class Connection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka has no t
 
     hung: Callable[[], None] | None = None
     """Called when the broker does not answer in time a request that needs no other broker."""
+
+    forgotten: Callable[[], None] | None = None
+    """Called when this connection was idle and does not work any more."""
 
     def __init__(self, *args: Any, patience: Patience | None = None, **options: Any) -> None:
         """`patience`: the client's; its limits are lengthened as well while this connection is throttled."""
@@ -170,6 +186,34 @@ class Connection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka has no t
             if high >= answers.LEAST_VERSIONS.get(key, 0)
         }
 
+    async def works(self) -> bool:
+        """Whether the connection can be used. One that was idle is asked; one that does not answer is closed."""
+        if not self.connected():
+            return False
+        if not self.is_rested:
+            return True
+        try:
+            with self._patience.limit(ASKED_WITHIN_S):
+                await self.send(ApiVersionsRequest())
+        except (kafka_errors.KafkaError, OSError):  # TimeoutError is an OSError
+            self.close(reason=CloseReason.IDLE_DROP)
+            if self.forgotten is not None:
+                self.forgotten()
+        return bool(self.connected())
+
+    @property
+    def is_rested(self) -> bool:
+        """Whether it has been idle for so long that it may be forgotten on the way."""
+        return self.idle and time.monotonic() - self._last_action > IDLE_S
+
+    def keep_alive(self) -> None:
+        """Let the kernel ask the other side while nothing is sent, and give up what is not acknowledged."""
+        transport_socket = self._writer.get_extra_info("socket") if self._writer is not None else None
+        if transport_socket is not None:
+            transport_socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for option, value in (*_KEEP_ALIVE, (socket.TCP_USER_TIMEOUT, _UNACKNOWLEDGED_MS)):
+                transport_socket.setsockopt(socket.IPPROTO_TCP, option, value)
+
     @property
     def stale(self) -> bool:
         return time.monotonic() > self.stale_at
@@ -245,8 +289,9 @@ class Connector:
         client_id: str = "outfitter",
         on_close: Callable[..., Any] | None = None,
         patience: Patience | None = None,
+        despite_doubt: bool = False,
     ) -> Connection:
-        """A connection that has logged in.
+        """A connection that has logged in. A doubtful broker is not tried unless `despite_doubt`.
 
         Raises:
             BusUnavailableError: no broker there, or no answer.
@@ -254,7 +299,7 @@ class Connector:
             BusConfigurationError: a file with a secret cannot be read, or the broker is too old.
         """
         try:
-            if self.directory.doubtful(node):
+            if not despite_doubt and self.directory.doubtful(node):
                 await asyncio.sleep(AVOIDED_PAUSE_S)
                 raise BusUnavailableError(f"{diagnosis.where(self.login, node)} did not answer a moment ago")
             connection = await self._connect(node, timeout, client_id, on_close, patience)
@@ -287,6 +332,7 @@ class Connector:
         try:
             await look_up(node, within=timeout)
             await connection.connect()
+            connection.keep_alive()
             if login.mechanism is None:
                 # A listener that requires a log-in answers a request for versions, and hangs up at the first real one.
                 await connection.send(MetadataRequest([]))
@@ -300,6 +346,7 @@ class Connector:
             raise
         connection._on_close_cb = on_close
         connection.hung = lambda: self._hung(node)
+        connection.forgotten = self._forgotten
         self._open.add(connection)
         return connection
 
@@ -310,6 +357,42 @@ class Connector:
             if (connection.host, connection.port) == node:
                 connection.close()
 
+    def _forgotten(self) -> None:
+        """Close all connections that were idle for long: whatever forgot one of them on the way forgets others, too."""
+        for connection in list(self._open):
+            if connection.is_rested:
+                connection.close()
+
+    async def from_any(self, ask: Callable[[Node], Awaitable[T]]) -> T:
+        """The result of `ask` for the first address that gives one. A failure gives way to the next address at once,
+        and silence after `HEAD_START_S`, so that silent addresses cost no time-out each.
+
+        Raises:
+            NobodyError: all failed.
+        """
+        errors: list[BusError] = []
+        for left in self.directory.choices():
+            running: dict[asyncio.Task[T], Node] = {}
+            try:
+                while left or running:
+                    if left:
+                        node = left.pop(0)
+                        running[asyncio.create_task(_awaited(ask(node)))] = node
+                    head_start = HEAD_START_S if left else None
+                    done, _ = await asyncio.wait(running, timeout=head_start, return_when=asyncio.FIRST_COMPLETED)
+                    for attempt in done:
+                        node = running.pop(attempt)
+                        error = attempt.exception()
+                        if error is None:
+                            self.directory.answered(node, before=running.values())
+                            return attempt.result()
+                        if not isinstance(error, BusError):
+                            raise error
+                        errors.append(error)
+            finally:
+                await _cancelled(running)
+        raise NobodyError(errors)
+
     def adopt(self, client: Any, patience: Patience | None = None) -> None:
         """Make one of aiokafka's clients (`AIOKafkaClient`, not started) use connections of this connector.
 
@@ -318,7 +401,29 @@ class Connector:
         """
         ours = _Connections(self, client, patience)
         client.bootstrap = ours.bootstrap
+        client._metadata_update = ours.update
         client._get_conn = ours.get
+
+
+class NobodyError(Exception):
+    """No address answers. `errors`: why, at least one, in the order in which they failed."""
+
+    def __init__(self, errors: list[BusError]) -> None:
+        super().__init__(errors)
+        self.errors = errors
+
+
+async def _awaited(answer: Awaitable[T]) -> T:
+    return await answer
+
+
+async def _cancelled(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Cancel the tasks, and wait until they have closed what they opened."""
+    for task in tasks:
+        task.cancel()
+    if tasks := list(tasks):
+        with anyio.CancelScope(shield=True):
+            await asyncio.wait(tasks)
 
 
 class _Connections:
@@ -330,29 +435,52 @@ class _Connections:
         self._client = client
         self._timeout = client._request_timeout_ms / 1000
         self._connecting: dict[Any, asyncio.Lock] = {}
+        self._known_update = client._metadata_update
 
     async def bootstrap(self) -> None:
-        """Get the brokers from the first one that answers."""
-        client, errors = self._client, []
-        for node in self._connector.directory.order():
+        """Get the brokers from the first address that answers."""
+        client = self._client
+        try:
+            client.cluster.update_metadata(await self._metadata(AnyMetadataRequest([])))
+        except NobodyError as nobody:
+            raise nobody.errors[0] from nobody
+        if client._sync_task is None:
+            client._sync_task = asyncio.create_task(client._md_synchronizer())
+
+    async def update(self, metadata: Any, topics: Collection[str]) -> bool:
+        """aiokafka's `_metadata_update`. If nobody answers at the addresses that it knows, it asks all others, because
+        all brokers may have new addresses by now."""
+        if not await self._known_update(metadata, topics):
             try:
-                connection = await self._connector.connect(
-                    node, timeout=self._timeout, client_id=client._client_id, patience=self._patience
-                )
-            except BusError as error:
-                errors.append(error)
-                continue
+                answer = await self._metadata(AnyMetadataRequest(list(topics) or None))
+            except NobodyError:
+                return False
+            if not answer.brokers:
+                return False
+            metadata.update_metadata(answer)
+        return True
+
+    async def _metadata(self, request: AnyMetadataRequest) -> Any:
+        """The answer to `request` on a connection for it alone, from the first address that gives one."""
+
+        async def ask(node: Node) -> Any:
+            connection = await self._connector.connect(
+                node,
+                timeout=self._timeout,
+                client_id=self._client._client_id,
+                patience=self._patience,
+                despite_doubt=True,
+            )
             try:
-                client.cluster.update_metadata(await connection.send(AnyMetadataRequest([])))
+                return await connection.send(request)
             except diagnosis.FAILURES as error:
-                errors.append(diagnosis.unavailable(self._connector.login, node, error, timeout=self._timeout))
-                continue
+                raise diagnosis.unavailable(self._connector.login, node, error, timeout=self._timeout) from error
             finally:
                 await ended(connection)
-            if client._sync_task is None:
-                client._sync_task = asyncio.create_task(client._md_synchronizer())
-            return
-        raise errors[0]
+
+        answer = await self._connector.from_any(ask)
+        self._connector.directory.learn({number: Node(host, port) for number, host, port, *_ in answer.brokers})
+        return answer
 
     async def get(self, node_id: Any, *, group: Any = ConnectionGroup.DEFAULT, **_: Any) -> Connection | None:
         """aiokafka's `_get_conn`: None after a failure, which makes aiokafka refresh its metadata.
@@ -360,17 +488,17 @@ class _Connections:
         Without aiokafka's single lock, a broker that does not answer does not block connections to the others.
         """
         key = (node_id, group)
-        if (usable := self._usable(key)) is not None:
+        if (usable := await self._usable(key)) is not None:
             return usable
         async with self._connecting.setdefault(key, asyncio.Lock()):
-            if (usable := self._usable(key)) is not None:
+            if (usable := await self._usable(key)) is not None:
                 return usable
             broker = self._client.cluster.broker_metadata(node_id)
             try:
                 if broker is None:
                     raise kafka_errors.StaleMetadata(f"no broker {node_id} in the metadata")
                 connection = await self._connector.connect(
-                    Node(broker.host, broker.port),
+                    self._connector.directory.address(node_id) or Node(broker.host, broker.port),
                     timeout=self._timeout,
                     client_id=self._client._client_id,
                     on_close=self._client._on_connection_closed,
@@ -383,10 +511,13 @@ class _Connections:
             self._client._conns[key] = connection
             return connection
 
-    def _usable(self, key: Any) -> Connection | None:
+    async def _usable(self, key: Any) -> Connection | None:
         connection: Connection | None = self._client._conns.get(key)
-        if connection is None or (connection.connected() and not (connection.stale and connection.idle)):
+        if connection is None:
+            return None
+        if not (connection.stale and connection.idle) and await connection.works():
             return connection
-        del self._client._conns[key]
+        if self._client._conns.get(key) is connection:
+            del self._client._conns[key]
         connection.close()
         return None
