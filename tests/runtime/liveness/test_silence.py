@@ -239,19 +239,33 @@ async def test_of_many_silent_ones_some_are_judged_in_a_turn_and_each_when_its_h
 async def test_while_the_bus_is_away_nobody_is_silent_and_then_everybody_has_a_whole_lease(
     bus: FaultyBus, tracker: TrackerDriver
 ) -> None:
-    await tracker.liveness.restart(ledger_of(record("w")), None)
+    """Lease and grace of the first are over when the bus comes back, and those of the second soon after. The samples
+    of the end that succeed then must judge neither before a whole lease and the grace."""
+    await tracker.liveness.restart(ledger_of(record("w"), record("x", lease_s=100.0)), None)
 
     async def away(point: str) -> None:
         raise BusUnavailableError("away")
 
+    async def sampled() -> list[str]:
+        tracker.expired(0)
+        tracker.liveness.input_end.request_sample()
+        await tracker.sample()
+        return tracker.expired(0)
+
     bus.script = away
-    tracker.clock.now += 100
-    tracker.expired(0)
-    await tracker.sample()
+    tracker.clock.now += 99
+    assert await sampled() == []
     bus.script = no_faults
-    assert tracker.expired(0) == []
+    assert await sampled() == []
     tracker.clock.now += 11.9
-    assert tracker.expired(0) == []
+    assert await sampled() == []
+    tracker.clock.now += 0.2
+    assert await sampled() == ["h/w/1"]
+    tracker.liveness.forget("h/w/1")
+    tracker.clock.now += 89.8
+    assert await sampled() == []
+    tracker.clock.now += 0.2
+    assert await sampled() == ["h/x/1"]
 
 
 async def test_a_restart_gives_everybody_a_whole_lease_anew(tracker: TrackerDriver) -> None:
