@@ -20,8 +20,9 @@ from msgspec import structs
 from outfitter_proto.bus import CommitUnknownError
 from outfitter_proto.records import ResolvedRequest, Survivors
 from outfitter_proto.support.processes import user_namespace
-from outfitter_service.runtime.survivors.processes import Mark, Search
-from outfitter_service.runtime.survivors.survivor_watch import NONE_LEFT, SurvivorWatch
+from outfitter_service.runtime.survivors import processes
+from outfitter_service.runtime.survivors.processes import Mark, Search, Survivor
+from outfitter_service.runtime.survivors.survivor_watch import NONE_LEFT, SearchProcesses, SurvivorWatch
 from runtime.conftest import Serve
 from support.api import allocation
 from support.bus.faulty_bus import FaultyBus, no_faults
@@ -32,6 +33,17 @@ from support.processes.owners import body, owner_of
 
 IDLE = "import sys; sys.stdin.read()"
 DEAF = "import signal, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); sys.stdin.read()"
+
+HOPS = """
+import os, sys
+while os.read(0, 1) == b"x":
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+    print(flush=True)
+print(flush=True)
+"""
+"""For each x that it reads it goes on as another process, in a session of its own. Then it says so."""
 
 RUN = secrets.token_hex(4)
 """The incarnation: tests on the same machine find only their own processes."""
@@ -210,15 +222,47 @@ async def test_a_driver_takes_the_devices_back_only_after_the_survivors_are_gone
         assert [call.what for call in bench.calls] == ["prepare", "unprepare"]
 
 
+async def test_a_process_that_goes_on_as_another_one_again_and_again_is_never_lost(start: Start) -> None:
+    """Each search finds one process, and that one has ended before anybody can wait for its end."""
+    hopper = start(HOPS)
+    orders, answers = hopper.stdin, hopper.stdout
+    assert orders is not None
+    assert answers is not None
+    hops = 0
+
+    def search(marks: Collection[Mark]) -> Search:
+        nonlocal hops
+        found = processes.search(marks)
+        if found.survivors and hops < 4:
+            hops += 1
+            os.write(orders.fileno(), b"x" if hops < 4 else b"e")
+            answers.readline()
+        return found
+
+    await wait_until_gone(search)
+    assert hops == 4
+
+
 async def test_devices_stay_held_while_a_search_may_have_missed_a_process() -> None:
-    answers = [Search({}, frozenset(), "processes end before they are read")] * 2 + [Search({}, frozenset())]
-    identity = another()
-    watch = SurvivorWatch(identity, search=lambda _: answers.pop(0))
-    owner = owner_of(os.getpid(), boot_id=identity.boot_id, pid_ns=identity.pid_ns)
-    request = ResolvedRequest(amounts={"gpu": 1}, priority=0, owner=owner, survivors=Survivors(uid=0))
-    record = structs.replace(allocation("h", "w", "releasing"), request=request)
-    assert await watch.wait_until_gone(record, lambda _: None) == NONE_LEFT
+    """…each time anew, also after a process that was seen has ended."""
+    seen = Search({mark(): [Survivor(2**22 + 1, "gone", mark())]}, frozenset())
+    missed = Search({}, frozenset(), "processes end before they are read")
+    answers = [missed, missed, seen, missed, seen, seen, missed, missed, Search({}, frozenset())]
+    assert await wait_until_gone(lambda _: answers.pop(0)) == NONE_LEFT
     assert answers == []
+
+
+def mark() -> Mark:
+    return Mark("h", "w", RUN, os.getuid())
+
+
+async def wait_until_gone(search: SearchProcesses) -> str | None:
+    """What the watch says about `w` in the end."""
+    identity = another()
+    owner = owner_of(os.getpid(), boot_id=identity.boot_id, pid_ns=identity.pid_ns)
+    request = ResolvedRequest(amounts={"gpu": 1}, priority=0, owner=owner, survivors=Survivors(uid=os.getuid()))
+    record = structs.replace(allocation("h", "w", "releasing"), request=request, incarnation=RUN)
+    return await SurvivorWatch(identity, search=search).wait_until_gone(record, lambda _: None)
 
 
 async def test_searches_take_at_most_a_tenth_of_the_time_however_many_workers_end() -> None:
