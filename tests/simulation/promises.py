@@ -299,24 +299,28 @@ def _lent_too_early(world: World, lives: Sequence[model.Log], host: Host) -> lis
 def _said_over(world: World, host: str) -> dict[str, float]:
     """When the newest run of a worker was said to be over by somebody who named the worker alone, whatever it believes:
     a deregistration of this kind may be another run's, and late. A run is as new as the registration that its record
-    names: an earlier one may have been lost, and a run without a record is known to no manager."""
+    names: an earlier one may have been lost, and a run without a record is known to no manager. A topic that was made
+    anew has offsets from 0, and records count on. So there the first one of a run counts, if it has a record later."""
     partition = partition_of(host, world.setting.partitions)
     answered: dict[tuple[str, int], float] = {}
+    last: dict[str, float] = {}
     for log in world.broker.lives(TOPICS.allocations, partition):
         for record, at in log.committed():
             key = (record.key or b"").decode()
             if record.value is not None and key.startswith(f"{host}/"):
                 answered.setdefault((key, json.loads(record.value)["source"]["offset"]), at)
+                last[key] = at
     newest: dict[str, str] = {}
     over: dict[str, float] = {}
-    for log in world.broker.lives(TOPICS.registrations, partition):
+    for life, log in enumerate(world.broker.lives(TOPICS.registrations, partition)):
         for record, at in log.committed():
             if record.key != host.encode():
                 continue
             said = json.loads(record.value or b"")
             worker, run = f"{said['host']}/{said['worker']}", said.get("incarnation")
             key = f"{worker}/{run}"
-            if said["type"] == "register" and answered.get((key, record.offset), 0.0) > at:
+            told = answered.get((key, record.offset), 0.0) if life == 0 else last.pop(key, 0.0)
+            if said["type"] == "register" and told > at:
                 newest[worker] = key
             elif said["type"] == "deregister" and run is None and worker in newest:
                 over.setdefault(newest[worker], at)
