@@ -44,6 +44,7 @@ _AFTER_EXIT_SECONDS = 0.2
 _END_SECONDS = 2.0
 """Seconds until killed processes must be gone. A process that hangs in the kernel is left behind."""
 
+_STAT_BYTES = 4096
 _POLL_SECONDS = 0.02
 
 
@@ -197,8 +198,17 @@ def _members(group: int) -> list[int]:
     found: list[int] = []
     for name in os.listdir("/proc"):  # noqa: PTH208  pathlib costs start-up time here
         if name.isdigit():
-            with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:  # noqa: PTH123
-                state, _, its_group = file.read().rpartition(b")")[2].split()[:3]
+            with contextlib.suppress(OSError):
+                state, _, its_group = _stat(name).rpartition(b")")[2].split()[:3]
                 if int(its_group) == group and state not in (b"Z", b"X"):
                     found.append(int(name))
     return found
+
+
+def _stat(process: str) -> bytes:
+    """The beginning of proc(5) `/proc/<pid>/stat`, which has all that we look for."""
+    descriptor = os.open(f"/proc/{process}/stat", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(descriptor, _STAT_BYTES)
+    finally:
+        os.close(descriptor)

@@ -162,7 +162,7 @@ def is_gone(process: Owner) -> bool | None:
     except (OSError, OverflowError):
         pass  # it is somebody else's
     try:
-        stat = Path(f"/proc/{process.pid}/stat").read_bytes()
+        stat = read_at_most(f"/proc/{process.pid}/stat", _SMALL)
         state, *_ = stat.rpartition(b")")[2].split()
         started = read_start_ticks(process.pid)
     except (OSError, ValueError):
