@@ -13,6 +13,7 @@ from msgspec import UNSET
 
 from outfitter_proto import codec
 from outfitter_proto.keys import CHECKPOINT, is_sweeper
+from outfitter_proto.names import managers_topic
 from outfitter_proto.records import Checkpoint
 from outfitter_proto.signs_of_life import MISSED, Life, SignsOfLife, follow_signs
 from simulation.hosts.managers import CLUSTER, TOPICS, Manager
@@ -39,7 +40,6 @@ class Onlooker:
         self._signs = SignsOfLife(now_ms=lambda: world.loop.time() * 1000, monotonic=world.loop.time)
         self._seen_at: dict[tuple[str, str], float] = {}
         self._works_since: dict[Manager, float] = {}
-        self._silent_since: dict[Manager, float] = {}
 
     async def run(self, over: Callable[[], bool]) -> None:
         world = self._world
@@ -61,10 +61,6 @@ class Onlooker:
                 self._works_since.setdefault(manager, now)
             else:
                 self._works_since.pop(manager, None)
-            if manager.process.dead or manager.process.stopped:
-                self._silent_since.setdefault(manager, now)
-            else:
-                self._silent_since.pop(manager, None)
         for checkpoint in self._checkpoints():
             manager = by_instance.get(checkpoint.instance.partition("-")[2])
             if manager is None or checkpoint.beat_s is UNSET:
@@ -76,11 +72,17 @@ class Onlooker:
             works_s = now - self._works_since.get(manager, math.inf)
             if life is Life.DEAD and checkpoint.input.partition in partitions and works_s > silence_s:
                 self.complaints.append(f"{checkpoint.writer} of {checkpoint.instance} works, and counts as dead")
-            silent_s = now - self._silent_since.get(manager, math.inf)
-            if life is Life.LIVES and silent_s > silence_s + SLACK_S:
-                self.complaints.append(
-                    f"{checkpoint.writer} of {checkpoint.instance} is dead or stands still, and counts as living"
-                )
+            if life is Life.LIVES and now - self._last_sign(checkpoint) > silence_s + SLACK_S:
+                self.complaints.append(f"{checkpoint.writer} of {checkpoint.instance} is silent, and counts as living")
+
+    def _last_sign(self, checkpoint: Checkpoint) -> float:
+        """When the broker took the last sign of this instance, which a process may send between two stops."""
+        log = self._world.broker.logs[managers_topic(CLUSTER), checkpoint.input.partition]
+        for record, at in reversed(log.committed()):
+            beat = codec.decode_beat(record.value or b"", key=record.key)
+            if (beat.writer, beat.instance) == (checkpoint.writer, checkpoint.instance):
+                return at
+        return -math.inf
 
     def _checkpoints(self) -> list[Checkpoint]:
         """The newest committed checkpoint of each writer."""
