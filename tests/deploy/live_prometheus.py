@@ -90,7 +90,7 @@ def test_an_alert_fires_while_a_device_is_ill_and_then_ends(server: Prometheus, 
         "alertname": ILL, "instance": "", "job": "outfitter", "resource": "gpu", "severity": "warning",
         "state": "unhealthy",
     }  # fmt: skip
-    assert alert["annotations"]["summary"] == "Devices of gpu are unhealthy."
+    assert alert["annotations"]["summary"] == f"1 gpu of {alert['labels']['instance']} are unhealthy."
     device.unlink()
     server.wait_for(lambda: server.firing() == set(), "the end of the alert")
 
