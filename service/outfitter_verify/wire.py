@@ -168,6 +168,7 @@ class Checkpoint:
     `base`: added to an offset, it gives `source.offset`. `begin`: the first offset that a host's manager answers;
     earlier ones are the sweeper's. `ahead`: hosts whose messages are read to an offset beyond `to`. `moved`: partitions
     were added, and its records come from another one. `grown`: when partitions were added, newest first.
+    `grace_ms`: the writer's leases end no sooner than so long after their time.
     """
 
     key: str
@@ -187,6 +188,7 @@ class Checkpoint:
     at_ms: int
     moved: bool
     grown: tuple[Growth, ...]
+    grace_ms: int
 
     @property
     def reach(self) -> int:
@@ -246,9 +248,7 @@ def _operators(body: Mapping[str, Any], shared: list[str]) -> dict[str, Operator
 
 def _request(body: Mapping[str, Any]) -> Request:
     amounts = _get(body, "amounts", dict, {})
-    lease_s = body.get("lease_s")
-    if lease_s is not None and not (type(lease_s) in (int, float) and 0 <= lease_s < _INTEGERS.stop):
-        _fail(f"its lease_s is {lease_s!r}")
+    lease_s = None if body.get("lease_s") is None else _seconds(body, "lease_s")
     has_owner = _get(body, "owner", dict, None) is not None
     return Request(
         amounts={name: _get(amounts, name, int) for name in amounts},
@@ -331,6 +331,7 @@ def checkpoint(body: Mapping[str, Any]) -> Checkpoint:
         at_ms=_milliseconds(body, "at"),
         moved=body.get("partitions") == 0,
         grown=tuple(_growths(body)),
+        grace_ms=round(_seconds(body, "lease_grace_s") * 1000),
     )
 
 
@@ -367,6 +368,16 @@ def _get(body: Mapping[str, Any], name: str, kind: type | tuple[type, ...], defa
     if kind is int and value not in _INTEGERS:
         _fail(f"its field {name!r} is a number with more than 64 bits")
     return value
+
+
+def _seconds(body: Mapping[str, Any], name: str) -> float:
+    """A time span; 0 if there is none."""
+    value = body.get(name)
+    if value is None:
+        return 0
+    if type(value) not in (int, float) or not 0 <= value < _INTEGERS.stop:
+        _fail(f"its {name} is {value!r}")
+    return float(value)
 
 
 def _names(value: object, where: str) -> list[str]:

@@ -77,6 +77,16 @@ def test_a_deregistration_that_names_no_run_ends_the_newest_one() -> None:
     assert world.report().violations == ()
 
 
+def test_a_lease_that_ends_after_its_time_and_the_managers_grace_is_no_violation() -> None:
+    world = lived_in()
+    request = {"amounts": {"gpu": 1}, "owner": None, "lease_s": 700.0}
+    world.commit(world.allocation("e", "allocated", devices=["GPU-2"], request=request), lease_grace_s=60.0)
+    late = "2026-01-31T12:02:41Z"
+    ended = world.allocation("e", "ended", reason_code="lease-expired", since=late)
+    world.commit(ended, at=late, lease_grace_s=60.0)
+    assert world.report().violations == ()
+
+
 def test_a_silence_in_which_the_clock_was_set_back_is_not_judged() -> None:
     world = lived_in()
     request = {"amounts": {"gpu": 1}, "owner": None, "lease_s": 700.0}

@@ -276,6 +276,7 @@ class Checkpoint(Struct, frozen=True, kw_only=True, tag_field="type", tag="check
     records were deleted, and an operator made this manager continue without them.
     `beat_s`: the writer says every so many seconds in the topic of managers that it lives (see `Beat`). Left out: it
     does not, so its silence there means nothing.
+    `lease_grace_s`: the writer ends a lease no sooner than so many seconds after its time. Left out: unknown.
     """
 
     writer: str
@@ -297,6 +298,7 @@ class Checkpoint(Struct, frozen=True, kw_only=True, tag_field="type", tag="check
     ledger_start: int | UnsetType = UNSET
     grown: Growth | UnsetType = UNSET
     beat_s: float | UnsetType = UNSET
+    lease_grace_s: float | UnsetType = UNSET
 
     @property
     def key(self) -> keys.CheckpointKey:

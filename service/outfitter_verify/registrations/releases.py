@@ -32,12 +32,14 @@ _SILENT = {"pending", "preparing", "allocated"}
 
 
 class Silence(NamedTuple):
-    """A lease that was judged as over: its place, its allocation, and the length of the silence."""
+    """A lease that was judged as over: its place, its allocation, the length of the silence, and of the lease and the
+    manager's grace."""
 
     offset: int
     key: str
     silent_ms: int
     lease_ms: int
+    grace_ms: int
 
 
 class Sign(NamedTuple):
@@ -116,7 +118,7 @@ class Releases:
                 "releases", written.offset, f"{record.key} is released because its owner died, but it has none"
             )
         elif code == "lease-expired":
-            self._was_silent(ledger, written, before)
+            self._was_silent(ledger, commit, written, before)
 
     def _check_deregistered(self, ledger: Ledger, commit: Commit, written: Written, after: int) -> None:
         record, base = written.record, commit.checkpoint.base
@@ -142,7 +144,7 @@ class Releases:
             if other is not None and other.record.source > record.source and other.record.state in _SILENT:
                 yield other.record.source - base
 
-    def _was_silent(self, ledger: Ledger, written: Written, before: int) -> None:
+    def _was_silent(self, ledger: Ledger, commit: Commit, written: Written, before: int) -> None:
         record = written.record
         lease_s = record.request.lease_s
         sign = self._last_sign(record.key, before)
@@ -157,7 +159,8 @@ class Releases:
             self._findings.note_partial("releases", "a manager's clock was set back while a worker was silent")
         elif not self._misses(self._first(record.key), sign.offset):  # of a newer run, after which this sign is none
             silent_ms = record.since_ms - sign.at_ms
-            self._silences.append(Silence(written.offset, record.key, silent_ms, round(lease_s * 1000)))
+            lease_ms, grace_ms = round(lease_s * 1000), commit.checkpoint.grace_ms
+            self._silences.append(Silence(written.offset, record.key, silent_ms, lease_ms, grace_ms))
 
     def _misses(self, after: int, before: int) -> bool:
         """Whether the client does not show all messages between these offsets (both exclusive), which is noted."""
@@ -193,12 +196,12 @@ class Releases:
     def finish(self, ledger: Ledger) -> None:
         """Judge the silences, now that the clocks' differences are known, and find leases that are long over."""
         for silence in self._silences:
-            if silence.silent_ms + self._behind_ms + HONEST_MS < silence.lease_ms:
-                heard, lease = silence.silent_ms / 1000, silence.lease_ms / 1000
-                ledger.wrong(
-                    "releases", silence.offset,
-                    f"the lease of {silence.key} is over after {heard:g} s, but it is {lease:g} s long",
-                )  # fmt: skip
+            if silence.silent_ms + self._behind_ms + HONEST_MS < silence.lease_ms + silence.grace_ms:
+                heard, lease, grace = silence.silent_ms / 1000, silence.lease_ms / 1000, silence.grace_ms / 1000
+                what = f"the lease of {silence.key} is over after {heard:g} s, but it is {lease:g} s long"
+                if grace:
+                    what += f", and its manager waits {grace:g} s more"
+                ledger.wrong("releases", silence.offset, what)
         for key, written in ledger.now.items():
             self._long_over(ledger, key, written)
 

@@ -119,10 +119,12 @@ def checkpoint(
     boot_id: str | None,
     snapshot: datetime | UnsetType,
     beat_s: float | UnsetType = UNSET,
+    lease_grace_s: float | UnsetType = UNSET,
 ) -> Checkpoint:
     """The checkpoint of a commit that was just sealed. `position`: in the input. `shape`: the topics'. `grown`: the
     input's offsets from before partitions were added. `boot_id`: the boot whose deaths are not all committed.
-    `snapshot`: when the newest complete snapshot in history was begun. `beat_s`: seconds between two signs of life."""
+    `snapshot`: when the newest complete snapshot in history was begun. `beat_s`: seconds between two signs of life.
+    `lease_grace_s`: seconds between a lease's end and its judgement."""
     return Checkpoint(
         writer=identity.writer,
         instance=identity.instance,
@@ -142,6 +144,7 @@ def checkpoint(
         ledger_start=shape.ledger_start or UNSET,
         grown=grown,
         beat_s=beat_s,
+        lease_grace_s=lease_grace_s,
     )
 
 

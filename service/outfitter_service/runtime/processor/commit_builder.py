@@ -122,6 +122,7 @@ class CommitBuilder:
             boot_id=ended_boot_id if deaths_left else assignment.identity.boot_id,
             snapshot=self._snapshots.newest(output.piece),
             beat_s=self._tenure.signs_of_life.say(),
+            lease_grace_s=self._limits.lease_grace_s,
         )
 
     # --- afterwards ---

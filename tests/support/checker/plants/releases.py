@@ -79,6 +79,22 @@ def a_lease_ends_before_its_time(world: World) -> None:
     world.commit(world.allocation("e", "ended", reason_code="lease-expired", since=_at(20)), at=_at(20))
 
 
+@planted("releases", says="after 819.99")
+def a_lease_ends_at_its_time_without_the_managers_grace(world: World) -> None:
+    _held(world, request=ALONE | {"lease_s": 805.0})
+    world.commit(
+        world.allocation("e", "ended", reason_code="lease-expired", since=_at(220)), at=_at(220), lease_grace_s=60
+    )
+
+
+@planted("releases", says="waits 60 s more")
+def a_manager_waits_half_of_its_grace(world: World) -> None:
+    _held(world, request=ALONE | {"lease_s": 700.0})
+    world.commit(
+        world.allocation("e", "ended", reason_code="lease-expired", since=_at(130)), at=_at(130), lease_grace_s=60
+    )
+
+
 @planted("releases", says="it has none")
 def a_lease_ends_that_there_is_not(world: World) -> None:
     _held(world, request=ALONE | {"lease_s": None})
