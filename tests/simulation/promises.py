@@ -18,11 +18,13 @@ from outfitter_service.runtime.processor.processor import Processor
 from outfitter_verify import Log, Partition, Reading, Record, Report, Violation
 from outfitter_verify import check as verify
 from simulation.hosts.hardware import physical
-from simulation.hosts.managers import CLUSTER, TOPICS, Host
+from simulation.hosts.managers import CLUSTER, EPOCH, TOPICS, Host
 from simulation.model import log as model
 from simulation.world.world import World
 
 FINAL = ("ended", "failed")
+SHORT_OUTAGE_S = 1.0
+"""An outage of the bus that is not longer may pass unnoticed."""
 CLOCKS_APART_S = 10.0
 """Managers' clocks differ by some seconds, and a tick or a commit may be under way."""
 
@@ -55,6 +57,7 @@ def check(world: World) -> tuple[list[str], dict[str, int]]:
         lives = world.broker.lives(TOPICS.allocations, host.partition)
         wrong += _lent_too_early(world, lives, host)
         wrong += [each for ledger in lives for each in _held_twice(host, ledger)]
+        wrong += [each for ledger in lives for each in _blamed_for_an_outage(world, host, ledger)]
         wrong += _asked_otherwise(world, host.name, host.partition)
         wrong += _at_rest(world, host.name, report)
     wrong += _refused_for_their_size(world)
@@ -81,12 +84,15 @@ def check(world: World) -> tuple[list[str], dict[str, int]]:
 
 
 def _reading(world: World) -> Reading:
-    """All that was ever committed, as if nothing had been compacted or deleted."""
+    """All that was ever committed, as if nothing had been compacted or deleted; by the clock of a broker that is right,
+    as far as managers' clocks are."""
+    epoch_ms = round(EPOCH.timestamp() * 1000)
 
     def log(topic: str, partition: int) -> Log:
         found = world.broker.logs[topic, partition]
         records = [
-            Record(record.offset, record.key, record.value, record.timestamp_ms) for record, _ in found.committed()
+            Record(record.offset, record.key, record.value, epoch_ms + record.timestamp_ms)
+            for record, _ in found.committed()
         ]
         return Log(topic, partition, found.start, found.end, records)
 
@@ -293,6 +299,40 @@ def _lent_too_early(world: World, lives: Sequence[model.Log], host: Host) -> lis
                         f"PROMISE 7: {device} was lent to {key} at {at - 1000:.3f}, while {held.key} had it "
                         f"until {until - 1000:.3f}"
                     )
+    return sorted(set(wrong))[:5]
+
+
+def _blamed_for_an_outage(world: World, host: Host, ledger: model.Log) -> list[str]:
+    """No lease ends because of a silence in which the bus was away: its worker was once silent for a whole lease while
+    the broker could be reached. What a worker says after a newer run has begun is left out: it renews no lease."""
+    signs: dict[str, list[float]] = {}
+    newer: dict[str, float] = {}
+    newest: dict[str, str] = {}
+    for log in world.broker.lives(TOPICS.registrations, host.partition):
+        for record, at in log.committed():
+            said = json.loads(record.value or b"{}") if record.key == host.name.encode() else {}
+            worker, run = f"{host.name}/{said.get('worker')}", said.get("incarnation")
+            if said.get("type") == "register" and newest.get(worker, run) != run:
+                newer.setdefault(f"{worker}/{newest[worker]}", at)
+            if said.get("type") == "register":
+                newest[worker] = run
+            signs.setdefault(f"{worker}/{run}", []).append(at)
+    wrong: list[str] = []
+    for record, at in ledger.committed():
+        key = (record.key or b"").decode()
+        if record.value is None or not key.startswith(f"{host.name}/"):
+            continue
+        found = json.loads(record.value)
+        lease_s = found["request"].get("lease_s")
+        if found.get("reason_code") != "lease-expired" or lease_s is None:
+            continue
+        heard = [sign for sign in signs.get(key, []) if sign < min(at, newer.get(key, at))]
+        silent_s = max((world.network.up_s(*span) for span in itertools.pairwise([*heard, at])), default=math.inf)
+        if silent_s < lease_s - SHORT_OUTAGE_S:
+            wrong.append(
+                f"PROMISE 7: the lease of {key} ended at {at - 1000:.3f}, though it was silent for {silent_s:.3f} s at "
+                f"most while the bus was there, and not for {lease_s:g} s"
+            )
     return sorted(set(wrong))[:5]
 
 

@@ -26,6 +26,8 @@ QUICKLY_FOUND = (
     "foreign-instance-fenced-back",
     "lent-without-taking-back",
     "grant-judged-by-old-heartbeats",
+    "no-grace",
+    "outage-blamed",
     "names-apart",
     "ahead-for-good",
     "another-request",

@@ -1,8 +1,8 @@
-"""Bugs of the failure detector: leases that end too early, or by a wrong clock."""
+"""Bugs of the failure detector: leases that end too early, by a wrong clock, or because of an outage of the bus."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -12,6 +12,8 @@ from outfitter_service.runtime.clock import Clock
 from outfitter_service.runtime.liveness.leases import Leases
 from outfitter_service.runtime.liveness.tracker import LivenessTracker
 from simulation.bugs.bug import Bug, jumping, nothing
+from simulation.hosts import workers
+from simulation.world import settings
 
 
 def _judge_by_the_clock(self: LivenessTracker, heard: object) -> list[m.LeaseExpired]:
@@ -29,6 +31,46 @@ def _short_leases() -> Iterator[None]:
         start(self, key, length_s * 0.25, now)
 
     with patch.object(Leases, "start", start_shorter):
+        yield
+
+
+def _renew_what_is_over(self: Leases, now: float) -> None:
+    for key in self.keys():
+        if self.deadline(key) <= now:
+            self.renew(key, now)
+
+
+@contextmanager
+def _crashing(*faults: str) -> Iterator[None]:
+    """Looked for where most workers end without a word, and these faults happen."""
+    with (
+        patch.object(workers, "CRASHES", 0.9),
+        patch.object(settings, "TENACIOUS", 0.0),
+        patch.object(settings, "FAULTS", faults),
+    ):
+        yield
+
+
+@contextmanager
+def _grace(share: float) -> Iterator[None]:
+    """A share of the grace, where managers have a long one."""
+    begin = Leases.__init__
+
+    def begin_with_less(self: Leases, grace_s: float) -> None:
+        begin(self, grace_s * share)
+
+    with (
+        _crashing("worker", "slow", "compaction"),
+        patch.object(Leases, "__init__", begin_with_less),
+        patch.object(settings, "PATIENT", 1.0),
+    ):
+        yield
+
+
+@contextmanager
+def _outages(renew_all: Callable[..., None]) -> Iterator[None]:
+    """Leases are renewed in this way after an outage, where there are many."""
+    with _crashing("down", "worker", "slow"), patch.object(Leases, "renew_all", renew_all):
         yield
 
 
@@ -78,5 +120,29 @@ BUGS: tuple[Bug, ...] = (
         what="leases are judged by the wall clock, which jumps",
         within=40,
         patches=_by_the_wall,
+    ),
+    Bug(
+        name="no-grace",
+        what="a lease is judged as soon as its time is over, whatever the grace",
+        within=20,
+        patches=lambda: _grace(0.0),
+    ),
+    Bug(
+        name="half-of-the-grace",
+        what="a lease is judged after half of the grace",
+        within=80,
+        patches=lambda: _grace(0.5),
+    ),
+    Bug(
+        name="outage-blamed",
+        what="nobody has a whole lease after an outage of the bus",
+        within=20,
+        patches=lambda: _outages(nothing),
+    ),
+    Bug(
+        name="outage-blamed-on-the-quiet",
+        what="after an outage of the bus only those have a whole lease whose lease was over by then",
+        within=20,
+        patches=lambda: _outages(_renew_what_is_over),
     ),
 )

@@ -34,6 +34,8 @@ from simulation.hosts.owners import Owners
 from simulation.loop import Loop, Process
 from simulation.model.client import ModelBus
 
+CRASHES = 0.3
+"""How often a worker ends without a word."""
 NEVER_AGAIN = 0.2
 """How often a worker that ended without a word is gone for good."""
 LONGEST_LEASE_S = 15.0
@@ -85,7 +87,7 @@ def plan(dice: random.Random, devices: int, *, tenacious: bool, last: bool) -> P
         priority=dice.choice((0, 0, 0, 1)),
         patience_s=dice.uniform(5.0, 40.0),
         use_s=dice.choice((0.2, 4.0, 15.0, 40.0)) * dice.random(),
-        crashes=dice.random() < 0.3,
+        crashes=dice.random() < CRASHES,
     )
 
 

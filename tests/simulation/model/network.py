@@ -57,13 +57,31 @@ class Network:
         self.loop = loop
         self.world = loop.within(loop.world)
         self.weather = CALM
-        self.down = False
+        self._down_since: float | None = None
+        self._outages: list[tuple[float, float]] = []
         self.dice = random.Random(f"{seed}/network")
         self.quota_dice = random.Random(f"{seed}/quotas")
         self.watch: Watch = lambda *_: None
         self.trace: Callable[[str, str], None] | None = None
         self.lost = 0
         self.late = 0
+
+    @property
+    def down(self) -> bool:
+        return self._down_since is not None
+
+    @down.setter
+    def down(self, down: bool) -> None:
+        now = self.loop.time()
+        if down and self._down_since is None:
+            self._down_since = now
+        elif not down and self._down_since is not None:
+            self._outages.append((self._down_since, now))
+            self._down_since = None
+
+    def up_s(self, begin: float, end: float) -> float:
+        """For how many seconds between two moments the broker could be reached; all outages are over."""
+        return end - begin - sum(max(0.0, min(end, back) - max(begin, down)) for down, back in self._outages)
 
 
 class Link:

@@ -39,6 +39,9 @@ TENACIOUS = 0.3
 """How many of the worlds have workers with short leases that keep what they get for long."""
 DEAF = 0.5
 """How many of the workers that are cut off from the broker can write again before they can read."""
+PATIENT = 0.3
+"""In how many of the worlds managers give leases a long grace."""
+LONG_GRACE_S = 8.0
 UNRULY = 0.3
 """How many of the worlds have unruly workers."""
 THROTTLED = (0.0, 0.0, 0.0, 0.05, 0.3)
@@ -80,6 +83,8 @@ class Setting(Struct, kw_only=True, frozen=True):
     """Whether managers are started with another configuration now and then."""
     beat_s: float | None
     """How often managers say on the bus that they live; None: never."""
+    lease_grace_s: float
+    """The least grace that managers give leases at first: in some worlds it is so long that no clock hides it."""
     unruly: bool
     """Whether workers say what no client would, and one of them runs twice at once."""
 
@@ -124,6 +129,7 @@ def setting(seed: int) -> Setting:
         jumps=random.Random(f"{seed}/jumps").random() < JUMPY,
         changes=random.Random(f"{seed}/changes").random() < CHANGING,
         beat_s=random.Random(f"{seed}/beats").choice((None, None, 5.0)),
+        lease_grace_s=LONG_GRACE_S if random.Random(f"{seed}/grace").random() < PATIENT else 0.0,
         unruly=random.Random(f"{seed}/unruly").random() < UNRULY,
         takes_bytes=large.takes_bytes if large is not None else takes_bytes,
         bulk=large,

@@ -147,7 +147,7 @@ class World:
             prepares=dice.random() < 0.4,
             limits=Limits(
                 batch_records=dice.choice((2, 5, 1000)),
-                lease_grace_s=dice.choice((0.5, 2.0)),
+                lease_grace_s=max(dice.choice((0.5, 2.0)), self.setting.lease_grace_s),
                 checkpoint_records=dice.choice((3, 20, 5000)),
                 checkpoint_interval_s=dice.choice((5.0, 3600.0)),
                 history=dice.choice((None, Pace(), Pace())),
