@@ -17,6 +17,7 @@ from outfitter_proto.bus import Entry, connect
 from support.kafka.broker import Broker
 from support.kafka.quotas import OF_ALL_CLIENTS, OF_ALL_USERS, set_quotas
 from support.managers.api import running
+from support.managers.fleet import CONFIG
 from support.managers.process import Manager, serving_on
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -65,6 +66,18 @@ def test_a_manager_with_a_long_ledger_starts_slowly_under_a_quota(own_broker: Br
         set_quotas(own_broker, consumer_byte_rate=100_000)
         manager.start()
         _run(manager)
+
+
+def test_cluster_scope_serves_under_a_quota_and_joins_again(own_broker: Broker, tmp_path: Path) -> None:
+    scope = "--scope", "cluster", "--replica", "one"
+    with serving_on(own_broker, tmp_path / "manager", config=CONFIG, arguments=scope) as manager:
+        set_quotas(own_broker, OF_ALL_USERS, request_percentage=1)
+        _run(manager)
+        manager.restart()
+        _run(manager)
+        set_quotas(own_broker, OF_ALL_USERS, request_percentage=None)
+        assert manager.stop() == 0
+        assert "internal error" not in manager.log_tail()
 
 
 def _run(manager: Manager) -> None:

@@ -352,11 +352,11 @@ def start_manager(tmp_path: Path) -> Iterator[StartManager]:
 
 @contextmanager
 def serving_on(
-    broker: KafkaBroker, folder: Path, *, gpus: int = 1, partitions: int = 3, **options: Any
+    broker: KafkaBroker, folder: Path, *, gpus: int = 1, config: str = "", partitions: int = 3, **options: Any
 ) -> Iterator[Manager]:
-    """A manager of a host with `gpus` `files` GPUs on a broker whose topics it has made. `options` of Manager, such as
-    `cluster`, which a shared broker needs."""
-    manager = Manager(folder, files_config(folder / "gpus", gpus=gpus), bus=broker.url, **options)
+    """A manager on a broker whose topics it has made, with `config` or else for a host with `gpus` `files` GPUs.
+    `options` of Manager, such as `cluster`, which a shared broker needs."""
+    manager = Manager(folder, config or files_config(folder / "gpus", gpus=gpus), bus=broker.url, **options)
     created = manager.outfitter("topics", "create", "--partitions", str(partitions), "--replication", "1")
     assert created.returncode == 0, created.stderr
     try:

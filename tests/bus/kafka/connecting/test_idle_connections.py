@@ -15,6 +15,7 @@ from outfitter_proto.bus.kafka.connecting.connection import Connector
 from outfitter_proto.bus.kafka.connecting.login import login_of
 from support.kafka.broker import KafkaBroker
 from support.kafka.forgetful_proxy import ForgetfulProxy, broker_behind
+from support.managers.fleet import CONFIG
 from support.managers.process import Manager, serving_on
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
@@ -94,8 +95,32 @@ def test_a_worker_after_a_quiet_time_is_answered(behind: Behind, tmp_path: Path)
         assert "the bus is away" not in manager.log.read_text()
 
 
+def test_cluster_scope_and_a_holder_outlive_a_quiet_time(behind: Behind, tmp_path: Path) -> None:
+    broker, proxy = behind
+    proxy.idle_s = None
+    scope = "--scope", "cluster", "--replica", "one"
+    with serving_on(broker, tmp_path / "manager", cluster="quiet", config=CONFIG, arguments=scope) as manager:
+        holder = manager.popen("hold", "--lease", "15s", "--no-stdin", "--resource", "gpu=1")
+        try:
+            assert holder.stdout is not None
+            assert '"allocation"' in holder.stdout.readline()
+            _run(manager)
+            proxy.idle_s = FORGETS_AFTER_S
+            manager.wait_for(lambda: proxy.has_idle(FORGETS_AFTER_S + 1))
+            _run(manager)
+            proxy.forget()
+            _run(manager)
+            assert holder.poll() is None
+        finally:
+            holder.terminate()
+            holder.communicate()
+        assert holder.returncode == 0
+        assert manager.log.read_text().count("partitions assigned") == 1
+        assert manager.log.read_text().count("the bus is away") == 0
+
+
 def _run(manager: Manager) -> None:
-    done = manager.outfitter("run", "--wait", "60s", "--", "true")
+    done = manager.outfitter("run", "--resource", "gpu=1", "--wait", "60s", "--", "true")
     assert done.returncode == 0, done.stderr
 
 

@@ -176,11 +176,14 @@ class Cluster:
             else:
                 failure = BusUnavailableError(f"{self.url}: {topic}/{partition} has no leader now")
             if leader is not None:
+                is_sent = False
                 try:
-                    row = row_of(await self.send(leader, request))
+                    connection = await self._connect(leader)
+                    is_sent = True
+                    row = row_of(await self._ask(connection, leader, request))
                 except BusUnavailableError as error:
                     self._topics.pop(topic, None)
-                    if not repeatable:
+                    if is_sent and not repeatable:
                         raise
                     failure = error
                 else:
