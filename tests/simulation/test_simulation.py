@@ -25,6 +25,7 @@ QUICKLY_FOUND = (
     "commands-not-issued-again",
     "foreign-instance-fenced-back",
     "lent-without-taking-back",
+    "survivors-searched-once",
     "grant-judged-by-old-heartbeats",
     "no-grace",
     "outage-blamed",

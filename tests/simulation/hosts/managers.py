@@ -30,7 +30,7 @@ from outfitter_service.runtime.processor.processor import Limits, Processor
 from outfitter_service.runtime.processor.takeover import ForeignManagerError
 from outfitter_service.runtime.sweeper.group_member import SweeperMember, at_work
 from simulation.hosts.hardware import Bench, Catalogue, Oddities, load
-from simulation.hosts.owners import BOOT, Owners
+from simulation.hosts.owners import BOOT, Owners, Survivors
 from simulation.loop import Loop, Process
 from simulation.model.client import ModelBus
 from simulation.model.network import Link
@@ -164,7 +164,8 @@ class HostManager(Manager):
         )
         loaded = load(job.benches, prepares=job.prepares, catalogue=job.catalogue, oddities=job.oddities)
         self._host = host
-        self._pool = DriverPool(loaded, metrics=job.metrics)
+        survivors = Survivors(host.owners, identity, self.clock)
+        self._pool = DriverPool(loaded, metrics=job.metrics, survivors=survivors)
         instruments = Instruments.of(job.metrics, self.clock)
         self.processor = Processor(
             assignment_of(bus, identity, partition=host.partition, clock=self.clock),

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
+import anyio
+
 from outfitter_proto.records import Owner
+from outfitter_service.runtime.clock import Clock
+from outfitter_service.runtime.identity import Identity
 from outfitter_service.runtime.liveness.process_watch import ProcessWatch
+from outfitter_service.runtime.survivors.processes import Mark, Search, Survivor
+from outfitter_service.runtime.survivors.survivor_watch import SurvivorWatch
 from simulation.loop import Loop, Process
 
 BOOT = "boot"
+SEARCH_S = 0.05
+"""What a search for processes takes, and how soon the end of one is seen."""
 
 Died = Callable[[str, str], None]
 
@@ -17,7 +26,10 @@ Died = Callable[[str, str], None]
 class Owners:
     """One host's processes: the living ones, and who watches them."""
 
-    def __init__(self, loop: Loop, host: str) -> None:
+    def __init__(self, loop: Loop, host: str, *, survivors: random.Random | None = None) -> None:
+        """`survivors`: the dice of workers that leave processes behind; None: no worker of the host does."""
+        self.survivors = survivors
+        self._left: dict[int, str] = {}
         self._loop = loop
         self._host = host
         self._next = 0
@@ -37,6 +49,20 @@ class Owners:
         """It ends; each of its watchers is told as soon as it runs."""
         for process, tell in self._living.pop(pid, ()):
             self._loop.call_soon(tell, context=self._loop.within(process))
+
+    def leave_behind(self, key: str) -> int:
+        """A process of an allocation that is no owner starts; its pid."""
+        self._next += 1
+        self._left[self._next] = key
+        return self._next
+
+    def end_left(self, pid: int) -> None:
+        """It ends."""
+        del self._left[pid]
+
+    def left_of(self, key: str) -> list[int]:
+        """The living processes that an allocation's worker has left behind."""
+        return [pid for pid, whose in self._left.items() if whose == key]
 
     def watch(self, process: Process, died: Died) -> Watch:
         """A watch of a manager that runs in `process`."""
@@ -84,3 +110,25 @@ class Watch(ProcessWatch):
 
     def forget(self, key: str) -> None:
         self._watched.pop(key, None)
+
+
+class Survivors(SurvivorWatch):
+    """A manager's search for what workers have left behind on its host."""
+
+    def __init__(self, owners: Owners, identity: Identity, clock: Clock) -> None:
+        super().__init__(identity, clock=clock)
+        self._owners = owners
+
+    async def find(self, mark: Mark) -> Search:
+        await anyio.sleep(SEARCH_S)
+        pids = self._owners.left_of(_key(mark))
+        return Search({mark: [Survivor(pid, "left", mark) for pid in pids]} if pids else {}, frozenset())
+
+    async def wait_for(self, survivor: Survivor, *, at_most: float) -> None:
+        with anyio.move_on_after(at_most):
+            while survivor.pid in self._owners.left_of(_key(survivor.mark)):  # noqa: ASYNC110 - the kernel tells nobody
+                await anyio.sleep(SEARCH_S)
+
+
+def _key(mark: Mark) -> str:
+    return f"{mark.host}/{mark.worker}/{mark.incarnation}"

@@ -14,6 +14,7 @@ import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import NamedTuple
 
 import anyio
@@ -28,7 +29,7 @@ from outfitter_proto import codec
 from outfitter_proto.bus import Bus, BusError, Entry
 from outfitter_proto.names import DEFAULT_CLUSTER, topics
 from outfitter_proto.partitioning import partition_of
-from outfitter_proto.records import Allocation, Deregister, Owner, Register, ResourceRequest
+from outfitter_proto.records import Allocation, Deregister, Owner, Register, ResourceRequest, Survivors
 from simulation.hosts.hardware import RESOURCE, Bench, physical
 from simulation.hosts.owners import Owners
 from simulation.loop import Loop, Process
@@ -178,6 +179,7 @@ class Diary(AllocationWatch):
         self._key = key
         self._holdings = holdings
         self._open: Holding | None = None
+        self.last: Holding | None = None
         self._using = False
         lease.changed = self._note
 
@@ -208,7 +210,7 @@ class Diary(AllocationWatch):
                 if resource not in record.shared
                 for info in infos
             ]
-            self._open = Holding(self._key, devices, record.token or 0, now, until)
+            self._open = self.last = Holding(self._key, devices, record.token or 0, now, until)
             self._holdings.append(self._open)
         self._open.until = until
 
@@ -282,7 +284,8 @@ class Worker:
 
     async def _incarnation(self, incarnation: str, plan: Plan) -> bool:
         """One run; whether the manager knows of its end."""
-        owners = self._owners if plan.owned else None
+        haunted = self._owners is not None and self._owners.survivors is not None
+        owners = self._owners if plan.owned or haunted else None
         pid = owners.begin() if owners is not None else 0
         asked = Register(
             host=self._host,
@@ -294,6 +297,7 @@ class Worker:
             lease_s=plan.lease_s if owners is not None or plan.lease_s is not None else LONGEST_LEASE_S,
             wait_s=plan.wait_s,
             priority=plan.priority,
+            survivors=Survivors(uid=0) if owners is not None and owners.survivors is not None else UNSET,
         )
         key = f"{self._host}/{self._name}/{incarnation}"
         diary = Diary(self._loop, key, self.holdings)
@@ -315,9 +319,26 @@ class Worker:
             asking.cancel()
         self._told("left" if session.known else "died", key)
         if owners is not None:
+            if diary.last is not None and owners.survivors is not None and not self.closing:
+                self._loop.spawn(self._loop.world, partial(self._outlive, owners, owners.survivors, diary.last))
             owners.end(pid)
         self.waiting_for = None
         return session.known
+
+    async def _outlive(self, owners: Owners, dice: random.Random, held: Holding) -> None:
+        """What a worker has left behind uses its devices. It goes on as another process now and then."""
+        self._told("left processes behind", held.key)
+        used = Holding(held.key, held.devices, held.token, self._loop.time(), math.inf)
+        self.holdings.append(used)
+        pid = owners.leave_behind(held.key)
+        for _ in range(dice.choice((1, 3))):
+            await anyio.sleep(dice.random() * 4)
+            pid, ended = owners.leave_behind(held.key), pid
+            owners.end_left(ended)
+        await anyio.sleep(dice.random() * 8)
+        owners.end_left(pid)
+        used.until = self._loop.time()
+        self._told("has nothing left", held.key)
 
     def _misbehave(self, session: Session) -> asyncio.Future[None]:
         """What an unruly worker does with a run; cancelled when that is over."""

@@ -42,6 +42,8 @@ DEAF = 0.5
 PATIENT = 0.3
 """In how many of the worlds managers give leases a long grace."""
 LONG_GRACE_S = 8.0
+HAUNTED = 0.2
+"""On how many of the hosts workers leave processes behind."""
 UNRULY = 0.3
 """How many of the worlds have unruly workers."""
 THROTTLED = (0.0, 0.0, 0.0, 0.05, 0.3)

@@ -28,6 +28,7 @@ from simulation.loop import Loop, Process
 from simulation.model.broker import Broker
 from simulation.model.client import ModelBus
 from simulation.model.network import CALM, Link, Network
+from simulation.world import settings
 from simulation.world.faults import Faults
 from simulation.world.lowering import lowering
 from simulation.world.onlooker import Onlooker
@@ -112,9 +113,14 @@ class World:
         return Host(
             name=name,
             partition=partition_of(name, self.setting.partitions),
-            owners=Owners(self.loop, name),
+            owners=Owners(self.loop, name, survivors=self._survivors(name)),
             bench=Bench(name, devices, dice=self.dice, catalogue=self.setting.catalogue, cards=cards, bulk=large),
         )
+
+    def _survivors(self, host: str) -> random.Random | None:
+        """The dice of workers that leave processes behind. Where a ledger is made anew nobody knows of these."""
+        dice = random.Random(f"{self.seed}/{host}/survivors")
+        return dice if dice.random() < settings.HAUNTED and self.remaking is None else None
 
     def _jobs(self) -> list[Job]:
         if not self.setting.replicas:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import os
 import signal
-import time
 from collections.abc import Callable, Collection, Sequence
 from typing import TypeVar
 
@@ -21,6 +20,7 @@ from msgspec import UNSET
 from outfitter_proto.records import Allocation, Survivors
 from outfitter_proto.support.backoff import Backoff
 from outfitter_proto.support.processes import user_namespace
+from outfitter_service.runtime.clock import SYSTEM, Clock
 from outfitter_service.runtime.identity import Identity
 from outfitter_service.runtime.survivors import processes
 from outfitter_service.runtime.survivors.delay_reports import DelayReports
@@ -53,8 +53,11 @@ SearchProcesses = Callable[[Collection[Mark]], Search]
 class SurvivorWatch:
     """The survivors of one manager's workers."""
 
-    def __init__(self, identity: Identity, *, search: SearchProcesses = processes.search) -> None:
+    def __init__(
+        self, identity: Identity, *, search: SearchProcesses = processes.search, clock: Clock = SYSTEM
+    ) -> None:
         """`identity`: the manager's, which says whose processes it can see. `search` finds processes in a thread."""
+        self.now = clock.monotonic
         self._sees = (identity.boot_id, identity.pid_ns)
         self._search = search
         self._wanted: set[Mark] = set()
@@ -85,19 +88,33 @@ class SurvivorWatch:
         result = self._next = self._next or _Result()
         async with self._searching:
             if not result.begun:
-                await anyio.sleep(max(0.0, self._rests_until - time.monotonic()))
+                await anyio.sleep(max(0.0, self._rests_until - self.now()))
                 result.begun = True
                 self._next, marks, self._wanted = None, self._wanted, set()
-                began = time.monotonic()
+                began = self.now()
                 try:
                     result.search = await self.in_thread(lambda: self._search(marks))
                 except OSError as error:
                     result.error = error
-                ended = time.monotonic()
+                ended = self.now()
                 self._rests_until = ended + RESTS * (ended - began)
         if result.search is None:
             raise result.error or OSError("the search was cancelled")
         return result.search
+
+    async def wait_for(self, survivor: Survivor, *, at_most: float) -> None:
+        """Wait for the end of a process, for at most so many seconds."""
+        try:
+            pidfd = await self.in_thread(lambda: processes.open_survivor(survivor))
+        except (BlockingIOError, PermissionError):
+            return  # the next search says what has become of it
+        if pidfd is None:
+            return
+        try:
+            with anyio.move_on_after(at_most):
+                await anyio.wait_readable(pidfd)
+        finally:
+            os.close(pidfd)
 
     async def in_thread(self, call: Callable[[], T]) -> T:
         """Run a blocking call on /proc. A process that hangs in the kernel may hold it up for long."""
@@ -121,8 +138,9 @@ class _Vigil:
         self._mark = mark
         self._kill_after_s = wanted.kill_after_s or None
         self._delayed = delayed
-        self._begun = time.monotonic()
-        self._reports = DelayReports()
+        self._now = watch.now
+        self._begun = self._now()
+        self._reports = DelayReports(self._now)
         self._terminated: set[int] = set()
         self._log = log.bind(host=mark.host, worker=mark.worker, incarnation=mark.incarnation)
 
@@ -137,11 +155,11 @@ class _Vigil:
                     unsure_since = math.inf
                     self._report(_in_words(survivors))
                     await self._end(survivors)
-                    await self._wait_for(survivors[0], at_most=self._until_kill(backoff.next_delay()))
-                elif not found.missed or time.monotonic() - unsure_since > SURE_WITHIN_S:
+                    await self._watch.wait_for(survivors[0], at_most=self._until_kill(backoff.next_delay()))
+                elif not found.missed or self._now() - unsure_since > SURE_WITHIN_S:
                     return self._outcome(found)
                 else:
-                    unsure_since = min(unsure_since, time.monotonic())
+                    unsure_since = min(unsure_since, self._now())
                     self._report(f"the processes of the worker cannot be searched for: {found.missed}")
             except (FileNotFoundError, PermissionError) as error:
                 return f"processes of the worker were not searched for: {error}"
@@ -160,7 +178,7 @@ class _Vigil:
         return NONE_LEFT
 
     def _report(self, reason: str) -> None:
-        if time.monotonic() - self._begun < REPORTED_AFTER_S or not self._reports.is_due:
+        if self._now() - self._begun < REPORTED_AFTER_S or not self._reports.is_due:
             return
         if self._reports.report(reason):
             self._log.warning("devices stay held", reason=reason)
@@ -170,7 +188,7 @@ class _Vigil:
         """Send the signals that are due, if the registration asked for it."""
         if self._kill_after_s is None:
             return
-        if time.monotonic() - self._begun >= self._kill_after_s:
+        if self._now() - self._begun >= self._kill_after_s:
             due, number = list(survivors), signal.SIGKILL
         else:
             due, number = [each for each in survivors if each.pid not in self._terminated], signal.SIGTERM
@@ -182,22 +200,8 @@ class _Vigil:
     def _until_kill(self, delay: float) -> float:
         if self._kill_after_s is None:
             return delay
-        left = self._begun + self._kill_after_s - time.monotonic()
+        left = self._begun + self._kill_after_s - self._now()
         return min(delay, left) if left > 0 else min(delay, FIRST_DELAY_S)
-
-    async def _wait_for(self, survivor: Survivor, *, at_most: float) -> None:
-        """Wait for the end of a process, for at most so many seconds."""
-        try:
-            pidfd = await self._watch.in_thread(lambda: processes.open_survivor(survivor))
-        except (BlockingIOError, PermissionError):
-            return  # the next search says what has become of it
-        if pidfd is None:
-            return
-        try:
-            with anyio.move_on_after(at_most):
-                await anyio.wait_readable(pidfd)
-        finally:
-            os.close(pidfd)
 
 
 def _in_words(survivors: Sequence[Survivor]) -> str:
