@@ -7,7 +7,6 @@ other line complains of the GPUs that it names, and of no others. So one ill GPU
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -15,6 +14,17 @@ import msgspec
 
 from outfitter_drivers.api import Device, PermanentDriverError, TemporaryDriverError
 from outfitter_drivers.gpu.complaints import BUS_ID, Complaint, Complaints, linux_bus_id
+from outfitter_drivers.gpu.fields import (
+    ERROR,
+    FIELDS,
+    INDEX,
+    RECOVERY_ACTION,
+    UNSAID,
+    KnownFields,
+    refuses,
+    row_values,
+    without_refused,
+)
 from outfitter_drivers.polling import PollingDriver
 from outfitter_drivers.script import HangingError, Outcome, run_script, shortened
 from outfitter_proto.records import Health
@@ -24,20 +34,11 @@ logger = logging.getLogger("outfitter.drivers")
 DEFAULT_POLL_INTERVAL = 10.0
 """Seconds between two calls of nvidia-smi, which takes up to a second."""
 
-FIELDS = ("index", "uuid", "memory.total", "pci.bus_id", "name")
-"""The queried fields. The name comes last because only it may contain a comma."""
-
 SYSFS_PCI = Path("/sys/bus/pci/devices")
 
 _NONE_FOUND = b"No devices were found"
-ERROR = re.compile(
-    r"\[(?:Unknown Error|Timeout|GPU [^\[\]]*)\]|ERR!|\A(?:Unknown Error|Timeout|GPU (?:is lost|requires reset))\Z",
-    re.IGNORECASE,
-)
-"""What a field has instead of a value if the GPU is ill. Linear cost, because its input is foreign."""
-
+_LONGEST_ACTION = 80
 _MOST_REMARKS = 10
-_UNSAID = re.compile(r"\[.*\]|N/A", re.IGNORECASE)
 
 
 class NvidiaDriver(PollingDriver):
@@ -51,8 +52,9 @@ class NvidiaDriver(PollingDriver):
         self._sysfs = sysfs
         self._last: list[Device] = []
         self._remarks: set[str] = set()
-        # At most two calls of nvidia-smi: for all fields, then for the index alone.
-        self.call_timeout = 2 * timeout + 5
+        self._fields = KnownFields()
+        # At most four calls of nvidia-smi: for all fields, without each of the newer ones, for the index alone.
+        self.call_timeout = 4 * timeout + 5
 
     def shortage(self, amount: int, *, healthy: int, known: int) -> str:
         return f"{amount} GPUs wanted, but nvidia-smi names {known}, of which {healthy} are healthy"
@@ -67,24 +69,38 @@ class NvidiaDriver(PollingDriver):
             return [msgspec.structs.replace(each, health=Health.UNKNOWN, reason=str(error)) for each in self._last]
 
     async def _look(self) -> list[Device]:
-        outcome = await self._query(FIELDS)
-        if outcome.code != 0 and not _is_answer(outcome):
-            # Flink's own arguments: an old nvidia-smi does not know every field. A broken one fails again.
-            outcome = await self._query(FIELDS[:1], "csv,noheader")
-        devices = self.read(outcome)
+        fields, outcome = await self._ask()
+        devices = self.read(outcome, fields)
         if not devices and not _says_none(outcome) and (outcome.code != 0 or other_lines(outcome)):
             printed = f"printed no GPUs but {shortened(outcome.stdout + outcome.stderr)}"
             raise TemporaryDriverError(f"nvidia-smi {printed if outcome.code == 0 else outcome}")
         self._last = devices
         return devices
 
-    async def _query(self, fields: Sequence[str], form: str = "csv,noheader,nounits") -> Outcome:
+    async def _ask(self) -> tuple[tuple[str, ...], Outcome]:
+        """Ask for all fields, or for fewer if nvidia-smi does not know them. Returns the fields that it has answered.
+        What it does not know is remembered. A broken one fails with fewer, too."""
+        fields = await self._fields.current()
+        is_refusal = False
+        while True:
+            outcome = await self._query(fields)
+            printed = (outcome.stdout + outcome.stderr).decode("utf-8", "replace")
+            if _is_answer(outcome) or fields == INDEX or (outcome.code == 0 and not refuses(printed)):
+                break
+            is_refusal = is_refusal or refuses(printed)
+            fields = without_refused(fields, printed)
+        if is_refusal and _is_answer(outcome):
+            self._fields.keep(fields)
+        return fields, outcome
+
+    async def _query(self, fields: Sequence[str]) -> Outcome:
+        form = "csv,noheader" if fields == INDEX else "csv,noheader,nounits"  # for the index: Flink's own arguments
         return await nvidia_smi(f"--query-gpu={','.join(fields)}", f"--format={form}", timeout=self.timeout)
 
-    def read(self, outcome: Outcome) -> list[Device]:
+    def read(self, outcome: Outcome, fields: tuple[str, ...] = FIELDS) -> list[Device]:
         """The GPUs in an answer: those with a row, and those of which it complains. Empty if it has neither."""
         complaints = Complaints(other_lines(outcome))
-        rows = parse_gpus(outcome.stdout, sysfs=self._sysfs)
+        rows = parse_gpus(outcome.stdout, fields, sysfs=self._sysfs)
         same_indexes = _indexes(rows) == _indexes(self._last)
         devices = [_judged(self._keep_id(row, same_indexes=same_indexes), complaints) for row in rows]
         if outcome.code != 0 or complaints.losses:
@@ -147,14 +163,13 @@ def other_lines(outcome: Outcome) -> list[str]:
     return [line for line in (*others, *outcome.stderr.decode("utf-8", "replace").splitlines()) if line.strip()]
 
 
-def parse_gpus(stdout: bytes, *, sysfs: Path = SYSFS_PCI) -> list[Device]:
-    """The devices in nvidia-smi's answer: a line each, which begins with an index and has all of `FIELDS` or only the
+def parse_gpus(stdout: bytes, fields: tuple[str, ...] = FIELDS, *, sysfs: Path = SYSFS_PCI) -> list[Device]:
+    """The devices in nvidia-smi's answer: a line each, which begins with an index and has all of `fields` or only the
     first ones. Other lines are passed over."""
     devices: dict[str, Device] = {}
     for line in stdout.decode("utf-8", "replace").splitlines():
         if index := _index(line):
-            values = [value.strip() for value in line.split(",", len(FIELDS) - 1)]
-            devices.setdefault(index, _gpu(dict(zip(FIELDS, values, strict=False)), sysfs))
+            devices.setdefault(index, _gpu(row_values(line, fields), sysfs))
     return list(devices.values())
 
 
@@ -239,7 +254,9 @@ def cuda_environment(name: str) -> dict[str, str]:
 def _gpu(row: Mapping[str, str], sysfs: Path) -> Device:
     errors = [f"{field}: {value}" for field, value in row.items() if ERROR.search(value)]
     reported = {field: value for field, value in row.items() if value and not ERROR.search(value)}
-    reported = {field: value for field, value in reported.items() if not _UNSAID.fullmatch(value)}
+    reported = {field: value for field, value in reported.items() if not UNSAID.fullmatch(value)}
+    if (action := reported.get(RECOVERY_ACTION, "None")).lower() != "none":
+        errors.append(f"{RECOVERY_ACTION}: {action[:_LONGEST_ACTION]}")
     properties = {"index": row["index"]}
     uuid = reported.get("uuid")
     if uuid:
