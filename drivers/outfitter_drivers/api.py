@@ -3,7 +3,7 @@
 A factory builds a driver from the resource's `param.*` settings (Flink: `ExternalResourceDriverFactory`,
 `ExternalResourceDriver`, `ExternalResourceInfo`). Every driver has `retrieve_resource_info`. A driver can implement
 more interfaces, which the manager detects with `isinstance`: `Inventory`, `Preparation`, `Offers`,
-`InUseCheck`, `KubernetesRequest`, `YarnRequest`.
+`InUseCheck`, `Remarks`, `KubernetesRequest`, `YarnRequest`.
 
 The manager gives every call a time limit, calls different drivers concurrently, and retries temporary errors. Calls
 about one device are serial, so a driver needs no locks for them.
@@ -274,6 +274,18 @@ class InUseCheck(ABC):
     @abstractmethod
     async def in_use(self, grant: Grant) -> str | None:
         """Describe for people who uses any of the devices; None if they are unused."""
+
+
+class Remarks(ABC):
+    """A driver that knows what operators should change about hardware that it reports as healthy."""
+
+    @abstractmethod
+    async def remarks(self) -> Collection[str]:
+        """A sentence for people about each such thing. `outfitter config check` and `doctor` show them.
+
+        Raises:
+            TemporaryDriverError, PermanentDriverError: see these classes.
+        """
 
 
 class Offers(ABC):

@@ -28,6 +28,7 @@ from outfitter_drivers.api import (
     Offers,
     PermanentDriverError,
     Preparation,
+    Remarks,
     Worker,
     YarnRequest,
 )
@@ -207,6 +208,11 @@ class DriverContract:
         if isinstance(driver, InUseCheck):
             user = await driver.in_use(await self._grant(driver, token=1))
             assert user is None or user
+
+    @_checked
+    async def test_its_remarks_are_words(self, driver: ExternalResourceDriver) -> None:
+        if isinstance(driver, Remarks):
+            assert all(isinstance(remark, str) and remark for remark in await driver.remarks())
 
     @_checked
     async def test_its_deployment_requests_are_names_with_amounts(self, driver: ExternalResourceDriver) -> None:

@@ -12,12 +12,13 @@ from pathlib import Path
 
 import msgspec
 
-from outfitter_drivers.api import Device, PermanentDriverError, TemporaryDriverError
+from outfitter_drivers.api import Device, PermanentDriverError, Remarks, TemporaryDriverError
 from outfitter_drivers.gpu.complaints import BUS_ID, Complaint, Complaints, linux_bus_id
 from outfitter_drivers.gpu.fields import (
     ERROR,
     FIELDS,
     INDEX,
+    MIG_MODE,
     RECOVERY_ACTION,
     UNSAID,
     KnownFields,
@@ -41,7 +42,7 @@ _LONGEST_ACTION = 80
 _MOST_REMARKS = 10
 
 
-class NvidiaDriver(PollingDriver):
+class NvidiaDriver(PollingDriver, Remarks):
     """Lists all GPUs of its machine. `poll_interval` and `timeout`, of one call of nvidia-smi, are in seconds."""
 
     def __init__(
@@ -52,6 +53,7 @@ class NvidiaDriver(PollingDriver):
         self._sysfs = sysfs
         self._last: list[Device] = []
         self._remarks: set[str] = set()
+        self._remarks_of_mig: list[str] = []
         self._fields = KnownFields()
         # At most four calls of nvidia-smi: for all fields, without each of the newer ones, for the index alone.
         self.call_timeout = 4 * timeout + 5
@@ -62,7 +64,9 @@ class NvidiaDriver(PollingDriver):
     async def look(self) -> list[Device]:
         """See `PollingDriver.look`. While nvidia-smi hangs, nobody knows of the GPUs whether they are healthy."""
         try:
-            return await self._look()
+            devices = await self._look()
+            self._log_mig()
+            return devices
         except HangingError as error:
             if not self._last:
                 raise
@@ -76,6 +80,16 @@ class NvidiaDriver(PollingDriver):
             raise TemporaryDriverError(f"nvidia-smi {printed if outcome.code == 0 else outcome}")
         self._last = devices
         return devices
+
+    async def remarks(self) -> list[str]:
+        return mig_remarks(self._last or await self._look())
+
+    def _log_mig(self) -> None:
+        """Log, once, which GPUs have MIG."""
+        remarks = mig_remarks(self._last)
+        for remark in [remark for remark in remarks if remark not in self._remarks_of_mig][:_MOST_REMARKS]:
+            logger.warning("%s", remark)
+        self._remarks_of_mig = remarks
 
     async def _ask(self) -> tuple[tuple[str, ...], Outcome]:
         """Ask for all fields, or for fewer if nvidia-smi does not know them. Returns the fields that it has answered.
@@ -139,6 +153,17 @@ class NvidiaDriver(PollingDriver):
             if earlier.properties.get(identifier) == device.properties[identifier] and earlier.id is not None:
                 return msgspec.structs.replace(device, id=earlier.id, aliases=earlier.aliases)
         return device
+
+
+def mig_remarks(devices: Sequence[Device]) -> list[str]:
+    """A warning about each GPU that has MIG, which this driver does not know yet."""
+    return [
+        f"GPU {device.properties.get('index', '?')} ({device.id}) has MIG enabled: it is lent as one device, beside "
+        "its instances, and a worker can use one of these only; switch MIG off (nvidia-smi -mig 0), or name the "
+        "instances by a discovery script"
+        for device in devices
+        if MIG_MODE in device.properties
+    ]
 
 
 async def nvidia_smi(*arguments: str, timeout: float) -> Outcome:
@@ -266,6 +291,8 @@ def _gpu(row: Mapping[str, str], sysfs: Path) -> Device:
     memory = reported.get("memory.total", "")
     if memory.isascii() and memory.isdigit():
         properties["memory.total_bytes"] = str(int(memory[:12]) * 1024 * 1024)
+    if reported.get(MIG_MODE, "").lower() == "enabled":
+        properties[MIG_MODE] = "Enabled"
     aliases: tuple[str, ...] = ()
     if match := BUS_ID.fullmatch(reported.get("pci.bus_id", "")):
         properties["pci.bus_id"] = linux_bus_id(match)

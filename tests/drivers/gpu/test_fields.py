@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from outfitter_drivers.api import Device
 from outfitter_drivers.gpu import fields
 from outfitter_drivers.gpu.nvidia import NvidiaDriver
 from support.drivers.gpu_machine import executable
+from support.processes.command_line import outfitter
 
 A, B = "GPU-aaaaaaaa", "GPU-bbbbbbbb"
 RECOVERY, MIG = "gpu_recovery_action", "mig.mode.current"
@@ -119,3 +121,34 @@ async def test_the_same_nvidia_smi_is_asked_anew_after_a_while(smi: Smi, monkeyp
     await driver.look()
     smi.install("new", recovery=("Reset", "None"), mig=("[N/A]", "[N/A]"))
     assert judged(await driver.look()) == {A: "unhealthy", B: "healthy"}
+
+
+# --- MIG ---
+
+MIG_CONFIG = 'external-resources = ["gpu"]\n[external-resource.gpu]\namount = 1\ndriver = "gpu"\n'
+WARNED = f"GPU 1 ({B}) has MIG enabled: it is lent as one device"
+
+
+def test_a_card_with_mig_is_warned_of_by_config_check_discover_and_doctor(smi: Smi, tmp_path: Path) -> None:
+    smi.install(recovery=("None", "None"), mig=("Disabled", "Enabled"))
+    (tmp_path / "outfitter.toml").write_text(f'bus = "sqlite:///{tmp_path}/bus/bus.db"\n{MIG_CONFIG}')
+    path = {"PATH": os.environ["PATH"]}
+    config = ("--config", "outfitter.toml")
+    checked = outfitter("config", "check", "outfitter.toml", cwd=tmp_path, environment=path)
+    assert (checked.returncode, checked.stdout.count(WARNED)) == (0, 1)
+    found = outfitter("discover", "gpu", *config, "--json", cwd=tmp_path, environment=path)
+    assert (found.returncode, found.stderr.count(WARNED)) == (0, 1)
+    assert [device.get(MIG) for device in json.loads(found.stdout)] == [None, "Enabled"]
+    one = outfitter("discover", "gpu", *config, "--amount", "1", cwd=tmp_path, environment=path)
+    assert (one.returncode, one.stderr.count(WARNED)) == (0, 1)
+    assert outfitter("doctor", *config, cwd=tmp_path, environment=path).stdout.count(WARNED) == 1
+
+
+async def test_the_driver_logs_mig_once_and_again_only_after_it_was_off(
+    smi: Smi, caplog: pytest.LogCaptureFixture
+) -> None:
+    driver = NvidiaDriver()
+    for mode, times in (("Enabled", 1), ("Enabled", 1), ("[N/A]", 1), ("Enabled", 2)):
+        smi.install(mig=(mode, "Disabled"))
+        await driver.look()
+        assert sum("has MIG enabled" in record.getMessage() for record in caplog.records) == times

@@ -54,9 +54,11 @@ def secrets(machine: Machine) -> Iterator[Finding]:
 def drivers(machine: Machine) -> Iterator[Finding]:
     """What the drivers say of their settings and this machine."""
     from outfitter_service.cli._lib.driver_check import driver_problems
+    from outfitter_service.cli._lib.driver_remarks import remark_problems
 
     inspection = inspect(machine.config, machine.given)
     yield from _of_problems(driver_problems(inspection))
+    yield from _of_problems(remark_problems(inspection))
     if inspection.settings is None:  # the drivers have seen what could be read, for a scope that may be another
         yield UNCONFIGURED
 
