@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 
 from outfitter_drivers.api import Grant, InUseCheck, TemporaryDriverError
-from outfitter_drivers.gpu.complaints import Complaints
+from outfitter_drivers.gpu.complaints import Complaint, Complaints
 from outfitter_drivers.gpu.nvidia import NvidiaDriver, nvidia_smi
 from outfitter_drivers.script import Outcome
 from outfitter_proto.support.printable import printable
@@ -21,12 +21,23 @@ FIELDS = ("gpu_uuid", "pid", "process_name")
 """The queried fields. The name comes last because only it may contain a comma."""
 
 _SERVER = "nvidia-cuda-mps-server"
-_CANNOT_SAY = ("not a valid field", "Not Supported", "No devices were found")
+_CODES = frozenset((0, 14))
+"""The exit codes of a whole answer: success, and the warning that an infoROM is corrupted."""
+_CODES_OF_CANNOT_SAY = _CODES | {2, 3, 6, 13}
+"""And those of an nvidia-smi that knows no processes: wrong argument, not available, not found, not implemented."""
+_CANNOT_SAY = re.compile(r"is not a valid field|not supported|no devices were found", re.IGNORECASE)
 """What nvidia-smi prints where it knows no processes: an old one, a virtual GPU, the last GPU lost."""
-_INFOROM_IS_CORRUPTED = 14
-"""The exit code of a warning: the answer is whole."""
+_NOBODY = re.compile(r"no running (?:compute )?process(?:es)?(?: found)?\W*", re.IGNORECASE)
+_GONE = re.compile(r"device handle|\blost\b|fallen off|off the bus|requires? (?:a )?reset", re.IGNORECASE)
+_BROKEN = re.compile(r"permission|denied|fault|dumped|killed|abort|segv", re.IGNORECASE)
+"""Words of a program, or of a question, that failed: they say nothing of a GPU."""
 _LOST = re.compile(r"\[?GPU (?:is lost|requires reset)", re.IGNORECASE)
-_ROW = re.compile(r"\s*(?:GPU|MIG)-[^\s,:]+\s*(?:,|$)")
+_UUID = r"""["']?(?P<uuid>(?:GPU|MIG)-[^\s,:;|"']+)["']?"""
+_BETWEEN = r"\s*[,;|\t]\s*"
+_ROW = re.compile(rf"\s*{_UUID}\s*(?:$|[,;|\t]|\s(?=\d))", re.IGNORECASE)
+_ROW_WITHIN = re.compile(rf"""{_UUID}(?:{_BETWEEN}(?=["']?(?:\d|\[))|\s+(?=\d))""", re.IGNORECASE)
+"""A row behind a line that has no end."""
+_PID = re.compile(rf"""["']?(\d+)["']?(?:{_BETWEEN}|\s+|$)(.*)""")
 _NOTHING = frozenset(("n/a", "[n/a]", "[not supported]", "[requested functionality has been deprecated]"))
 _MOST_NAMED = 4
 _LONGEST_NAME = 40
@@ -41,7 +52,8 @@ class CheckingNvidiaDriver(NvidiaDriver, InUseCheck):
         process ends.
 
         Raises:
-            TemporaryDriverError: nvidia-smi fails, or does not end in time, so nobody knows.
+            TemporaryDriverError: nvidia-smi fails, does not end in time, or prints what is not known here, so nobody
+                knows.
         """
         owner_pid = str(grant.worker.owner_pid) if grant.is_given_back else None
         left = {uuid: device for device in grant.devices if (uuid := device.get("uuid"))}
@@ -60,7 +72,7 @@ class CheckingNvidiaDriver(NvidiaDriver, InUseCheck):
             if answer.is_whole:
                 return None
             # One lost GPU must not hide who uses the others.
-            rest = {uuid: device for uuid, device in left.items() if not answer.lost(device)}
+            rest = {uuid: device for uuid, device in left.items() if not answer.settles(device)}
             if len(rest) == len(left):
                 raise TemporaryDriverError(f"nvidia-smi {answer.outcome}")
             left = rest
@@ -68,7 +80,7 @@ class CheckingNvidiaDriver(NvidiaDriver, InUseCheck):
 
 
 class _Process(NamedTuple):
-    """A row: a process on a GPU."""
+    """A row: a process on a GPU, whose UUID is in small letters."""
 
     uuid: str
     pid: str
@@ -78,50 +90,91 @@ class _Process(NamedTuple):
     def name(self) -> str:
         return printable(self.path.rpartition("/")[2])[:_LONGEST_NAME]
 
+    @property
+    def says_nothing(self) -> bool:
+        """Whether there is nothing to say of the GPU, or it is lost."""
+        return _says_nothing(self.pid) and _says_nothing(self.path)
+
 
 class Processes:
     """What nvidia-smi says of the processes on some GPUs: rows, and complaints beside them."""
 
     def __init__(self, outcome: Outcome) -> None:
         self.outcome = outcome
-        lines = outcome.stdout.decode("utf-8", "replace").splitlines()
-        values = ([value.strip() for value in line.split(",", len(FIELDS) - 1)] for line in lines if _ROW.match(line))
-        self._rows = [_Process(*row) for row in values if len(row) == len(FIELDS)]
-        others = [line for line in lines if not _ROW.match(line)]
-        self._complaints = Complaints((*others, *outcome.stderr.decode("utf-8", "replace").splitlines()))
+        self._rows: list[_Process] = []
+        others: list[str] = []
+        for output in (outcome.stdout, outcome.stderr):
+            for line in output.decode("utf-8", "replace").splitlines():
+                before, rows = _rows(line)
+                others.append(before)
+                self._rows += rows
+        self._complaints = Complaints(others).all
 
     @property
     def is_whole(self) -> bool:
-        """Whether a process that has no row does not exist, as far as nvidia-smi can know."""
-        said = self._complaints.all
-        if any(words in complaint.text for complaint in said for words in _CANNOT_SAY):
-            return True
-        if any(complaint.is_loss and not complaint.names for complaint in said):
+        """Whether a process that has no row does not exist, as far as nvidia-smi can know. It must have ended by itself
+        with a known exit code, and all that it printed must be known."""
+        unable = [complaint for complaint in self._complaints if _knows_no_processes(complaint)]
+        if any(not _is_harmless(complaint) for complaint in self._complaints if complaint not in unable):
             return False
-        if self.outcome.code == _INFOROM_IS_CORRUPTED:
-            return not self._complaints.losses
-        return self.outcome.code == 0 or (bool(said) and all(complaint.is_warning for complaint in said))
+        if unable:
+            return not self._rows and self.outcome.code in _CODES_OF_CANNOT_SAY
+        instances = any(row.uuid.startswith("mig-") and not row.says_nothing for row in self._rows)
+        return self.outcome.code in _CODES and not instances
 
     def users(self, uuids: Collection[str], owner_pid: str | None) -> Iterator[str]:
         """The processes on these GPUs, for people, but for the owner that has given them back. A process counts
         although nvidia-smi may not tell its pid."""
+        names = {uuid.lower(): uuid for uuid in uuids}
         for row in self._rows:
-            if row.uuid not in uuids or row.name == _SERVER or row.pid == owner_pid:
+            if row.uuid not in names or row.name == _SERVER or row.pid == owner_pid:
                 continue
             if row.pid.isdecimal():
-                yield f"process {row.pid[:_LONGEST_NAME]} ({row.name}) on {row.uuid}"
-            elif not _says_nothing(row.pid) or not _says_nothing(row.path):
+                name = f" ({row.name})" if row.name else ""
+                yield f"process {row.pid[:_LONGEST_NAME]}{name} on {names[row.uuid]}"
+            elif not row.says_nothing:
                 told = printable(f"{row.pid}, {row.path}")[: 2 * _LONGEST_NAME]
-                yield f"a process that nvidia-smi does not name ({told}) on {row.uuid}"
+                yield f"a process that nvidia-smi does not name ({told}) on {names[row.uuid]}"
 
-    def lost(self, device: Mapping[str, str]) -> bool:
-        """Whether it reports the GPU as lost."""
-        names = {device["uuid"].lower(), device.get("pci.bus_id", "")}
-        complaint = self._complaints.about(names, device.get("index"))
-        reports_loss = any(row.uuid == device["uuid"] and _LOST.match(row.pid) for row in self._rows)
-        return reports_loss or (complaint is not None and complaint.is_loss)
+    def settles(self, device: Mapping[str, str]) -> bool:
+        """Whether it reports this GPU as lost, or as one of which it knows no processes."""
+        uuid = device["uuid"].lower()
+        names = {uuid, device.get("pci.bus_id", ""), device.get("index", "")}
+        about = [complaint for complaint in self._complaints if not names.isdisjoint(complaint.names)]
+        return any(row.uuid == uuid and _LOST.match(row.pid) for row in self._rows) or any(
+            (_GONE.search(complaint.text) and not _BROKEN.search(complaint.text)) or _CANNOT_SAY.search(complaint.text)
+            for complaint in about
+        )
+
+
+def _rows(line: str) -> tuple[str, list[_Process]]:
+    """What stands before the first row of a line, and its rows: more than one if the end of a line is missing."""
+    first = _ROW.match(line)
+    starts = [first] if first else []
+    starts += _ROW_WITHIN.finditer(line, first.end() if first else 0)
+    ends = [*(start.start() for start in starts[1:]), len(line)]
+    rows = [_row(start["uuid"], line[start.end() : end].strip()) for start, end in zip(starts, ends, strict=False)]
+    return line[: starts[0].start()] if starts else line, rows
+
+
+def _row(uuid: str, rest: str) -> _Process:
+    match = _PID.match(rest)
+    pid, path = match.groups() if match else (*re.split(_BETWEEN, rest, maxsplit=1), "")[:2]
+    return _Process(uuid.lower(), pid.strip(" \"'"), path.strip(" \"'"))
+
+
+def _knows_no_processes(complaint: Complaint) -> bool:
+    """Whether nvidia-smi says that it knows no processes, on any GPU."""
+    is_error = complaint.is_loss or complaint.is_warning or _BROKEN.search(complaint.text)
+    return not is_error and not complaint.names and _CANNOT_SAY.search(complaint.text) is not None
+
+
+def _is_harmless(complaint: Complaint) -> bool:
+    """Whether the answer is whole beside this line."""
+    if _NOBODY.fullmatch(complaint.text):
+        return True
+    return complaint.is_warning and not _BROKEN.search(complaint.text)
 
 
 def _says_nothing(value: str) -> bool:
-    """Whether a row says of a GPU that there is nothing to say, or that it is lost."""
     return not value or value.lower() in _NOTHING or _LOST.match(value) is not None

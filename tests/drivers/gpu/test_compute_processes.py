@@ -53,7 +53,6 @@ async def test_a_process_on_a_device_of_the_grant_is_named_and_others_do_not_cou
         f"{A}, 17, /usr/bin/nvidia-cuda-mps-server\n",
         f"{A}\n",
         "No running processes found\n",
-        "0, 4711, python3\n",
         f"{A}, [N/A], [N/A]\n",
         f"{A}, 42, /usr/bin/python3\n",
     ],
@@ -127,6 +126,127 @@ async def test_a_device_without_a_uuid_is_not_asked_for(tmp_path: Path, monkeypa
     monkeypatch.setenv("PATH", str(tmp_path))
     by_index = structs.replace(GRANT, devices=({"index": "0"},))
     assert await user(by_index) is None
+
+
+# --- answers that do not tell for sure ---
+
+WARNING = "WARNING: infoROM is corrupted at gpu 0000:19:00.0"
+LOST_A = "Unable to determine the device handle for GPU 0000:19:00.0: GPU is lost. Reboot the system."
+ON_B = structs.replace(GRANT, device_ids=(B,), devices=({"index": "1", "uuid": B, "pci.bus_id": "0000:3b:00.0"},))
+BOTH = structs.replace(GRANT, device_ids=(A, B), devices=(*GRANT.devices, *ON_B.devices))
+
+
+@pytest.fixture
+def ending(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Smi:
+    """An nvidia-smi that prints a text without a line's end, and ends by these words of a shell."""
+
+    def install(output: str, end: str) -> None:
+        (tmp_path / "answer").write_text(output)
+        executable(tmp_path / "bin/nvidia-smi", f"cat {tmp_path}/answer\n{end}")
+        monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+
+    return install
+
+
+@pytest.mark.parametrize("output", ["", WARNING, f"{WARNING}\n", f"{B}, 99, other\n", "Not Supported\n"])
+@pytest.mark.parametrize("end", ["kill -SEGV $$", "kill -KILL $$", "exit 1", "exit 137", "exit 139", "exit 15"])
+@pytest.mark.parametrize("grant", [GRANT, BOTH])
+async def test_an_nvidia_smi_that_did_not_end_well_has_not_told_of_all_processes(
+    ending: Smi, output: str, end: str, grant: Grant
+) -> None:
+    ending(output, end)
+    if grant is BOTH and B in output:
+        assert await user(grant) == f"process 99 (other) on {B}"
+        return
+    with pytest.raises(TemporaryDriverError, match="nvidia-smi"):
+        await user(grant)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "Insufficient Permissions",
+        "Segmentation fault",
+        "Segmentation fault (core dumped)",
+        "Killed",
+        "something new",
+        "0, 4711, python3",
+        "gpu_uuid, pid",
+        f"{WARNING} Segmentation fault",
+        "Failed to initialize NVML: Not Supported",
+        "Insufficient Permissions: Not Supported",
+        "MIG-aaaaaaaa-1111-2222-3333-444444444444, 5, python3",
+        f"{B}, 99, other\nNot Supported",
+        "GPU 0000:19:00.0: Insufficient Permissions",
+        "Unable to query the processes of GPU 0000:19:00.0: Timeout",
+        "Unable to determine the device handle for GPU 0000:19:00.0: Insufficient Permissions",
+    ],
+)
+@pytest.mark.parametrize("place", ["", ">&2"])
+async def test_words_that_nobody_knows_do_not_say_that_nobody_computes(ending: Smi, words: str, place: str) -> None:
+    for code in (0, 14):
+        ending(f"{words}\n", f"cat $(dirname $0)/../answer {place}; exit {code}")
+        with pytest.raises(TemporaryDriverError, match="nvidia-smi ended with exit code"):
+            await user()
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        f"{WARNING} {A}, 777, /opt/leftover",
+        f"{WARNING}{A}, 777, /opt/leftover\n",
+        f"{B}, 99, /opt/other{A}, 777, /opt/leftover\n",
+        f"{B}, 99, /opt/other {A}, 777, /opt/leftover\n",
+        f"No running processes found{A}, 777, /opt/leftover",
+        f"\ufeff{A}, 777, /opt/leftover",
+        f"{A}\t777\t/opt/leftover\n",
+        f'"{A}", "777", "/opt/leftover"\n',
+        f'"{A}","777","/opt/leftover"\n',
+        f"{A};777;/opt/leftover\n",
+        f"{A} 777 /opt/leftover\n",
+        f"{WARNING} {A} 777 /opt/leftover\n",
+        f"{A.upper()}, 777, /opt/leftover\n",
+        f"{A.lower()}, 777, /opt/leftover\n",
+    ],
+)
+async def test_a_row_counts_wherever_and_however_it_is_printed(ending: Smi, output: str) -> None:
+    for end in ("exit 0", "exit 14", "exit 139", "kill -SEGV $$"):
+        ending(output, end)
+        assert await user() == f"process 777 (leftover) on {A}"
+
+
+@pytest.mark.parametrize("row", [f"{A}, 777", f"{A}\t777\n", f'"{A}","777"\n', f"{A.upper()},777,\n"])
+async def test_a_process_without_a_name_counts(ending: Smi, row: str) -> None:
+    ending(row, "exit 0")
+    assert await user() == f"process 777 on {A}"
+
+
+@pytest.mark.parametrize(
+    ("output", "code"),
+    [
+        ("Unable to determine the device handle for GPU 0000:19:00.0: Not Supported\n", 15),
+        ("GPU 0000:19:00.0: Not Supported\n", 3),
+        (f"{LOST_A}\n", 0),
+        (f"{LOST_A}\n", 14),
+        (f"{LOST_A}\nNo devices were found\n", 6),
+        (f"No devices were found\n{LOST_A}\n", 0),
+        (f"{WARNING}\n{LOST_A}\n", 14),
+        (f"{A}: GPU requires reset\n", 0),
+    ],
+)
+async def test_what_is_said_of_one_gpu_tells_nothing_of_another(ending: Smi, output: str, code: int) -> None:
+    ending(output, f"exit {code}")
+    assert await user() is None
+    for grant in (ON_B, BOTH):
+        with pytest.raises(TemporaryDriverError, match=f"nvidia-smi ended with exit code {code}"):
+            await user(grant)
+
+
+@pytest.mark.parametrize("code", [0, 2, 3, 6, 13])
+@pytest.mark.parametrize("output", ["Not Supported\n", "No devices were found\n", f"{WARNING}\nNot Supported\n"])
+async def test_an_nvidia_smi_that_knows_no_processes_holds_nothing(ending: Smi, output: str, code: int) -> None:
+    ending(output, f"exit {code}")
+    assert await user(BOTH) is None
 
 
 def test_the_check_can_be_turned_off() -> None:
