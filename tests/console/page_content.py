@@ -173,7 +173,7 @@ def test_the_legend_counts_cells_and_selects_hosts(open_page: OpenPage) -> None:
         button.click()
         expect(button).to_have_attribute("aria-pressed", "true")
         assert hosts(page) == ["ill"]
-        expect(page.locator("#fleet-title")).to_have_text("Fleet 1 of 8 hosts")
+        expect(page.locator("#fleet").get_by_role("status")).to_have_text("1 of 8 hosts")
         button.click()
         expect(page.locator(".host")).to_have_count(8)
 
