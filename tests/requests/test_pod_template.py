@@ -132,6 +132,10 @@ KINDS = {
         "{replicatedJobs: [{template: {spec: {template: {spec: POD}}}}]}",
         "spec.replicatedJobs.0.template.spec.template.spec",
     ),
+    "Job\napiVersion: batch.volcano.sh/v1alpha1": (
+        "{tasks: [{template: {spec: POD}}]}",
+        "spec.tasks.0.template.spec",
+    ),
     "RayCluster": (
         "{workerGroupSpecs: [{groupName: a, template: {spec: POD}}]}",
         "spec.workerGroupSpecs.0.template.spec",
@@ -220,7 +224,13 @@ WRONG = {
     "spec: !!int": "is no YAML",
     "spec: !!omap x": "is no YAML",
     "spec: " + "[" * 1_000: "nested too deeply",
-    "a: {b: 1}\n---\nb: 1": "is no YAML",
+    "a: {b: 1}\n---\nb: 1": "no YAML of one document",
+    '{"kind": "Pod", "spec": {"containers": [{"name": "a"}], "n": 1e400}}': "a number that JSON cannot have",
+    f"kind: FlinkDeployment\nspec: {{podTemplate: &p {{spec: {POD}}}, taskManager: {{podTemplate: *p}}}}": (
+        "spec.taskManager.podTemplate.spec stands in another place"
+    ),
+    f"kind: Deployment\nspec: {{x: &s {POD}, template: {{spec: {{<<: *s}}}}}}": "stands in another place",
+    "kind: Pod\nspec: {initContainers: [&c {name: a}], containers: [*c]}": "stands in another place",
     pod("a", "b"): "no container named flink-main-container; its containers are a, b",
     pod("a", "flink-main-container", "flink-main-container"): "more than one container named",
 }

@@ -31,6 +31,8 @@ PODS: Mapping[str, tuple[Path, ...]] = {
 }
 """Where a kind has the worker's pod; the first place that exists counts. Source: Kubernetes' API reference; of
 FlinkDeployment that of Flink's operator, whose job managers have `spec.podTemplate` as well."""
+_GROUPS = frozenset({"", "apps", "batch", "extensions", "flink.apache.org"})
+"""The API groups of these kinds. Others have kinds of the same names."""
 
 
 def request_in_pod_template(
@@ -51,8 +53,12 @@ def request_in_pod_template(
     """
     if (document := _json(template)) is not None:
         _request_in(document, amounts, container, warn)
-        return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+        try:
+            return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+        except ValueError as error:
+            raise RequestError("the pod template has a number that JSON cannot have") from error
     from ruamel.yaml import YAML
+    from ruamel.yaml.composer import ComposerError
 
     yaml = YAML(typ="rt", pure=True)
     yaml.preserve_quotes = True
@@ -62,6 +68,8 @@ def request_in_pod_template(
         document = yaml.load(template)
     except RecursionError as error:
         raise RequestError("the pod template is nested too deeply") from error
+    except ComposerError as error:
+        raise RequestError("the pod template is no YAML of one document; give the worker's alone") from error
     except Exception as error:
         # For an invalid tag (`!!int` without a value) the parser's constructors raise other errors.
         raise RequestError(f"the pod template is no YAML: {' '.join(str(error).split())}") from error
@@ -90,9 +98,35 @@ def _json(template: str) -> Any:
 def _request_in(document: Any, amounts: Mapping[str, str], container: str | None, warn: Callable[[str], None]) -> None:
     spec, path = _pod_spec(document)
     if amounts:
-        _request(_main_container(spec, container), amounts)
+        main = _main_container(spec, container)
+        _refuse_shared(document, path, main)
+        _request(main, amounts)
         if document.get("kind") == "FlinkDeployment" and path == PODS["FlinkDeployment"][1]:
             warn("job managers request the amounts as well: spec.podTemplate is theirs, too; use spec.taskManager")
+
+
+def _refuse_shared(document: Any, path: Path, main: Any) -> None:
+    """Refuse a pod or container that YAML's aliases show in another place, too: that pod would request as much."""
+    seen: set[int] = set()
+    shared: set[int] = set()
+    left = [document]
+    while left:
+        value = left.pop()
+        if not isinstance(value, Mapping | list):
+            continue
+        if id(value) in seen:
+            shared.add(id(value))
+            continue
+        seen.add(id(value))
+        left += value.values() if isinstance(value, Mapping) else value
+    steps = [document]
+    for key in path:
+        steps.append(steps[-1][key])
+    if not shared.isdisjoint(map(id, (*steps, steps[-1]["containers"], main))):
+        raise RequestError(
+            f"the pod template's {_dotted(path)} stands in another place as well, by a YAML alias: write the worker's "
+            "pod out, so that no other pod requests the amounts"
+        )
 
 
 def _mapping(value: Any, where: str) -> MutableMapping[str, Any]:
@@ -106,7 +140,8 @@ def _pod_spec(document: Any) -> tuple[MutableMapping[str, Any], Path]:
     if not isinstance(document, MutableMapping):
         raise RequestError("the pod template has no spec; a Pod is needed, or an object with a pod template within")
     kind = document.get("kind") or _likely_kind(document)
-    places = PODS.get(kind) if isinstance(kind, str) else None
+    group = str(document.get("apiVersion", "")).rpartition("/")[0]
+    places = PODS.get(kind) if isinstance(kind, str) and group in _GROUPS else None
     if places is None:
         places = tuple(_pods_within(document, (), set()))
         if not places:
