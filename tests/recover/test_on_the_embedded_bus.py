@@ -262,8 +262,8 @@ def test_a_manager_that_writes_while_a_backup_is_restored_is_found_out(saved: Ma
 def test_a_ledger_whose_growth_was_interrupted_is_not_backed_up_until_that_is_done(saved: Manager) -> None:
     async def interrupted() -> None:
         async with FaultyBus(saved.bus_url) as bus:
-            first_topic_has_grown = 2
-            await bus.killed(partial(grow, bus, "outfitter", 2), first_topic_has_grown)
+            registrations_have_grown = 3  # after `managers`
+            await bus.killed(partial(grow, bus, "outfitter", 2), registrations_have_grown)
 
     anyio.run(interrupted)
     done = saved.outfitter("backup", "--out", "moving.gz")

@@ -307,9 +307,13 @@ async def test_what_was_said_in_the_new_place_before_growing_was_done_is_answere
     async with serving_back(bus, growing, tmp_path):
         pass
 
+    grown: list[str] = []
+
     async def kill(point: str) -> None:
         if point == "add_partitions:after":
-            raise Killed
+            grown.append(point)
+            if len(grown) == len(["managers", "registrations"]):
+                raise Killed
 
     bus.script = kill
     with pytest.raises(Killed):
