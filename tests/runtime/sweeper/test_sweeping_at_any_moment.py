@@ -128,7 +128,7 @@ async def the_sweeper_works_at(url: str, folder: Path, n: int) -> str | None:
 async def test_whatever_the_sweeper_does_while_a_hosts_first_manager_starts_a_message_is_answered_by_one(
     tmp_path: Path,
 ) -> None:
-    answers = await at_each_point(the_sweeper_works_at, tmp_path, 44)
+    answers = await at_each_point(the_sweeper_works_at, tmp_path, 54)
     assert set(answers) == {"the manager", "the sweeper"}
 
 
