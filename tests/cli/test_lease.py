@@ -159,7 +159,7 @@ def awaits_its_turn(owner: Caller) -> bool:
 
 def test_flink_reads_indexes_on_one_line(manager: Manager) -> None:
     with caller(manager) as flink:
-        assert flink.call(SCRIPT, "2", "null") == (0, "0,1\n", "")
+        assert flink.call(SCRIPT, "2", "null", "--wait", "60s") == (0, "0,1\n", "")
         (record,) = manager.records()
         assert record["request"]["owner"]["pid"] == flink.process.pid
         assert record["request"]["lease_s"] == 30.0

@@ -375,7 +375,7 @@ async def test_a_ledger_that_names_neither_partitions_nor_topic_is_gone_on_with_
     assert (body.pop("partitions"), body.pop("ledger_id")) == (FEW, (await bus.topic(topics(cluster).allocations)).id)
     await restore(bus, cluster, {1: {key: json.dumps(body).encode()}})
     async with serve() as in_process:
-        records = await in_process.until(lambda records: "partitions" in records[key.decode()] and records)
+        records = await in_process.until(lambda records: "partitions" in records.get(key.decode(), {}) and records)
         assert records["h/w1/1"]["state"] == "allocated"
 
 
