@@ -305,8 +305,8 @@ async def test_a_script_that_cannot_be_executed_is_a_failure_for_good(tmp_path: 
 async def test_a_script_that_names_no_interpreter_is_run_by_the_shell_as_for_flink(tmp_path: Path) -> None:
     script = executable(tmp_path / "s", "")
     script.write_text('echo "$1,$2"\n')
-    driver = ScriptDriver(str(script), ["a"])
-    assert [info["index"] for info in await driver.retrieve_resource_info(2, WORKER)] == ["2", "a"]
+    driver = ScriptDriver(str(script), ["7"])
+    assert [info["index"] for info in await driver.retrieve_resource_info(2, WORKER)] == ["2", "7"]
 
 
 async def test_output_in_a_message_is_one_short_printable_line(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections.abc import Collection, Sequence
 
@@ -26,6 +25,7 @@ from outfitter_drivers.api import (
     TemporaryDriverError,
     Worker,
 )
+from outfitter_drivers.gpu.names import UUID, gpu_names, is_number
 from outfitter_drivers.gpu.nvidia import NO_GPU, cuda_environment
 from outfitter_drivers.program import inherited
 from outfitter_drivers.script import Outcome, logger, parse_indexes, run_script
@@ -35,7 +35,6 @@ DEFAULT_TIMEOUT = 10.0
 
 _MOST_GIVEN_BACK = 2
 """Offers that one call gives back, each by two calls of the script."""
-_UUID = re.compile(r"(?:GPU|MIG)-[0-9A-Za-z/-]+", re.ASCII)
 _VARIABLES = (
     "OUTFITTER_WORKER",
     "OUTFITTER_INCARNATION",
@@ -83,7 +82,7 @@ class ScriptDriver(ExternalResourceDriver):
             raise TemporaryDriverError(message)
         if outcome.code > 0:
             raise NotEnoughDevicesError(message)
-        indexes = parse_indexes(outcome.stdout)
+        indexes = gpu_names(parse_indexes(outcome.stdout))
         if len(indexes) < amount:
             raise NotEnoughDevicesError(f"{amount} devices wanted, but {self._script} {requested} names {len(indexes)}")
         return [ExternalResourceInfo({"index": index}) for index in indexes]
@@ -218,7 +217,7 @@ class AllocateReleaseDriver(ScriptDriver, Preparation, Offers):
         if outcome.code != 0:
             kind = TemporaryDriverError if outcome.code < 0 else NotEnoughDevicesError
             raise kind(f"{self._script} allocate {amount} {outcome}")
-        indexes = tuple(parse_indexes(outcome.stdout))
+        indexes = tuple(gpu_names(parse_indexes(outcome.stdout)))
         del self._unknown[worker]
         self._allocated[worker] = indexes
         self._offered_at[worker] = time.monotonic()
@@ -296,12 +295,11 @@ class AllocateReleaseDriver(ScriptDriver, Preparation, Offers):
 def named_gpu(index: str) -> Device:
     """The device that a script calls `index`: a GPU's UUID or number, or a name only known to the script. The variables
     of such a name show CUDA no GPU: without any, it would see those of other workers, too."""
-    if _UUID.fullmatch(index):
+    if UUID.fullmatch(index):
         return Device(
             properties={"index": index}, id=index, env=cuda_environment(index), cdi=(f"nvidia.com/gpu={index}",)
         )
-    is_number = index.isascii() and index.isdigit()
-    return Device(properties={"index": index}, env=cuda_environment(index) if is_number else dict(NO_GPU))
+    return Device(properties={"index": index}, env=cuda_environment(index) if is_number(index) else dict(NO_GPU))
 
 
 def _indexes(grant: Grant) -> tuple[str, ...]:

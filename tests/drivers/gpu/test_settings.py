@@ -84,8 +84,8 @@ async def test_a_relative_path_is_sought_in_flink_home_then_here_then_beside_the
     monkeypatch.setenv("FLINK_HOME", str(tmp_path / "flink"))
     monkeypatch.chdir(tmp_path / "here")
     for place in ("config", "here", "flink"):
-        executable(tmp_path / place / "bin/find.sh", f"echo {place}")
-        assert await indexes(gpu(tmp_path / "config", path="bin/find.sh"), 1) == [place]
+        executable(tmp_path / place / "bin/find.sh", f"echo {place}-0")
+        assert await indexes(gpu(tmp_path / "config", path="bin/find.sh"), 1) == [f"{place}-0"]
 
 
 @pytest.mark.parametrize(

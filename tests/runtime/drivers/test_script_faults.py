@@ -33,6 +33,10 @@ SCRIPTS = {
     "is killed": ("kill -KILL $$", "killed by SIGKILL"),
     "hangs": ("sleep 600", "did not end within 0.3 s"),
     "names nothing": ("echo", "names 0"),
+    "prints a message word by word": ("echo Found,2,GPUs", "named 'Found', which is a word without a digit"),
+    "prints all": ("echo all", "named 'all'"),
+    "prints a range": ("echo 0-3", "named '0-3', which is a range"),
+    "names a GPU twice": ("echo GPU-8a56,GPU-8A56", "one GPU to CUDA"),
 }
 
 

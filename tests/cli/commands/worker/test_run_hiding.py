@@ -57,7 +57,7 @@ def seen(manager: Manager, *resources: str, **inherited: str) -> dict[str, str]:
 def test_a_command_whose_devices_set_no_variable_sees_no_device_of_any_vendor(
     start_manager: StartManager, tmp_path: Path
 ) -> None:
-    manager = start_manager(config(tmp_path, "card-a,7\n"))
+    manager = start_manager(config(tmp_path, "card-0,card-7\n"))
     assert seen(manager, "licence=1") == NONE_VISIBLE
     # what the caller chose itself is no more than the caller has
     assert seen(manager, "licence=1", CUDA_VISIBLE_DEVICES="3") == NONE_VISIBLE | {"CUDA_VISIBLE_DEVICES": "3"}
