@@ -101,7 +101,8 @@ class Connections:
                         continue
                     accepted = reserved
                 if self._tls is None:
-                    self._add(*await loop.connect_accepted_socket(server, accepted))
+                    with anyio.CancelScope(shield=True):  # cancelled, uvloop would close it in the middle of an answer
+                        self._add(*await loop.connect_accepted_socket(server, accepted))
                 else:
                     if len(self._handshakes) >= MOST_HANDSHAKES:
                         self._handshakes.pop(next(iter(self._handshakes))).cancel()
