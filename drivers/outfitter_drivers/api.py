@@ -244,7 +244,8 @@ class Inventory(ABC):
 
         The manager keeps one iterator open per host. It waits `call_timeout` for the first set and without limit for
         later ones, so the driver limits the time of each poll. Each set replaces the one before: a missing device is
-        gone. If the iterator raises or ends, the resource fails until a new iterator, opened after a delay, yields.
+        gone. If the iterator raises or ends, the resource fails until a new iterator, opened after a delay, yields. If
+        that fails again and again, the devices' health is unknown until then.
         """
 
 

@@ -14,9 +14,13 @@ from outfitter_drivers.api import (
     ExternalResourceInfo,
     Inventory,
     NotEnoughDevicesError,
+    TemporaryDriverError,
     Worker,
 )
 from outfitter_proto.records import Health
+
+GRACE_S = 5.0
+"""Seconds beyond `call_timeout` for a driver that limits its looks itself, and can say more of what took so long."""
 
 
 class PollingDriver(ExternalResourceDriver, Inventory):
@@ -27,7 +31,7 @@ class PollingDriver(ExternalResourceDriver, Inventory):
 
     @abstractmethod
     async def look(self) -> list[Device]:
-        """All current devices, in the order of preference, within `call_timeout`.
+        """All current devices, in the order of preference, within `call_timeout`. A longer look is cancelled.
 
         Raises:
             TemporaryDriverError, PermanentDriverError: see these classes.
@@ -52,8 +56,14 @@ class PollingDriver(ExternalResourceDriver, Inventory):
     async def inventory(self, host: str) -> AsyncIterator[Sequence[Device]]:  # noqa: ARG002  this machine's
         shown: list[Device] | None = None
         while True:
-            devices = await self.look()
+            devices = await self._look_in_time()
             if devices != shown:
                 shown = devices
                 yield list(devices)
             await anyio.sleep(self._poll_interval)
+
+    async def _look_in_time(self) -> list[Device]:
+        limit = self.call_timeout + GRACE_S
+        with anyio.move_on_after(limit):
+            return await self.look()
+        raise TemporaryDriverError(f"its driver did not answer within {limit:g} s")

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import UNSET, structs
 
-from outfitter_proto.records import MAX_LISTED_DEVICES, Owner, Survivors
+from outfitter_proto.records import MAX_LISTED_DEVICES, Health, Owner, Survivors
 from outfitter_service.core import model as m
 from outfitter_service.core.decide import implied
 from outfitter_service.core.state.ledger import Ledger, PutAllocation
@@ -213,6 +213,24 @@ def test_a_holder_of_a_device_that_is_gone_is_told_that_its_health_is_unknown() 
     assert core.has("w") == ["a"]
     core.report("a", "b")
     assert core.register("next", 1).resources["gpu"][0]["id"] == "b"
+
+
+@pytest.mark.parametrize("permanent", [False, True])
+def test_devices_of_a_silent_driver_are_unknown_until_it_answers_and_who_waits_is_not_failed(permanent: bool) -> None:
+    core = CoreDriver(m.ResourceSpec(name="gpu", amount=1, on_failure=m.OnFailure.WAIT))
+    core.report("a", "b")
+    core.register("w", 1)
+    unknown = [device(name, health=Health.UNKNOWN, reason="no answer since noon") for name in "ab"]
+    core.be_silent(*unknown, permanent=permanent)
+    core.register("next", 1)
+    assert (core.state("w"), core.has("w"), core["w"].resources["gpu"][0]["health"]) == ("allocated", ["a"], "unknown")
+    assert (core.state("next"), core["next"].reason) == ("pending", "the driver of gpu failed: no answer")
+    assert core.host_state.record is not None
+    listed = core.host_state.record.resources["gpu"]
+    assert (listed.state, listed.total, listed.healthy) == ("driver-failed", 2, 0)
+    core.report("a", "b")
+    assert (core.state("next"), core.has("next")) == ("allocated", ["b"])
+    assert "health" not in core["w"].resources["gpu"][0]
 
 
 def test_a_holder_of_shared_devices_is_told_of_changes_too() -> None:

@@ -282,10 +282,13 @@ class Core(RuleBasedStateMachine):
             devices = tuple(known(name) for name in RESOURCES[resource])
             self.world.say(m.DriverReport(host=HOST, resource=resource, devices=devices))
 
-    @rule(resource=st.sampled_from(INVENTORIES), permanent=st.booleans())
-    def fail(self, resource: str, permanent: bool) -> None:
+    @rule(resource=st.sampled_from(INVENTORIES), permanent=st.booleans(), silent=st.booleans())
+    def fail(self, resource: str, permanent: bool, silent: bool) -> None:
+        """…and if its driver is `silent` for long, nobody knows any more how its devices are."""
         failure = m.DriverFailure(reason="no", permanent=permanent)
-        self.world.say(m.DriverReport(host=HOST, resource=resource, failure=failure))
+        named = self.world.ledger.host_state(HOST).inventory(resource).as_reported if silent else ()
+        devices = tuple(structs.replace(each, health=Health.UNKNOWN, reason="silent") for each in named)
+        self.world.say(m.DriverReport(host=HOST, resource=resource, devices=devices, failure=failure))
 
     @precondition(lambda self: self.world.commands)
     @rule(well=st.sampled_from([True, True, False]), count=st.integers(0, 3), repeat=st.booleans(), data=st.data())

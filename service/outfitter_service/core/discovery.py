@@ -35,7 +35,7 @@ def report(builder: DecisionBuilder, event: m.DriverReport) -> None:
     overlay = builder.overlay(event.host)
     before = overlay.inventory(event.resource)
     others: dict[str, ResourceState] = {}
-    if event.failure is not None:
+    if event.failure is not None and not event.devices:
         failure = _failure_now(builder, overlay, event, before.healthy)
         inventory = structs.replace(before, failure=failure, asking=0, is_retry_due=False)
     else:

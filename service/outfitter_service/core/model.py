@@ -107,7 +107,8 @@ class Incoming(Struct, frozen=True, gc=False):
 
 class DriverReport(Struct, frozen=True, kw_only=True):
     """A driver's whole inventory of one host, or its failure. `asked`: the amount that the manager asked an on-demand
-    driver for. After a failure the earlier inventory stays known, but none of its devices is granted."""
+    driver for. After a failure the earlier inventory stays known, but none of its devices is granted. A failure with
+    `devices` replaces it: nobody knows any more whether they are healthy."""
 
     host: str
     resource: str

@@ -141,6 +141,11 @@ class CoreDriver:
         failure = m.DriverFailure(reason=reason, permanent=permanent, at_least=at_least)
         return self.say(m.DriverReport(host=HOST, resource=resource, failure=failure))
 
+    def be_silent(self, *devices: m.KnownDevice, permanent: bool = False) -> Decision:
+        """The driver of gpu has failed for so long that nobody knows how its devices are."""
+        failure = m.DriverFailure(reason="no answer", permanent=permanent)
+        return self.say(m.DriverReport(host=HOST, resource="gpu", devices=devices, failure=failure))
+
     def die(self, worker: str, incarnation: str = "1") -> Decision:
         return self.say(m.OwnerDied(allocation=f"{HOST}/{worker}/{incarnation}", detail="its process is gone"))
 

@@ -26,16 +26,27 @@ class Source:
 
     def __init__(self) -> None:
         self._newest: Sequence[Device] | None = None
+        self._failure: Exception | None = None
         self._changed = anyio.Event()
 
     def report(self, *devices: Device) -> None:
-        self._newest = devices
+        self._newest, self._failure = devices, None
+        self._change()
+
+    def fail(self, failure: Exception) -> None:
+        """Raise this error at each look, until the next report."""
+        self._failure = failure
+        self._change()
+
+    def _change(self) -> None:
         self._changed.set()
         self._changed = anyio.Event()
 
     async def inventories(self) -> AsyncIterator[Sequence[Device]]:
         while True:
             changed = self._changed
+            if self._failure is not None:
+                raise self._failure
             if self._newest is not None:
                 yield self._newest
             await changed.wait()

@@ -23,6 +23,7 @@ from outfitter_service.core import model as m
 from outfitter_service.metrics import Metrics
 from outfitter_service.runtime.drivers.building import ServableDriver
 from outfitter_service.runtime.drivers.offers import FIRST_DELAY_S, LONGEST_DELAY_S, OutstandingOffers, delay_after
+from outfitter_service.runtime.drivers.silence import Silence
 from outfitter_service.runtime.drivers.translation import SHORTEST_DELAY_S, DriverCallError, foreign_code, known_devices
 from outfitter_service.runtime.survivors.delay_reports import DelayReports
 
@@ -125,8 +126,10 @@ class Supervisor:
     # --- inventory ---
 
     async def keep_inventory(self, driver: api.Inventory) -> None:
-        """Report every inventory that the driver yields, and every failure, for ever."""
+        """Report every inventory that the driver yields, and every failure, for ever. A failure says as well which
+        devices nobody knows any more, once the driver has not answered for long."""
         backoff = Backoff(FIRST_DELAY_S, LONGEST_DELAY_S)
+        silence = Silence()
         last: m.DriverReport | None = None
 
         def emit(report: m.DriverReport) -> None:
@@ -142,6 +145,7 @@ class Supervisor:
                         begun = anyio.current_time()
                         with foreign_code():
                             checked = await known_devices(self.name, devices)
+                        silence.answered(checked)
                         emit(m.DriverReport(host=self.host, resource=self.name, devices=checked))
                         backoff.reset()
                         await anyio.sleep_until(begun + SHORTEST_DELAY_S)
@@ -149,8 +153,10 @@ class Supervisor:
                 failure = error.failure
                 if last is None or last.failure != failure:
                     self._log.warning("driver failed", error=failure.reason, permanent=failure.permanent)
-                emit(m.DriverReport(host=self.host, resource=self.name, failure=failure))
-                await anyio.sleep(delay_after(backoff, error))
+                pause = delay_after(backoff, error)
+                unknown = silence.failed(failure.reason, pause_s=pause)
+                emit(m.DriverReport(host=self.host, resource=self.name, devices=unknown, failure=failure))
+                await anyio.sleep(pause)
 
     async def _inventories(self, driver: api.Inventory) -> AsyncGenerator[Sequence[api.Device], None]:
         """Each set of devices that the driver yields.

@@ -70,7 +70,7 @@ def devices(
     """List the devices of all hosts, or of --host: their health, and who holds them.
 
     The last lines count the devices of each resource, whatever --health, --free, --holder and --label leave out.
-    Standard error names resources without devices, with the reason.
+    Standard error names resources without devices, and drivers that fail, with the reason.
     """
     import anyio
 
@@ -113,6 +113,7 @@ def _totals(devices: Iterable[tuple[DeviceEntry, Host]]) -> Iterator[str]:
 
 
 def _warn_of_absent(host: Host, only: str | None) -> None:
+    from outfitter_proto.records import ReasonCode
     from outfitter_service.query import device_lines
 
     for resource, inventory in host.resources.items():
@@ -123,6 +124,9 @@ def _warn_of_absent(host: Host, only: str | None) -> None:
         if not inventory.devices:
             why = f": {inventory.reason}" if inventory.reason else ""
             warn(f"{host.host} has no {resource} ({inventory.state}{why})")
+        elif inventory.state == ReasonCode.DRIVER_FAILED:
+            why = inventory.reason or "its record has no room for the reason"
+            warn(f"the driver of {resource} on {host.host} fails now: {why}")
     if host.manager.stopped_at is not None:
         warn(f"no manager serves {host.host} now: its last manager's data is shown")
 
