@@ -70,8 +70,10 @@ async def test_a_moment_is_found_in_the_log_by_halves(place: tuple[Bus, str]) ->
 class Hesitant(FaultyBus):
     """An embedded bus that has nothing to say yet whenever it is asked first."""
 
-    async def open_reader(self, topic: str, partition: int, *, start: int | None, committed: bool) -> Reader:
-        reader = await super().open_reader(topic, partition, start=start, committed=committed)
+    async def open_reader(
+        self, topic: str, partition: int, *, start: int | None, committed: bool, lenient: bool = False
+    ) -> Reader:
+        reader = await super().open_reader(topic, partition, start=start, committed=committed, lenient=lenient)
         fetch, asked = reader.fetch, set[int]()
 
         async def hesitate(*, max_records: int = 1000, timeout: float = 1.0) -> list[Message]:

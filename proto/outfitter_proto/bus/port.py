@@ -70,6 +70,10 @@ class BusAuthorizationError(BusAccessError):
     """A right is missing. The message names it and, if known, the principal."""
 
 
+class DamagedTopicError(BusConfigurationError):
+    """A topic has a batch that cannot be decoded, and the reader is not lenient. The message says where."""
+
+
 class TooLargeError(BusError):
     """A record or a batch is larger than the topic allows. `topic`: which one; `size`: the bytes of what it refused.
     None: unknown."""
@@ -398,10 +402,14 @@ class Bus(Closable):
         """
 
     @abstractmethod
-    async def open_reader(self, topic: str, partition: int, *, start: int | None, committed: bool) -> Reader:
+    async def open_reader(
+        self, topic: str, partition: int, *, start: int | None, committed: bool, lenient: bool = False
+    ) -> Reader:
         """A reader from offset `start` (None: the first offset).
 
         `committed`: read only records of committed transactions, in the order of their offsets; else all records.
+        `lenient`: what stands for a batch that cannot be decoded is one message (see `Message.unreadable`), as it is
+        for a reader that is not `committed`; else such a batch is a `DamagedTopicError` at each `fetch`.
         """
 
     @abstractmethod

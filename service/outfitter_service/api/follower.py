@@ -344,7 +344,7 @@ class Follower:
             tail.live_from = await self._bus.stable_end(topic, partition)
         start = max(first, tail.live_from - NEWEST if tail.next_offset is None else tail.next_offset)
         tail.has_gap = tail.has_gap or (tail.next_offset is None and start > first)
-        return await self._bus.open_reader(topic, partition, start=start, committed=True)
+        return await self._bus.open_reader(topic, partition, start=start, committed=True, lenient=True)
 
     async def _look(
         self, earlier: _Look, before: dict[str, TopicShape], fleet: Fleet, scope: anyio.CancelScope

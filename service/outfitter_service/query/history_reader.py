@@ -53,7 +53,11 @@ def no_history_text(where: Connection, topic: str) -> str:
 
 
 def decoded(message: Message, decode: Callable[[bytes], _Record]) -> _Record | None:
-    """The record in `message`. None if its type is of a later version, or after a warning if it is damaged."""
+    """The record in `message`. None if its type is of a later version, or after a warning if it is damaged or stands
+    for a batch that cannot be read."""
+    if message.unreadable is not None:
+        warn(f"passed over {message.topic}/{message.partition}: {message.unreadable}")
+        return None
     try:
         return decode(message.value or b"")
     except codec.UnknownTypeError:
@@ -70,7 +74,7 @@ async def offset_at(bus: Bus, topic: str, partition: int, moment: datetime) -> i
         return low
     moment_ms = (moment - MARGIN).timestamp() * 1000
     high = await bus.stable_end(topic, partition)  # undecided records cannot be read yet
-    async with await bus.open_reader(topic, partition, start=low, committed=True) as reader:
+    async with await bus.open_reader(topic, partition, start=low, committed=True, lenient=True) as reader:
         while high - low > MAX_SCANNED:
             middle = (low + high) // 2
             await reader.seek(middle)
@@ -117,7 +121,7 @@ async def open_range(
     """Open a range up to the committed end, or up to another end. `stack` closes it."""
     if end is None:
         end = await bus.stable_end(topic, partition)
-    reader = await bus.open_reader(topic, partition, start=start, committed=True)
+    reader = await bus.open_reader(topic, partition, start=start, committed=True, lenient=True)
     await stack.enter_async_context(reader)
     return HistoryRange(reader, topic, partition, end)
 

@@ -73,7 +73,9 @@ async def _newest(bus: Bus, topic: str, partition: int) -> list[DeadLetter]:
     start, _ = await bus.offsets(topic, partition)
     end = await bus.stable_end(topic, partition)
     letters: list[DeadLetter] = []
-    async with await bus.open_reader(topic, partition, start=max(start, end - NEWEST), committed=True) as reader:
+    async with await bus.open_reader(
+        topic, partition, start=max(start, end - NEWEST), committed=True, lenient=True
+    ) as reader:
         async for messages in read_to(reader, end):
             for message in messages:
                 try:

@@ -25,9 +25,11 @@ class Counting(FaultyBus):
 
     whole = 0
 
-    async def open_reader(self, topic: str, partition: int, *, start: int | None, committed: bool) -> Reader:
+    async def open_reader(
+        self, topic: str, partition: int, *, start: int | None, committed: bool, lenient: bool = False
+    ) -> Reader:
         self.whole += topic == TOPICS.allocations and start is None
-        return await super().open_reader(topic, partition, start=start, committed=committed)
+        return await super().open_reader(topic, partition, start=start, committed=committed, lenient=lenient)
 
 
 @pytest.fixture

@@ -27,8 +27,10 @@ EVERYBODY = PartitionScope(0, 1, "partition/0")
 class OneByOne(FaultyBus):
     """An embedded bus of which nobody gets more than one message at once."""
 
-    async def open_reader(self, topic: str, partition: int, *, start: int | None, committed: bool) -> Reader:
-        reader = await super().open_reader(topic, partition, start=start, committed=committed)
+    async def open_reader(
+        self, topic: str, partition: int, *, start: int | None, committed: bool, lenient: bool = False
+    ) -> Reader:
+        reader = await super().open_reader(topic, partition, start=start, committed=committed, lenient=lenient)
         fetch = reader.fetch
 
         async def fetch_one(*, max_records: int = 1, timeout: float = 1.0) -> list[Message]:

@@ -207,8 +207,10 @@ class Unhurried(FaultyBus):
         self.go = anyio.Event()
         self._first = True
 
-    async def open_reader(self, topic: str, partition: int, *, start: int | None, committed: bool) -> Reader:
-        reader = await super().open_reader(topic, partition, start=start, committed=committed)
+    async def open_reader(
+        self, topic: str, partition: int, *, start: int | None, committed: bool, lenient: bool = False
+    ) -> Reader:
+        reader = await super().open_reader(topic, partition, start=start, committed=committed, lenient=lenient)
         if topic == TOPICS.registrations and self._first:
             self._first = False
             return _Held(self, reader)

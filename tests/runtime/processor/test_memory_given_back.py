@@ -193,8 +193,10 @@ class _OneByOne(FaultyBus):
 
     left = 2
 
-    async def open_reader(self, topic: str, partition: int, *, start: int | None, committed: bool) -> Reader:
-        reader = await super().open_reader(topic, partition, start=start, committed=committed)
+    async def open_reader(
+        self, topic: str, partition: int, *, start: int | None, committed: bool, lenient: bool = False
+    ) -> Reader:
+        reader = await super().open_reader(topic, partition, start=start, committed=committed, lenient=lenient)
         fetch = reader.fetch
 
         async def fetch_one(*, max_records: int = 1000, timeout: float = 1.0) -> list[Message]:

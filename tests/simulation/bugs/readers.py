@@ -54,8 +54,10 @@ class _Rewriting(ModelReader):
 
 
 class _RewritingBus(ModelBus):
-    async def open_reader(self, topic: str, partition: int, *, start: int | None, committed: bool) -> Reader:
-        reader = await super().open_reader(topic, partition, start=start, committed=committed)
+    async def open_reader(
+        self, topic: str, partition: int, *, start: int | None, committed: bool, lenient: bool = False
+    ) -> Reader:
+        reader = await super().open_reader(topic, partition, start=start, committed=committed, lenient=lenient)
         assert isinstance(reader, ModelReader)
         rewriting = _Rewriting(self, reader._log, reader.position, committed=committed)
         rewriting.change = self.change
@@ -84,7 +86,9 @@ class _Level(_RewritingBus):
 
 
 class _Uncommitted(ModelBus):
-    async def open_reader(self, topic: str, partition: int, *, start: int | None, committed: bool) -> Reader:
+    async def open_reader(
+        self, topic: str, partition: int, *, start: int | None, committed: bool, lenient: bool = False
+    ) -> Reader:
         return await super().open_reader(topic, partition, start=start, committed=False)
 
     async def stable_end(self, topic: str, partition: int, *, taking: str | None = None) -> int:

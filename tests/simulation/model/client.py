@@ -113,7 +113,10 @@ class ModelBus(Bus):
             self.link, found, replica=replica, session_timeout=session_timeout, heartbeat_interval=heartbeat_interval
         )
 
-    async def open_reader(self, topic: str, partition: int, *, start: int | None, committed: bool) -> Reader:
+    async def open_reader(
+        self, topic: str, partition: int, *, start: int | None, committed: bool, lenient: bool = False
+    ) -> Reader:
+        del lenient  # the model's batches can be decoded
         log = self.log(topic, partition)
         if start is None:
             start, _ = await self._ask("ListOffsets", lambda: self._broker.offset(log, committed=False))

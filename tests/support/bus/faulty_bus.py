@@ -124,9 +124,11 @@ class FaultyBus(Bus):
         async with self._around("stable_end" if taking is None else "look"):
             return await self._inner.stable_end(topic, partition, taking=taking)
 
-    async def open_reader(self, topic: str, partition: int, *, start: int | None, committed: bool) -> Reader:
+    async def open_reader(
+        self, topic: str, partition: int, *, start: int | None, committed: bool, lenient: bool = False
+    ) -> Reader:
         await self.script("open_reader:before")
-        inner = await self._inner.open_reader(topic, partition, start=start, committed=committed)
+        inner = await self._inner.open_reader(topic, partition, start=start, committed=committed, lenient=lenient)
         try:
             await self.script("open_reader:after")
         except BaseException:

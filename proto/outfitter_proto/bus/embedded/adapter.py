@@ -123,9 +123,11 @@ class EmbeddedBus(Bus):
         stored = await self._find(topic, partition)
         return await self._open.reading.read(partial(log.first_since, topic=stored, partition=partition, ms=moment_ms))
 
-    async def open_reader(self, topic: str, partition: int, *, start: int | None, committed: bool) -> Reader:
-        # All records in the file are committed, so `committed` makes no difference.
-        del committed
+    async def open_reader(
+        self, topic: str, partition: int, *, start: int | None, committed: bool, lenient: bool = False
+    ) -> Reader:
+        # All records in the file are committed and none are packed, so these make no difference.
+        del committed, lenient
         parts = self._open
         stored = await self._find(topic, partition)
         if start is None:

@@ -190,14 +190,19 @@ class KafkaBus(Bus):
         found = await self._cluster.offset(topic, partition, max(0, moment_ms))
         return end if found < 0 else found
 
-    async def open_reader(self, topic: str, partition: int, *, start: int | None, committed: bool) -> Reader:
+    async def open_reader(
+        self, topic: str, partition: int, *, start: int | None, committed: bool, lenient: bool = False
+    ) -> Reader:
         """A reader with connections of its own."""
         if start is None:
             start = await self._cluster.offset(topic, partition, EARLIEST)
         else:
             await self._check_partition(topic, partition)
         allowance = None if committed else self._allowances[partition]
-        return KafkaReader(Cluster(self._connector), topic, partition, start, committed=committed, allowance=allowance)
+        return KafkaReader(
+            Cluster(self._connector), topic, partition, start,
+            committed=committed, lenient=lenient or not committed, allowance=allowance,
+        )  # fmt: skip
 
     async def open_writer(self, identity: str, partition: int, *, topics: Collection[str] = ()) -> Writer:
         """Start a transactional producer. The broker fences the last one and decides its transaction.

@@ -503,7 +503,7 @@ async def test_a_reader_gives_what_was_good_then_says_what_was_not_and_goes_on_o
 ) -> None:
     good = batch_of(b"a", b"b", base=0)
     leader = LyingLeader(good + lie, lie, batch_of(b"c", base=2), b"")
-    async with KafkaReader(leader, "t", 0, 0, committed=committed) as reader:  # type: ignore[arg-type]
+    async with KafkaReader(leader, "t", 0, 0, committed=committed, lenient=not committed) as reader:  # type: ignore[arg-type]
         with anyio.fail_after(10):
             values = [message.value for message in await reader.fetch()]
             with pytest.raises(BusUnavailableError, match="t/0"):

@@ -17,7 +17,7 @@ from outfitter_proto.bus.kafka.connecting.protocol import OFFSET_OUT_OF_RANGE, O
 from outfitter_proto.bus.kafka.reading import batches
 from outfitter_proto.bus.kafka.reading.answer_allowance import Allowance
 from outfitter_proto.bus.kafka.reading.batches import RecordBatch
-from outfitter_proto.bus.port import BusConfigurationError, BusUnavailableError, Message, OffsetOutOfRangeError, Reader
+from outfitter_proto.bus.port import BusUnavailableError, DamagedTopicError, Message, OffsetOutOfRangeError, Reader
 
 LONG_POLL = 0.5
 """Seconds for which a broker holds a fetch without records. It sends new records at once."""
@@ -55,15 +55,17 @@ class KafkaReader(Reader):
         start: int,
         *,
         committed: bool,
+        lenient: bool = False,
         allowance: Allowance | None = None,
     ) -> None:
-        """`allowance` counts the bytes read, before decompression."""
+        """`lenient`: see `Bus.open_reader`. `allowance` counts the bytes read, before decompression."""
         self.position = start
         self.has_answered = False
         self._cluster = cluster
         self._topic = topic
         self._partition = partition
         self._committed = committed
+        self._lenient = lenient
         self._allowance = allowance
         self._buffer: list[Message] = []
         self._taken = 0  # how many records at the start of the buffer the caller has already
@@ -76,8 +78,8 @@ class KafkaReader(Reader):
     async def fetch(self, *, max_records: int = 1000, timeout: float = 1.0) -> list[Message]:
         """Return the next records; see `Reader.fetch`.
 
-        An unreadable batch is an error for a committed reader, because only managers write its topic. Other readers get
-        one message without a key, so that no sender can block the partition.
+        An unreadable batch is one message without a key for a lenient reader, so that no sender can block the
+        partition. For others it is an error: in the ledger, it may hold what is lent.
         """
         if self._closed:
             raise BusUnavailableError(f"{self._cluster.url}: the reader of {self._topic}/{self._partition} is closed")
@@ -152,10 +154,13 @@ class KafkaReader(Reader):
         try:
             return batches.messages(batch, self._topic, self._partition)
         except batches.UnreadableBatchError as error:
-            if not self._committed:
+            if self._lenient:
                 return [batches.raw_message(batch, self._topic, self._partition, error)]
             self._restart(batch.base)
-            raise BusConfigurationError(f"{self._cluster.url}: {self._topic}/{self._partition}: {error}") from error
+            raise DamagedTopicError(
+                f"{self._cluster.url}: {self._topic}/{self._partition}: {error}. No manager writes such a batch, and "
+                "nobody reads past it, because what it hides may be lent. Restore a backup into new topics"
+            ) from error
         except batches.CorruptBatchError as error:
             self._restart(batch.base)
             raise BusUnavailableError(f"{self._cluster.url}: {error}") from error

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import anyio
 
-from outfitter_proto.bus import Bus, BusError, MissingBusError, UnknownTopicError
+from outfitter_proto.bus import Bus, BusError, DamagedTopicError, MissingBusError, UnknownTopicError
 from outfitter_service.cli._lib import broker_check
 from outfitter_service.cli._lib.diagnosis.finding import UNCONFIGURED, Finding, Machine, Verdict
 from outfitter_service.config import ConfigurationError, Connection, Settings, connection, inspect
@@ -134,12 +134,20 @@ def ledger(machine: Machine) -> Iterator[Finding]:
         found = _asked(where, lambda bus: refusals(bus, settings))
     except (MissingBusError, UnknownTopicError):  # a manager's first start is without a ledger
         return
+    except DamagedTopicError as error:
+        yield _damaged(error)
+        return
     except BusError:
         yield _UNREADABLE
         return
     for sentences in found:
         seen, _, remedy = sentences.partition(". ")
         yield Finding(Verdict.PROBLEM, seen, remedy or "do what the message says, then run this again")
+
+
+def _damaged(error: DamagedTopicError) -> Finding:
+    seen, _, remedy = str(error).partition(". ")
+    return Finding(Verdict.PROBLEM, seen, remedy)
 
 
 def _configured(machine: Machine) -> tuple[Connection, Settings] | Finding:
@@ -170,7 +178,11 @@ def _elsewhere(where: Connection) -> Iterator[Finding]:
 
     try:
         ledger, found = _asked(where, read)
-    except (MissingBusError, UnknownTopicError):  # nobody has served anybody there
+    except (
+        MissingBusError,
+        UnknownTopicError,
+        DamagedTopicError,
+    ):  # or `ledger` says it
         return
     except BusError:
         yield _UNREADABLE
