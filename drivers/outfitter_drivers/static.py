@@ -16,7 +16,7 @@ The common settings do not apply to a host with settings of its own. A host with
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 
 import anyio
 from msgspec import structs
@@ -65,6 +65,11 @@ class StaticDriver(ExternalResourceDriver, Inventory):
 
     def _devices(self, host: str) -> Sequence[Device]:
         return self._hosts.get(host, self._elsewhere)
+
+
+def configured_hosts(params: Iterable[str]) -> list[str]:
+    """The hosts that settings are for, by their keys."""
+    return sorted({match["host"] for key in params if (match := _HOST_SETTING.fullmatch(key))})
 
 
 class StaticDriverFactory(ExternalResourceDriverFactory):

@@ -131,6 +131,13 @@ def unknown(variables: Iterable[str], allowed: Container[str]) -> list[str]:
     return sorted(name for name in variables if not _SELECTING.fullmatch(name) and name not in allowed)
 
 
+def how_to_allow(names: Iterable[str], allowed: Iterable[str] = ()) -> str:
+    """The exact settings of a worker that allow `names` besides what it has `allowed`."""
+    every = sorted({*allowed, *names})
+    options = " ".join(f"--allow-env {name}" for name in every)
+    return f"set {ALLOWING}={','.join(every)} in its environment (`outfitter run` and `hold` also have {options})"
+
+
 def divide(variables: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
     """Divide a record's variables into those that are not refused and, by name, the reasons against the others."""
     left_out = {name: why for name, value in variables.items() if (why := refusal(name, value)) is not None}

@@ -121,11 +121,9 @@ def environment(record: Allocation, operator: str | None, allowed: Collection[st
     """
     kept = variables.divide(_recorded_environment(record, operator))[0]
     if names := variables.unknown(kept, allowed):
-        every = ",".join(sorted({*allowed, *names}))
         raise VariableNotAllowedError(
             f"allocation {record.key} sets {', '.join(names)}, and Outfitter does not know what that selects. If this "
-            f"worker is to take it from a record, set {variables.ALLOWING}={every} in its environment "
-            f"(`outfitter run` and `hold` also have {' '.join(f'--allow-env {name}' for name in every.split(','))})",
+            f"worker is to take it from a record, {variables.how_to_allow(names, allowed)}",
             record=record,
         )
     return kept

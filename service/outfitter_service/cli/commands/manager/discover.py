@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -58,11 +58,11 @@ def discover(resource: str, config: str | None, host: str | None, amount: int | 
             found = anyio.run(_call_until_signal, driver, resource, partial(_inventory, driver, worker))
             infos = [_with_health(device) for device in found]
             _warn_of_few(found, least, resource)
+            _warn_of_variables(resource, found)
         else:
-            infos = [
-                dict(info)
-                for info in anyio.run(_call_until_signal, driver, resource, partial(_ask, driver, least, worker))
-            ]
+            asked = anyio.run(_call_until_signal, driver, resource, partial(_ask, driver, least, worker))
+            infos = [dict(info) for info in asked]
+            _warn_of_variables(resource, (driver.device(info) for info in asked))
     if as_json:
         output.print_json(infos)
         return
@@ -80,6 +80,18 @@ def _warn_of_few(devices: Sequence[Device], least: int, resource: str) -> None:
     healthy = sum(device.health == "healthy" for device in devices)
     if healthy < least:
         warn(f"{healthy} of {len(devices)} {resource} {'is' if healthy == 1 else 'are'} healthy; a worker gets {least}")
+
+
+def _warn_of_variables(resource: str, devices: Iterable[Device]) -> None:
+    """Warn of the devices' variables that a worker must allow. `devices`: foreign code may make them."""
+    from outfitter_service.cli._lib.driver_remarks import must_allow, not_allowed, variables_of
+    from outfitter_service.runtime.drivers.translation import DriverCallError, foreign_code
+
+    variables: set[str] = set()
+    with contextlib.suppress(DriverCallError), foreign_code():
+        variables = variables_of(devices)
+    if names := not_allowed(variables):
+        warn(must_allow({resource: names}))
 
 
 def _chosen(inspection: Inspection, resource: str) -> ResourceConfig:
