@@ -3,6 +3,7 @@
 Without a user's script, `nvidia` lists the GPUs; with one, `discovery_script` calls it. Settings:
 
     param.poll-interval         between two calls of nvidia-smi (default 10 s)
+    param.visible-devices       uuid (default) or index: what a worker's CUDA_VISIBLE_DEVICES has
     param.in-use-check          false: lend a GPU again although a process still computes on it
     param.discovery-script.
         path, args, timeout     the script, its arguments, its time limit (default 10 s)
@@ -45,6 +46,11 @@ CONTRACT = "discovery-script.contract"
 ENVIRONMENT = "discovery-script.environment"
 POLL_INTERVAL = "poll-interval"
 IN_USE_CHECK = "in-use-check"
+VISIBLE_DEVICES = "visible-devices"
+
+VALID = (
+    PATH, ARGS, TIMEOUT, BUILTIN, INVENTORY_AMOUNT, CONTRACT, ENVIRONMENT, POLL_INTERVAL, IN_USE_CHECK, VISIBLE_DEVICES
+)  # fmt: skip
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}\*?", re.ASCII)
 _COORDINATION_FLAGS = frozenset(
@@ -57,8 +63,7 @@ class GPUDriverFactory(ExternalResourceDriverFactory):
     """Flink's `org.apache.flink.externalresource.gpu.GPUDriverFactory`."""
 
     def create_external_resource_driver(self, config: DriverParams) -> ExternalResourceDriver:
-        valid = (PATH, ARGS, TIMEOUT, BUILTIN, INVENTORY_AMOUNT, CONTRACT, ENVIRONMENT, POLL_INTERVAL, IN_USE_CHECK)
-        settings.reject_unknown(config, valid)
+        settings.reject_unknown(config, VALID)
         timeout = settings.seconds(config, TIMEOUT, default=DEFAULT_TIMEOUT, maximum=600)
         interval = settings.seconds(config, POLL_INTERVAL, default=DEFAULT_POLL_INTERVAL, maximum=3600)
         inventory_amount = settings.whole_number(config, INVENTORY_AMOUNT, minimum=1, maximum=settings.MAX_DEVICES)
@@ -66,6 +71,7 @@ class GPUDriverFactory(ExternalResourceDriverFactory):
         contract = config.get(CONTRACT, "").strip()
         if contract not in ("", "allocate-release"):
             raise SettingError(CONTRACT, f"is {contract!r}; valid is allocate-release, or nothing")
+        by_index = _is_by_index(config)
         arguments = _arguments(config.get(ARGS, ""))
         environment = _variables(config.get(ENVIRONMENT, ""))
         path = config.get(PATH, "").strip() or FLINK_DEFAULT_PATH
@@ -74,7 +80,10 @@ class GPUDriverFactory(ExternalResourceDriverFactory):
             if inventory_amount is not None:
                 raise SettingError(INVENTORY_AMOUNT, f"is for a script of yours; without {PATH} all GPUs are listed")
             _check_default_arguments(without_coordination(arguments, config))
-            return (CheckingNvidiaDriver if checks else NvidiaDriver)(poll_interval=interval, timeout=timeout)
+            driver = CheckingNvidiaDriver if checks else NvidiaDriver
+            return driver(poll_interval=interval, timeout=timeout, by_index=by_index)
+        if VISIBLE_DEVICES in config:
+            raise SettingError(VISIBLE_DEVICES, "is for the built-in discovery; a script's workers get what it prints")
         if contract:
             if inventory_amount is not None:
                 raise SettingError(INVENTORY_AMOUNT, f"and {CONTRACT} = {contract} exclude each other")
@@ -153,6 +162,13 @@ def without_coordination(arguments: Sequence[str], config: DriverParams) -> list
     if dropped:
         config.warn(f"{ARGS}: {shlex.join(dropped)} is ignored, since the ledger coordinates")
     return kept
+
+
+def _is_by_index(config: DriverParams) -> bool:
+    value = config.get(VISIBLE_DEVICES, "uuid")
+    if value.strip().lower() not in ("uuid", "index"):
+        raise SettingError(VISIBLE_DEVICES, f"is {value!r}; valid is uuid or index")
+    return value.strip().lower() == "index"
 
 
 def _arguments(text: str) -> list[str]:

@@ -43,12 +43,19 @@ _MOST_REMARKS = 10
 
 
 class NvidiaDriver(PollingDriver, Remarks):
-    """Lists all GPUs of its machine. `poll_interval` and `timeout`, of one call of nvidia-smi, are in seconds."""
+    """Lists all GPUs of its machine. `poll_interval` and `timeout`, of one call of nvidia-smi, are in seconds.
+    `by_index`: a worker's variable names GPUs by their indexes, not by UUIDs."""
 
     def __init__(
-        self, *, poll_interval: float = DEFAULT_POLL_INTERVAL, timeout: float = 10.0, sysfs: Path = SYSFS_PCI
+        self,
+        *,
+        poll_interval: float = DEFAULT_POLL_INTERVAL,
+        timeout: float = 10.0,
+        by_index: bool = False,
+        sysfs: Path = SYSFS_PCI,
     ) -> None:
         super().__init__(poll_interval=poll_interval)
+        self._by_index = by_index
         self.timeout = timeout
         self._sysfs = sysfs
         self._last: list[Device] = []
@@ -62,7 +69,12 @@ class NvidiaDriver(PollingDriver, Remarks):
         return f"{amount} GPUs wanted, but nvidia-smi names {known}, of which {healthy} are healthy"
 
     async def look(self) -> list[Device]:
-        """See `PollingDriver.look`. While nvidia-smi hangs, nobody knows of the GPUs whether they are healthy."""
+        """See `PollingDriver.look`."""
+        devices = await self._look_unless_it_hangs()
+        return selected_by_index(devices) if self._by_index else devices
+
+    async def _look_unless_it_hangs(self) -> list[Device]:
+        """While nvidia-smi hangs, nobody knows of the GPUs whether they are healthy."""
         try:
             devices = await self._look()
             self._log_mig()
@@ -274,6 +286,34 @@ NO_GPU = {"CUDA_VISIBLE_DEVICES": "-1"}
 def cuda_environment(name: str) -> dict[str, str]:
     """The variables that select one GPU for CUDA; `name` is its UUID or its index in PCI bus order."""
     return {"CUDA_VISIBLE_DEVICES": name, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+
+
+def selected_by_index(devices: Sequence[Device]) -> list[Device]:
+    """The devices with variables that select them by index. While one GPU is lost, nobody knows whether CUDA counts it,
+    and so which GPU the index of another one means: no healthy one is lent."""
+    lost = next((device for device in devices if _is_lost(device)), None)
+    selected = [
+        msgspec.structs.replace(device, env=cuda_environment(device.properties["index"])) if device.env else device
+        for device in devices
+    ]
+    if lost is None:
+        return selected
+    words = (
+        f"CUDA may count the GPUs without GPU {lost.properties.get('index') or lost.id}, which is lost or ill; with "
+        "param.visible-devices = uuid nothing depends on that"
+    )
+    return [
+        msgspec.structs.replace(device, health=Health.UNKNOWN, reason=words)
+        if device.health is Health.HEALTHY
+        else device
+        for device in selected
+    ]
+
+
+def _is_lost(device: Device) -> bool:
+    """Whether CUDA may not count a GPU. One that only waits for its recovery action has its place."""
+    only_waits = (device.reason or "").startswith(f"nvidia-smi reports {RECOVERY_ACTION}: ")
+    return device.health is not Health.HEALTHY and not only_waits
 
 
 def _gpu(row: Mapping[str, str], sysfs: Path) -> Device:
