@@ -60,6 +60,7 @@ def test_each_view_shows_devices_of_a_silent_driver_as_unknown_until_it_answers(
     assert f"the driver of gpu on {manager.host} fails now: " in table.stderr
     assert said in manager.outfitter("explain", "holder").stdout
     with running(tmp_path, manager.bus_url) as api:
+        manager.wait_for(lambda: api.is_ready)
         status, page = api.get("/api/v1/devices")
     assert status == 200
     assert {(item["health"], item["reason"]) for item in page["items"]} == {("unknown", reason)}
