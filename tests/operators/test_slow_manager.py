@@ -11,7 +11,7 @@ import anyio
 import pytest
 from msgspec import UNSET, structs
 
-from outfitter import NoManagerError
+from outfitter import NoManagerError, WaitedTooLongError
 from outfitter.session import worker_session
 from outfitter.session.worker_session import WorkerSession
 from outfitter_proto import codec, keys, names, topics
@@ -29,6 +29,7 @@ from outfitter_proto.records import (
     Source,
     Token,
 )
+from outfitter_proto.signs_of_life import SignsOfLife
 from outfitter_proto.support import manager_lock
 from outfitter_proto.support.processes import boot_id, process_owner
 
@@ -87,9 +88,11 @@ async def answer(bus: Bus, asked: Register) -> None:
     await put(bus, record)
 
 
-def session(bus: Bus, **more: Any) -> WorkerSession:
-    asked = Register(host=HOST, worker="w", incarnation="1", resources={})
-    return WorkerSession(bus, asked, manager_patience=0.2, **more)
+def session(
+    bus: Bus, *, wait_s: float | None = None, manager_patience: float | None = 0.2, **more: Any
+) -> WorkerSession:
+    asked = Register(host=HOST, worker="w", incarnation="1", resources={}, wait_s=wait_s)
+    return WorkerSession(bus, asked, manager_patience=manager_patience, **more)
 
 
 async def waits_for_an_answer(bus: Bus, caplog: pytest.LogCaptureFixture, sign: str) -> None:
@@ -211,6 +214,49 @@ async def test_whoever_said_how_long_to_wait_waits_no_longer(bus: Bus) -> None:
     with pytest.raises(NoManagerError, match="its manager last wrote"), anyio.fail_after(WITHIN_S):
         async with session(bus, waits_on=False) as asked:
             await asked.wait()
+
+
+@pytest.mark.parametrize("waits_for_manager", [False, True])
+async def test_a_manager_that_hangs_is_waited_for_no_longer_than_the_worker_may_wait(
+    bus: Bus, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, *, waits_for_manager: bool
+) -> None:
+    """Its process is there, as after SIGSTOP, and its last sign is older than three intervals."""
+    monkeypatch.setattr(worker_session, "VERDICT_GRACE", 1.5)
+    monkeypatch.setattr(manager_lock, "is_held", lambda host: host == HOST)
+    monkeypatch.setattr(SignsOfLife, "runs_here", lambda *_: True)
+    await has_manager(bus, wrote=4000, beat_s=20.0, boot=boot_id())
+    hangs = f"the manager of host '{HOST}' was killed, or hangs: last heard more than 3 min ago"
+    asked = session(bus, wait_s=0.5, manager_patience=None if waits_for_manager else 0.2)
+    with (
+        caplog.at_level(logging.WARNING, "outfitter"),
+        pytest.raises(WaitedTooLongError, match=f"no verdict on {HOST}/w/1 within 0.5 s: {hangs}") as caught,
+        anyio.fail_after(WITHIN_S),
+    ):
+        async with asked:
+            await asked.wait()
+    assert caught.value.code == "waited-too-long"
+    assert caplog.messages == (
+        []
+        if waits_for_manager
+        else [
+            f"{HOST}/w/1: no answer for 0.2 s, and waits on: its manager runs on this machine",
+            f"{HOST}/w/1: still no answer: {hangs}",
+        ]
+    )
+
+
+async def test_who_waits_for_a_manager_of_no_cluster_waits_no_longer_than_it_may(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_session, "VERDICT_GRACE", 0.2)
+    async with connect(url) as bus:
+        asked = session(bus, wait_s=0.1, manager_patience=None)
+        with (
+            pytest.raises(WaitedTooLongError, match=r"within 0.1 s: there is no cluster 'outfitter' on "),
+            anyio.fail_after(WITHIN_S),
+        ):
+            async with asked:
+                await asked.wait()
 
 
 def test_the_lock_of_a_manager_is_seen_while_it_is_held() -> None:

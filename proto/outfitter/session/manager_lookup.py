@@ -16,7 +16,7 @@ from outfitter_proto.bus.port import Bus, BusError, BusUnavailableError, Message
 from outfitter_proto.bus.reading import read_to
 from outfitter_proto.partitioning import partition_of
 from outfitter_proto.records import Checkpoint, Host
-from outfitter_proto.signs_of_life import Life, SignsOfLife, Verdict, judge, read_signs, responsible
+from outfitter_proto.signs_of_life import UNSERVED, Life, SignsOfLife, Verdict, judge, read_signs, responsible
 from outfitter_proto.support import manager_lock
 from outfitter_proto.support.processes import boot_id
 
@@ -156,6 +156,16 @@ class ManagerLookup:
             return f"its manager last wrote {_ago(self._last_seen)}"
         return None
 
+    def end_of_manager(self) -> str | None:
+        """What has become of the host's manager if it is stopped, or has given no sign of life for so long that it
+        counts as dead, as `outfitter status` says it; None: nothing is known of an end."""
+        verdict = self.verdict
+        if verdict.life not in UNSERVED:
+            return None
+        at = None if verdict.at is None else _ago(verdict.at)
+        what = f"was stopped {at}" if verdict.life is Life.STOPPED else _killed(at)
+        return f"the manager of host {self.host!r} {what}"
+
     def error(self) -> NoManagerError | BusUnavailableError:
         """Why a worker of `host` gets no answer: there is no manager, or its answer cannot be read."""
         if self._hidden is not None:
@@ -173,8 +183,7 @@ class ManagerLookup:
         elif verdict.life is Life.STOPPED and verdict.at is not None and checkpoint is not None:
             yield f"its manager {checkpoint.instance} was stopped {_ago(verdict.at)}"
         elif verdict.life is Life.DEAD:
-            heard = "more than 3 min ago" if verdict.at is None else _ago(verdict.at)
-            yield f"its manager was killed, or hangs: last heard {heard}"
+            yield f"its manager {_killed(None if verdict.at is None else _ago(verdict.at))}"
         elif self._last_seen is not None:
             yield f"its manager last wrote {_ago(self._last_seen)} and has not reported that it stopped"
         elif self.own_was_read:
@@ -191,6 +200,10 @@ class ManagerLookup:
             f"start one with `outfitter serve {start}`, or check host, bus {self._bus.url} "
             f"and cluster {self._cluster!r}"
         )
+
+
+def _killed(ago: str | None) -> str:
+    return f"was killed, or hangs: last heard {ago or 'more than 3 min ago'}"
 
 
 def _ago(at: datetime) -> str:

@@ -42,6 +42,7 @@ from outfitter_proto.records import (
     Deregister,
     Heartbeat,
     ManagerIdentity,
+    ReasonCode,
     Register,
     Registration,
 )
@@ -62,7 +63,8 @@ DEREGISTER_WITHIN = 3.0
 """Time limit of deregistering in seconds. If it fails, the lease or the owner's death ends the allocation."""
 
 VERDICT_GRACE = 10.0
-"""Seconds after `wait_s` for which the session still waits for the manager's own verdict."""
+"""Seconds after `wait_s`, which counts from the registration, for which the session still waits for the manager's own
+verdict, whatever the manager does."""
 
 _TOPIC_POLL = 0.2
 _FOLLOWING = "following the allocation"
@@ -117,6 +119,7 @@ class WorkerSession:
         self._records = RecordReader(self._host_partition, self.allocation_watch, registration, attach=attach)
         self._registered = registered
         self.is_left_registered = False
+        self._until = math.inf
         self._running: AbstractAsyncContextManager[None] | None = None
 
     @property
@@ -175,7 +178,10 @@ class WorkerSession:
         Raises:
             BusError: see the bus port. Call `deregister` afterwards: the registration may be published nevertheless.
             AllocationEndedError: there is no allocation to attach to.
+            NoManagerError, WaitedTooLongError: there is no such cluster.
         """
+        if self.registration.wait_s is not None and not self._attach:
+            self._until = anyio.current_time() + self.registration.wait_s + VERDICT_GRACE
         self._host_partition.assign(await self._partition_count())
         if self._attach:
             await self._host_partition.open(start=None)
@@ -199,12 +205,14 @@ class WorkerSession:
             AllocationFailedError, AllocationEndedError: the final answer; the former has subclasses.
             WaitedTooLongError: the manager gave no verdict in time.
         """
-        if self._patience is not None:
-            await self._await_manager(self._patience)
-        limit = self.registration.wait_s
-        with anyio.move_on_after(None if limit is None else limit + VERDICT_GRACE):
+        with anyio.CancelScope(deadline=self._until):
+            if self._patience is not None:
+                await self._await_manager(self._patience)
             return await self._await_verdict()
-        raise WaitedTooLongError(f"no verdict on {self.key} within {limit:g} s", record=self.record)
+        lookup = self._lookup()
+        with anyio.move_on_after(LOOKUP_WITHIN):
+            await lookup.run_own(self._host_partition.count)
+        raise self._waited_too_long(f"no verdict on {self.key}", lookup.end_of_manager())
 
     async def confirm(self) -> Allocation | None:
         """Register again, wait until the manager has decided that, and return the newest record. `follow` must run."""
@@ -301,13 +309,19 @@ class WorkerSession:
             try:
                 return (await self._bus.topic(self._topics.allocations)).partitions
             except UnknownTopicError as error:
+                why = f"there is no cluster {self._cluster!r} on {self._bus.url}"
                 if anyio.current_time() >= deadline:
                     raise NoManagerError(
-                        f"no manager answers for host {self.registration.host!r}: there is no cluster "
-                        f"{self._cluster!r} on {self._bus.url}; "
+                        f"no manager answers for host {self.registration.host!r}: {why}; "
                         f"start one with `outfitter serve --host {self.registration.host}`"
                     ) from error
+                if anyio.current_time() >= self._until:
+                    raise self._waited_too_long(f"no verdict on {self.key}", why) from error
             await anyio.sleep(_TOPIC_POLL)
+
+    def _waited_too_long(self, what: str, why: str | None) -> WaitedTooLongError:
+        clauses = [f"{what} within {self.registration.wait_s:g} s", *([why] if why else [])]
+        return WaitedTooLongError(": ".join(clauses), code=ReasonCode.WAITED_TOO_LONG, record=self.record)
 
     async def _publish(self, message: Registration) -> None:
         entry = Entry(self.registration.host.encode(), codec.encode(message))
@@ -340,8 +354,8 @@ class WorkerSession:
 
     async def _await_manager(self, patience: float) -> None:
         """Wait for the first record of any state; look up managers if none comes. While the host's manager shows that
-        it lives, go on: its machine may be slow."""
-        lookup, is_said = self._lookup(), False
+        it lives, go on: its machine may be slow. Say so once, and once more when it gives no signs of life."""
+        lookup, is_said, is_silence_said = self._lookup(), False, False
         async with anyio.create_task_group() as group:
             with anyio.move_on_after(patience):
                 with anyio.move_on_after(max(0.0, patience - LOOKUP_WITHIN)):
@@ -359,6 +373,9 @@ class WorkerSession:
             if not is_said:
                 is_said = True
                 log.warning("%s: no answer for %g s, and waits on: %s", self.key, patience, sign)
+            if not is_silence_said and (end := lookup.end_of_manager()) is not None:
+                is_silence_said = True
+                log.warning("%s: still no answer: %s", self.key, end)
             with anyio.move_on_after(LOOK_AGAIN):
                 await self._first_answer()
             lookup = self._lookup()
