@@ -224,13 +224,15 @@ def _say(text: str) -> None:
 
 
 def _print(text: str) -> int:
-    if sys.stdout is None:  # it is closed
+    if sys.stdout is None:
+        _say(f"{PROGRAM}: standard output is closed: there is nowhere to print\n")
         return 1
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
-    except OSError:
-        # Nobody reads the output: return an error, and keep the interpreter from flushing again at its exit.
+    except OSError as error:
+        _say(f"{PROGRAM}: standard output: {error.strerror}\n")
+        # Keep the interpreter from flushing again at its exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 1
     return 0

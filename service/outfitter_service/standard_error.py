@@ -197,11 +197,22 @@ def write_all(descriptor: int, data: bytes) -> int:
     done = 0
     while done < len(data):
         try:
-            done += os.write(descriptor, data[done:] if done else data)
+            done += write_some(descriptor, data[done:] if done else data)
+        except OSError:
+            break
+    return done
+
+
+def write_some(descriptor: int, data: bytes) -> int:
+    """Write once, when there is room. Returns how many bytes were written.
+
+    Raises:
+        OSError: nothing can be written there.
+    """
+    while True:
+        try:
+            return os.write(descriptor, data)
         except BlockingIOError:  # somebody who shares it has set O_NONBLOCK
             poller = select.poll()
             poller.register(descriptor, select.POLLOUT)
             poller.poll()
-        except OSError:
-            break
-    return done

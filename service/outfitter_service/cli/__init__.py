@@ -21,11 +21,11 @@ if lacking := missing_extra.missing():
 import click
 
 from outfitter_proto import __version__
-from outfitter_proto.support.causes import causes
 from outfitter_service import standard_error
-from outfitter_service.cli._lib import standard_streams
+from outfitter_service.cli._lib import standard_output, standard_streams
 from outfitter_service.cli._lib.errors import exit_code_of, print_error
 from outfitter_service.cli._lib.lazy import CommandEntry, LazyGroup
+from outfitter_service.query.errors import OutfitterCliError
 
 _COLLECT_EVERY = 10_000
 """Objects between two garbage collections. With Python's default of 700 they take a tenth of the start, for nothing."""
@@ -89,6 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit: the entry point of the `outfitter` script."""
     standard_streams.open_closed()
     standard_error.install(closed=standard_streams.was_closed(standard_error.DESCRIPTOR))
+    standard_output.install(closed=standard_streams.was_closed(standard_streams.STDOUT))
     gc.set_threshold(_COLLECT_EVERY)
     _accept_any_text()
     code = _flush(_guarded(list(sys.argv[1:] if arguments is None else arguments)))
@@ -110,13 +111,11 @@ def _guarded(arguments: list[str]) -> int:
         return ended.exit_code
     except (KeyboardInterrupt, click.Abort):
         return 128 + 2
-    except BrokenPipeError:
-        return _closed_pipe()
     except SystemExit:
         raise
     except BaseException as error:  # noqa: BLE001 - any error ends as text and an exit code
-        if isinstance(error, BaseExceptionGroup) and any(isinstance(cause, BrokenPipeError) for cause in causes(error)):
-            return _closed_pipe()
+        if isinstance(standard_output.error(), BrokenPipeError):
+            return standard_output.CLOSED_PIPE
         entry = LazyGroup.chosen(context)
         print_error(error, debug=LazyGroup.debug(context))
         return exit_code_of(error, entry)
@@ -132,27 +131,14 @@ def _accept_any_text() -> None:
 
 
 def _flush(code: int) -> int:
-    """Flush the output while an error of it can still be reported."""
+    """Flush the output while an error of it can still be reported. No error of it ends with the code 0."""
+    told = standard_output.error()
     try:
         sys.stdout.flush()
-    except BrokenPipeError:
-        return _closed_pipe()
-    except OSError as error:
-        print_error(error, debug=False)
-        _detach_stdout()
-        return code or 1
-    return code
-
-
-def _closed_pipe() -> int:
-    """End silently, with the code that shells give a program that SIGPIPE has ended: the reader (`head`, a pager) has
-    closed the pipe."""
-    _detach_stdout()
-    return 128 + 13
-
-
-def _detach_stdout() -> None:
-    """Redirect standard output to nowhere, so that the interpreter's last flush does not fail."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)
-    os.close(nowhere)
+    except (OSError, OutfitterCliError) as error:
+        if not isinstance(error, BrokenPipeError):
+            print_error(error, debug=False)
+        told = error
+    if isinstance(told, BrokenPipeError):
+        return standard_output.CLOSED_PIPE
+    return code or (1 if told is not None else 0)

@@ -18,7 +18,7 @@ import click
 
 from outfitter_proto.support.printable import printable
 from outfitter_service import standard_error
-from outfitter_service.cli._lib import options, registration_options, standard_streams
+from outfitter_service.cli._lib import options, registration_options, standard_output, standard_streams
 from outfitter_service.cli._lib.standard_streams import STDERR, STDOUT
 from outfitter_service.query.errors import OutfitterCliError
 
@@ -191,6 +191,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
     standard_streams.open_closed()
     standard_error.install(closed=standard_streams.was_closed(STDERR))
+    standard_output.install(closed=standard_streams.was_closed(STDOUT))
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         code = lease.main(words, PROGRAM, standalone_mode=False)

@@ -216,7 +216,7 @@ def test_the_named_owner_is_recorded_and_workers_of_one_owner_are_told_apart(sha
     assert share(1, OUTFITTER_WORKER="a,b=c")[:2] == ("", 1)
 
 
-@pytest.mark.parametrize("closed", [">&-", "2>&-"])
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">/dev/full"])
 def test_a_closed_output_is_an_exit_code_without_a_traceback(tmp_path: Path, closed: str) -> None:
     folder = nvidia_smi(tmp_path, "0\n")
     for amount, code in (("1", 0 if closed == "2>&-" else 1), ("wrong", 2)):
@@ -225,7 +225,9 @@ def test_a_closed_output_is_an_exit_code_without_a_traceback(tmp_path: Path, clo
             env={**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}, capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert done.returncode == code, done.stderr
+        assert (done.stderr == "") == (closed == "2>&-")
         assert done.stderr == "" or done.stderr.startswith("outfitter-gpu-discovery: ")
+        assert ("standard output" in done.stderr) == (code == 1)
 
 
 def test_release_strikes_out_the_callers_records_and_no_others(run: Run, tmp_path: Path) -> None:

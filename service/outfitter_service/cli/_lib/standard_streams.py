@@ -26,8 +26,6 @@ def open_closed() -> None:
                 os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest free number: this one
     if sys.stdin is None:
         sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: PTH123, SIM115 - as long as the process
-    if sys.stdout is None:
-        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115 - as long as the process
 
 
 def was_closed(descriptor: int) -> bool:

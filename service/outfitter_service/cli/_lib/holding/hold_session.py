@@ -28,6 +28,7 @@ from outfitter.session.watch import AllocationWatch, WatchSnapshot, lease_lost
 from outfitter.session.worker_session import MANAGER_PATIENCE, WorkerSession
 from outfitter_proto.bus import Bus, BusError, Create
 from outfitter_proto.records import Allocation, Register
+from outfitter_service.cli._lib import standard_output
 from outfitter_service.cli._lib.errors import print_error
 from outfitter_service.cli._lib.holding import lines, streams
 from outfitter_service.cli._lib.holding.earlier import find
@@ -48,6 +49,9 @@ _EXIT_CODES = ((WaitedTooLongError, WAITED_TOO_LONG), (AllocationEndedError, LOS
 ENDING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 """The signals that end it."""
 
+SETTLED_WITHIN: Final = 1.0
+"""Seconds until a write has failed whose reader has gone."""
+
 GIVEN_BACK_WITHIN: Final = 10.0
 """Seconds for giving back what an earlier `hold` of the same incarnation has got, where this one had just begun."""
 
@@ -58,6 +62,7 @@ class End(enum.Enum):
     GIVEN_BACK = "given back by its owner"
     OWNER_ENDED = "its owner has ended"
     SIGNALLED = "ended by a signal before the grant"
+    UNTOLD = "nobody takes what is printed for its owner"
 
 
 class Request(Struct, frozen=True):
@@ -88,6 +93,7 @@ class HoldSession:
         self._working = anyio.CancelScope()
         self._giving_back_late = anyio.CancelScope()
         self._is_granted = False
+        self._told_before = False
         self._printed = ""
         self._code = 0
         self._left = False
@@ -124,13 +130,32 @@ class HoldSession:
 
     async def _await_streams(self) -> None:
         """Wait until the owner closes a stream. The kernel does so, too, while the owner dies."""
-        closed, owner = anyio.Event(), self._request.owner
-        wake = partial(asyncio.get_running_loop().call_soon_threadsafe, closed.set)
-        streams.watch(wake, stdin=self._request.reads_stdin)
-        await closed.wait()
+        closed, unread, owner = anyio.Event(), anyio.Event(), self._request.owner
+        wake = asyncio.get_running_loop().call_soon_threadsafe
+        streams.watch(partial(wake, closed.set), partial(wake, unread.set), stdin=self._request.reads_stdin)
+        self._writer.call_when_broken(partial(wake, unread.set))
+        async with anyio.create_task_group() as tasks:
+
+            async def first(event: anyio.Event) -> None:
+                await event.wait()
+                tasks.cancel_scope.cancel()
+
+            tasks.start_soon(first, closed)
+            tasks.start_soon(first, unread)
         if owner.is_ending:
             await anyio.sleep(ENDING_WITHIN)  # its end comes first, and ends this
-        self._finish(End.OWNER_ENDED if owner.has_ended else End.GIVEN_BACK)
+        if owner.has_ended:
+            self._finish(End.OWNER_ENDED)
+        elif closed.is_set():
+            self._finish(End.GIVEN_BACK)
+        else:
+            await self._finish_unread()
+
+    async def _finish_unread(self) -> None:
+        """End because standard output takes no more. Whoever has read a line and closes it gives back in order."""
+        await anyio.to_thread.run_sync(self._writer.finish, SETTLED_WITHIN)
+        self._code = self._code or problem_of(self._writer)
+        self._finish(End.UNTOLD if self._code == FAILED else End.GIVEN_BACK)
 
     async def _await_signals(self) -> None:
         while True:
@@ -150,6 +175,8 @@ class HoldSession:
         death is the manager's to judge, if the manager sees it."""
         if self._end is End.OWNER_ENDED:
             return not session.allocation_watch.lease.watched
+        if self._end is End.UNTOLD:
+            return not (self._writer.taken or self._told_before)
         return self._end is End.GIVEN_BACK or not self._is_granted
 
     # --- its work ------------------------------------------------------------------------------------------
@@ -164,6 +191,7 @@ class HoldSession:
                     self._end_lost(earlier)
                     return
                 if status_of(earlier) is AllocationStatus.YOURS:
+                    self._told_before = True
                     self._print_record(earlier)
                     if self._code:
                         return
@@ -222,7 +250,7 @@ class HoldSession:
         reason = self._end.value if self._end is not None else "withdrawn"
         if await session.deregister(reason):
             return True
-        if self._end is End.GIVEN_BACK:
+        if self._end in (End.GIVEN_BACK, End.UNTOLD):
             with self._giving_back_late:
                 await deregister_late(partial(session.publish_deregistration, reason), session.key)
                 return True
@@ -292,6 +320,16 @@ class HoldSession:
         if line != self._printed:
             self._printed = line
             self._writer.put(line)
+
+
+def problem_of(writer: streams.LineWriter) -> int:
+    """The exit code if the owner was not told of what it has, after a line on standard error; 0 if it was, or if a
+    reader that was told has gone."""
+    error = writer.error
+    if error is not None and not isinstance(error, BrokenPipeError):
+        print_error(error, debug=False)
+        return FAILED
+    return 0 if writer.taken else standard_output.CLOSED_PIPE
 
 
 async def _print_reasons(allocation_watch: AllocationWatch) -> None:

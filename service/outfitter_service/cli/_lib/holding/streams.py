@@ -12,10 +12,10 @@ import stat
 import threading
 from collections.abc import Callable
 
-from outfitter_service.cli._lib import standard_streams
+from outfitter_service.cli._lib import standard_output, standard_streams
 from outfitter_service.cli._lib.standard_streams import STDIN, STDOUT
 from outfitter_service.query.errors import OutfitterCliError
-from outfitter_service.standard_error import write_all
+from outfitter_service.standard_error import write_some
 
 _CHUNK = 65_536
 
@@ -52,13 +52,18 @@ def _mode(descriptor: int) -> int | None:
 
 
 class LineWriter:
-    """Writes lines on standard output. Only the newest line waits: it replaces one whose writing has not begun."""
+    """Writes lines on standard output. Only the newest line waits: it replaces one whose writing has not begun.
+
+    `taken`: whether a line was written. `error`: why no more can be written.
+    """
 
     def __init__(self) -> None:
+        self.taken = False
+        self.error: OSError | None = None
         self._changed = threading.Condition()
         self._next: bytes | None = None
         self._busy = False
-        self._broken = False
+        self._broken: Callable[[], object] = lambda: None
         threading.Thread(target=self._run, name="outfitter-output", daemon=True).start()
 
     def put(self, line: str) -> None:
@@ -70,7 +75,14 @@ class LineWriter:
     def finish(self, within: float) -> None:
         """Wait until all is written, at most so many seconds."""
         with self._changed:
-            self._changed.wait_for(lambda: self._broken or (self._next is None and not self._busy), within)
+            self._changed.wait_for(lambda: self.error is not None or (self._next is None and not self._busy), within)
+
+    def call_when_broken(self, broken: Callable[[], object]) -> None:
+        """Call `broken` once there is an error, from any thread."""
+        with self._changed:
+            self._broken = broken
+            if self.error is not None:
+                broken()
 
     def _run(self) -> None:
         while True:
@@ -79,28 +91,36 @@ class LineWriter:
                 self._changed.notify_all()
                 self._changed.wait_for(lambda: self._next is not None)
                 line, self._next, self._busy = self._next or b"", None, True
-            if write_all(STDOUT, line) < len(line):  # nobody reads; `watch` reports it
+            try:
+                while line:
+                    line = line[write_some(STDOUT, line) :]
+            except OSError as error:
                 with self._changed:
-                    self._broken = True
+                    self.error = standard_output.named(error)
                     self._changed.notify_all()
+                    self._broken()
                 return
+            self.taken = True
 
 
-def watch(ended: Callable[[], object], *, stdin: bool) -> None:
-    """Call `ended` from a thread, once: at the end of standard input (if `stdin`), or when nobody reads standard output
-    any more."""
-    threading.Thread(target=_watch, args=(ended, stdin), name="outfitter-input", daemon=True).start()
+def watch(input_ended: Callable[[], object], unread: Callable[[], object], *, stdin: bool) -> None:
+    """Call one of them from a thread, once: at the end of standard input (if `stdin`), or when nobody reads standard
+    output any more."""
+    threading.Thread(target=_watch, args=(input_ended, unread, stdin), name="outfitter-input", daemon=True).start()
 
 
-def _watch(ended: Callable[[], object], stdin: bool) -> None:
+def _watch(input_ended: Callable[[], object], unread: Callable[[], object], stdin: bool) -> None:
     poller = select.poll()
     poller.register(STDOUT, 0)  # errors and hang-ups only
     if stdin:
         poller.register(STDIN, select.POLLIN)
     while True:
         ready = [descriptor for descriptor, _ in poller.poll()]
-        if STDOUT in ready or (STDIN in ready and not _discard()):
-            ended()
+        if STDIN in ready and not _discard():
+            input_ended()
+            return
+        if STDOUT in ready:
+            unread()
             return
 
 

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from outfitter_proto.records.history import NobodysCode
 from outfitter_proto.support.printable import printable
-from outfitter_service.cli._lib import options, output
+from outfitter_service.cli._lib import options, output, standard_output
 from outfitter_service.query.errors import warn
 
 if TYPE_CHECKING:
@@ -77,6 +77,8 @@ def dead_letters(
     chosen = LetterFilter(host=host, code=code, reason=reason, since=since)
     import anyio
 
+    if follow:
+        standard_output.check()
     anyio.run(_print, where, chosen, limit, follow, as_json)
 
 

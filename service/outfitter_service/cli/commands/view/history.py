@@ -14,7 +14,7 @@ from msgspec import Raw, Struct
 
 from outfitter_proto.keys import host_writer
 from outfitter_proto.support.printable import printable
-from outfitter_service.cli._lib import options, output
+from outfitter_service.cli._lib import options, output, standard_output
 from outfitter_service.query.errors import warn
 
 if TYPE_CHECKING:
@@ -102,6 +102,8 @@ def history(
     )
     if limit is None and not (as_json or follow or since):
         limit = SHOWN
+    if follow:
+        standard_output.check()
     anyio.run(_show_history, where, _Lines(chosen, as_json=as_json), follow, limit)
 
 

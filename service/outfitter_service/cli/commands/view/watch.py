@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from outfitter_proto import keys
-from outfitter_service.cli._lib import options, output
+from outfitter_service.cli._lib import options, output, standard_output
 
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup
@@ -35,6 +35,7 @@ def watch(where: Connection, /, worker: options.WorkerNames | None, host: str | 
     """
     import anyio
 
+    standard_output.check()
     show = functools.partial(_show_json if as_json else _Words().show, worker)
     anyio.run(_follow, where, options.host_of(host, worker), show)
 

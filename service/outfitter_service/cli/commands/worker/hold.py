@@ -83,7 +83,7 @@ def hold(
     from outfitter_proto.support.processes import survivors_of
     from outfitter_service import standard_error
     from outfitter_service.cli._lib.holding import lines, owner
-    from outfitter_service.cli._lib.holding.hold_session import ENDING, HoldSession, Request
+    from outfitter_service.cli._lib.holding.hold_session import ENDING, HoldSession, Request, problem_of
     from outfitter_service.cli._lib.running.signals import SignalFile
     from outfitter_service.config import connection
 
@@ -113,6 +113,8 @@ def hold(
             raise
         finally:
             writer.finish(WRITTEN_WITHIN)
+    if not code and writer.error is not None and not writer.taken:  # it has ended before that was known
+        code = problem_of(writer)
     # Everything is closed, and an interpreter's shutdown takes as long as its start, so skip it.
     standard_error.finish()
     os._exit(code)
