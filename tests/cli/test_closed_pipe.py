@@ -1,5 +1,5 @@
-"""Whatever a command prints, a reader that has gone is no defect: one exit code, and no word. What cannot be written for
-another reason is an error that names standard output."""
+"""Whatever a command prints, a reader that has gone is no defect: one exit code, and no word. What cannot be written
+for another reason is an error that names standard output."""
 
 from __future__ import annotations
 

@@ -177,7 +177,7 @@ def test_names_that_are_no_text_can_be_printed(tmp_path: Path) -> None:
 def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
     command = f"{sys.executable} -c 'from outfitter_service.cli import main; main()' schema > /dev/full"
     done = subprocess.run(["bash", "-c", command], capture_output=True, cwd=tmp_path, timeout=60)
-    assert (done.returncode, done.stderr) == (1, b"outfitter: No space left on device\n")
+    assert (done.returncode, done.stderr) == (1, b"outfitter: standard output: No space left on device\n")
 
 
 @pytest.mark.parametrize(

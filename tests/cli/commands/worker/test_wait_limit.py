@@ -70,9 +70,7 @@ def test_run_hold_and_a_context_end_after_their_wait_and_say_what_has_become_of_
         "client": [sys.executable, "-c", CLIENT],
     }
     with ExitStack() as stack:
-        asked = {
-            name: stack.enter_context(subprocess.Popen(command, **options)) for name, command in commands.items()
-        }
+        asked = {name: stack.enter_context(subprocess.Popen(command, **options)) for name, command in commands.items()}
         ended = {}
         try:
             for name, process in asked.items():
