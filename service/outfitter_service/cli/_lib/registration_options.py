@@ -77,16 +77,24 @@ _OPTIONS: tuple[Callable[[F], F], ...] = (
 def _allowed(_ctx: click.Context, _param: click.Parameter, values: Iterable[str]) -> frozenset[str]:
     from outfitter_proto import environment
 
+    return _names(" ".join(values), "--allow-env") | _names(
+        os.environ.get(environment.ALLOWING, ""), environment.ALLOWING
+    )
+
+
+def _names(text: str, place: str) -> frozenset[str]:
+    from outfitter_proto import environment
+
     try:
-        return environment.allowed_by(" ".join(values))
+        return environment.allowed_by(text)
     except ValueError as error:
-        raise click.BadParameter(str(error)) from error
+        raise click.BadParameter(str(error), param_hint=place) from error
 
 
 allow_env = click.option(
-    "--allow-env", "allowed", metavar="NAME", multiple=True, callback=_allowed, envvar="OUTFITTER_ALLOW_ENV",
-    show_envvar=True,
-    help="A variable that devices may set here, besides those that are known to select devices; repeatable.",
+    "--allow-env", "allowed", metavar="NAME", multiple=True, callback=_allowed,
+    help="A variable that devices may set here, besides those that are known to select devices and those of "
+    "[env: OUTFITTER_ALLOW_ENV]; repeatable.",
 )  # fmt: skip
 """For commands that pass a record's variables on. The value is a set of names."""
 

@@ -79,6 +79,28 @@ def test_hold_prints_a_variable_that_is_allowed(outfitter: Outfitter) -> None:
         process.communicate(timeout=PATIENCE)
 
 
+def test_the_option_adds_to_what_the_environment_allows(outfitter: Outfitter) -> None:
+    """In either place may stand what the devices set; the command and its contexts get both."""
+    for option, variable in (("LICENCE_FILE", "OTHER"), ("OTHER", "MORE, LICENCE_FILE")):
+        show = "import os; print(os.environ['LICENCE_FILE'], os.environ['OUTFITTER_ALLOW_ENV'])"
+        command = ("run", "--allow-env", option, "--", sys.executable, "-c", show)
+        process = outfitter(*command, OUTFITTER_ALLOW_ENV=variable)
+        out, err = process.communicate(timeout=PATIENCE)
+        allowed = {option, *variable.replace(",", " ").split()}
+        assert (process.returncode, out.split()) == (0, ["/etc/licences/a", ",".join(sorted(allowed))]), err
+        with outfitter("hold", "--worker", option, "--allow-env", option, OUTFITTER_ALLOW_ENV=variable) as holding:
+            assert read_line(holding)["env"]["LICENCE_FILE"] == "/etc/licences/a"
+            holding.communicate(timeout=PATIENCE)
+
+
+@pytest.mark.parametrize("command", [("run", "--", "true"), ("hold",)])
+def test_the_variable_is_named_if_it_has_what_cannot_be_allowed(outfitter: Outfitter, command: tuple[str, ...]) -> None:
+    process = outfitter(command[0], "--allow-env", "OTHER", *command[1:], OUTFITTER_ALLOW_ENV="LD_PRELOAD")
+    _, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 125
+    assert "for OUTFITTER_ALLOW_ENV: 'LD_PRELOAD' cannot be allowed to any record" in err
+
+
 @pytest.mark.parametrize("command", [("run", "--", "true"), ("hold",)])
 def test_what_decides_about_code_cannot_be_allowed(outfitter: Outfitter, command: tuple[str, ...]) -> None:
     process = outfitter(command[0], "--allow-env", "LD_PRELOAD", *command[1:])
