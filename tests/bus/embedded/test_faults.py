@@ -20,6 +20,7 @@ import pytest
 from outfitter_proto.bus import (
     BusConfigurationError,
     BusUnavailableError,
+    Create,
     Entry,
     FencedError,
     TopicSpec,
@@ -119,6 +120,70 @@ async def test_a_file_that_was_removed_or_replaced_in_use_stops_reading_and_writ
             await writer.commit([("t", [Entry(b"k", b"lost")])])
         with pytest.raises(BusConfigurationError, match="deleted or replaced"):
             await reader.fetch(timeout=0.1)
+
+
+async def test_a_file_that_was_renamed_in_use_is_named_and_loses_nothing(embedded_url: str, tmp_path: Path) -> None:
+    """SQLite finds its log by the former name, and would delete it for a new file there."""
+    here, there = tmp_path / "bus.db", tmp_path / "other.db"
+    async with connect(embedded_url) as bus:
+        await bus.create_topics([TopicSpec("t", 1, {})])
+        await bus.publish("t", 0, Entry(b"k", b"v"))
+        here.rename(there)
+        with pytest.raises(BusConfigurationError) as caught:
+            await bus.publish("t", 0, Entry(b"k", b"too late"))
+        assert f"{here} was renamed to {there} while this process used it" in str(caught.value)
+        assert f"`mv {there} {here}`" in str(caught.value)
+        assert await refused(embedded_url, create=Create.NOTHING) == await refused(embedded_url)
+        assert f"{here} is not there, but its log {here}-wal is" in await refused(embedded_url)
+        assert f"`mv {there} {here}`" in await refused(embedded_url.replace("bus.db", "other.db"))
+    assert f"{here} is not there, but its log {here}-wal is" in await refused(embedded_url)
+    there.rename(here)
+    async with connect(embedded_url) as again:
+        assert await again.offsets("t", 0) == (0, 1)
+
+
+async def test_a_directory_that_was_renamed_in_use_is_named(tmp_path: Path) -> None:
+    here, there = tmp_path / "bus", tmp_path / "other"
+    async with connect(f"sqlite://{here}/bus.db?synchronous=NORMAL") as bus:
+        await bus.create_topics([TopicSpec("t", 1, {})])
+        here.rename(there)
+        with pytest.raises(BusConfigurationError, match=f"`mv {there} {here}`"):
+            await bus.publish("t", 0, Entry(b"k", b"too late"))
+        there.rename(here)
+
+
+async def test_a_file_that_was_renamed_and_replaced_in_use_is_named(embedded_url: str, tmp_path: Path) -> None:
+    async with connect(embedded_url) as bus:
+        await bus.create_topics([TopicSpec("t", 1, {})])
+        (tmp_path / "bus.db").rename(tmp_path / "other.db")
+        (tmp_path / "bus.db").touch()
+        with pytest.raises(BusConfigurationError, match=f"replaced .*the former file is {tmp_path}/other.db now"):
+            await bus.publish("t", 0, Entry(b"k", b"too late"))
+
+
+async def test_the_log_of_a_file_that_is_lost_can_be_removed_and_another_programs_log_is_named(
+    embedded_url: str, tmp_path: Path
+) -> None:
+    log_file = tmp_path / "bus.db-wal"
+    log_file.write_bytes(b"of a file that was deleted")
+    assert "If it is lost, remove the log" in await refused(embedded_url)
+    assert not (tmp_path / "bus.db").exists()
+    log_file.write_bytes(b"")
+    async with connect(embedded_url) as bus:
+        await bus.create_topics([TopicSpec("t", 1, {})])
+    foreign = tmp_path / "foreign.sqlite-wal"
+    foreign.write_bytes(b"of another program")
+    assert f"{foreign} is the log of a file that is not there" in await refused(embedded_url)
+    (tmp_path / "foreign.sqlite").touch()
+    async with connect(embedded_url) as bus:
+        assert await bus.offsets("t", 0) == (0, 0)
+
+
+async def refused(url: str, create: Create = Create.DIRECTORY) -> str:
+    with pytest.raises(BusConfigurationError) as caught:
+        async with connect(url, create=create):
+            pass
+    return str(caught.value)
 
 
 async def test_a_lock_file_that_was_removed_is_made_again_and_locks_newcomers_too(

@@ -37,7 +37,7 @@ _REMEDIES: Final = {
     "SQLITE_CANTOPEN": "it cannot be opened: it and its directory must exist and be writable for this user",
     "SQLITE_IOERR_SHMSIZE": "the disk is full: make room, and nothing else is needed",  # no room for the -shm file
     "SQLITE_IOERR": "the disk answers with errors: see the machine's own log",
-    "SQLITE_CORRUPT": "it is damaged: stop every process on it, put it aside, start anew or from a copy",
+    "SQLITE_CORRUPT": "it is damaged: stop every process on it, put it and its -wal aside, start anew or from a copy",
     "SQLITE_NOTADB": "it is no SQLite database: name the bus's own file",
 }
 _OPENS_FILES: Final = frozenset({"SQLITE_CANTOPEN", "SQLITE_IOERR"})
@@ -154,6 +154,7 @@ class Database:
     def _check_existing(self, check: Job[object]) -> None:
         """Check an existing file without the lock, which is itself a file. Keep the connection open if it is a bus,
         because closing it may checkpoint."""
+        self._location.refuse_lone_log()
         self._identity = self._location.identity()
         if self._identity is None:
             if self._create is Create.NOTHING:
@@ -223,10 +224,7 @@ class Database:
         if self._connection is None:
             raise BusUnavailableError(f"{self._location.path} is not open")
         if self._location.identity() != self._identity:
-            raise BusConfigurationError(
-                f"{self._location.path} was deleted or replaced while this process used it: stop every process on it "
-                "and start them again; earlier commits are only in the old file"
-            )
+            raise self._location.gone(self._identity)
         return self._connection
 
     def _snapshot(self, job: Job[T]) -> T:

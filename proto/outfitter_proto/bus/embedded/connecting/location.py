@@ -11,7 +11,9 @@ could place a file:
 
 SQLite finds a bus's log by the name of its file. So a file with a second name (a hard link, or a bind mount of the file
 alone) would be two buses: each name has a log of its own, and what one writes is lost to the other. Such files are
-refused. A bind mount of the whole directory is fine.
+refused. A bind mount of the whole directory is fine. A file that was renamed has left its log behind: SQLite would use
+the file without what is in there, and would delete that log where a new file gets the former name. So a log without its
+file is refused as well.
 
 This module never opens an existing file: closing a second descriptor of a database drops all SQLite locks of the
 process on it (SQLite, "How To Corrupt An SQLite Database File", 2.2).
@@ -24,6 +26,7 @@ import errno
 import os
 import stat
 import struct
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple, NoReturn
 from urllib.parse import parse_qsl, quote, unquote
@@ -68,7 +71,8 @@ _AT_FDCWD, _AT_SYMLINK_NOFOLLOW, _STATX_ATTR_MOUNT_ROOT = -100, 0x100, 0x2000
 _ATTRIBUTES: Final = struct.Struct("@8xQ")
 """The field `stx_attributes` of `struct statx`."""
 
-SQLITES_OWN: Final = ("-wal", "-shm", "-journal")
+_LOG: Final = "-wal"
+SQLITES_OWN: Final = (_LOG, "-shm", "-journal")
 """Suffixes of files beside the database that SQLite treats as a part of it."""
 
 _ANOTHER: Final = f"another with --bus {FILE_SYNTAX} or OUTFITTER_BUS"
@@ -132,8 +136,61 @@ class Location(NamedTuple):
             f"`outfitter topics create`; name {_ANOTHER}"
         )
 
+    def refuse_lone_log(self) -> None:
+        """Refuse to begin beside a log whose file has another name now: at this path, or perhaps this one.
+
+        Raises:
+            BusConfigurationError: there is such a log, and this file has none.
+        """
+        if _holds(self._log):
+            if self.identity() is None:
+                raise BusConfigurationError(
+                    f"{self.path} is not there, but its log {self._log} is: the file was renamed, moved or deleted. "
+                    "Stop every process on it and give the file its name back. If it is lost, remove the log, and a "
+                    "new bus begins"
+                )
+            return
+        for log in self._logs():
+            former = log.with_name(log.name.removesuffix(_LOG))
+            if _holds(log) and not former.exists():
+                raise BusConfigurationError(
+                    f"{log} is the log of a file that is not there. If {self.path} is that file, under another name, "
+                    f"stop every process on it and rename it back (`mv {self.path} {former}`): its last commits are "
+                    "in the log. If it is not, remove the log"
+                )
+
+    def _logs(self) -> list[Path]:
+        """All logs in the directory; none if this user may not list it."""
+        try:
+            with os.scandir(self.path.parent) as entries:
+                return sorted(Path(entry.path) for entry in entries if entry.name.endswith(_LOG))
+        except PermissionError:
+            return []
+        except OSError as error:
+            raise_for(error, f"the directory {self.path.parent} of the embedded bus cannot be listed", self.path)
+
+    @property
+    def _log(self) -> Path:
+        return self.path.with_name(f"{self.path.name}{_LOG}")
+
+    def gone(self, identity: FileIdentity | None) -> BusConfigurationError:
+        """The error that the file of an open connection is no longer at the path. `identity`: the file's."""
+        now = _opened_as(identity) if identity is not None else None
+        if now is None or self.identity() is not None:
+            also = "" if now is None else f" (the former file is {now} now)"
+            return BusConfigurationError(
+                f"{self.path} was deleted or replaced while this process used it{also}: stop every process on it and "
+                "start them again; earlier commits are only in the old file and its log"
+            )
+        before, after = (self.path, now) if self.path.parent.exists() else (self.path.parent, now.parent)
+        return BusConfigurationError(
+            f"{self.path} was renamed to {now} while this process used it: stop every process on it, rename it back "
+            f"(`mv {after} {before}`), and start them again; nothing is lost"
+        )
+
     def create_file(self) -> None:
         """Create an empty database file if it is missing. Call under the lock."""
+        self.refuse_lone_log()
         try:
             descriptor = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_NOFOLLOW, FILE_MODE)
         except FileExistsError:
@@ -285,6 +342,28 @@ def _check_file_system(directory: Path) -> None:
             f"{directory} is on a file system ({name}) not known to be local to this machine; the embedded bus needs "
             f"shared memory and locks that hold ({', '.join(LOCAL_FILE_SYSTEMS.values())}): {_ELSEWHERE}"
         )
+
+
+def _holds(log: Path) -> bool:
+    """Whether there is a log that has something."""
+    try:
+        return log.lstat().st_size > 0
+    except OSError:
+        return False
+
+
+def _opened_as(identity: FileIdentity) -> Path | None:
+    """Where a file that this process has open is now; None: it was deleted, or /proc does not show it."""
+    try:
+        for entry in Path("/proc/self/fd").iterdir():
+            now = entry.readlink()
+            with suppress(OSError):
+                status = now.lstat()
+                if FileIdentity(status.st_dev, status.st_ino) == identity:
+                    return now
+    except OSError:
+        pass
+    return None
 
 
 def _is_mount_point(path: Path) -> bool:
