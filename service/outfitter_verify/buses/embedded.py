@@ -6,6 +6,8 @@ part, off, time, key, value).
 
 from __future__ import annotations
 
+import os
+import re
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
@@ -17,13 +19,13 @@ from outfitter_verify.logs import Log, Partition, Reading, Record
 
 APPLICATION_ID = 0x6F757466
 FORMAT = 1
+_LOG = "-wal"
 
 
 def reading(url: str, cluster: str) -> Reading:
     """Read all of `cluster` from the file of `url` (`sqlite:///path`). Raises `UnreadableError`."""
     path = Path(unquote("/" + url.removeprefix("sqlite:").partition("?")[0].lstrip("/")))
-    if not path.is_file():
-        raise UnreadableError(f"{path}: this file does not exist, so there is no bus")
+    _refuse_second_names(path)
     try:
         # read-only: the last connection to close would otherwise write the log back into the file
         with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, isolation_level=None)) as database:
@@ -33,6 +35,60 @@ def reading(url: str, cluster: str) -> Reading:
         raise UnreadableError(
             f"{path}: {error}. It must be readable, and its directory writable, for this user"
         ) from error
+
+
+def _refuse_second_names(path: Path) -> None:
+    """Refuse a file that is not there, or not alone: SQLite finds a bus's log by the file's name, so under a second one
+    it would show another state of the bus, and might begin a second log.
+
+    Raises:
+        UnreadableError: there is no such file, or it or its log has another name as well.
+    """
+    log = path.with_name(f"{path.name}{_LOG}")
+    if not path.is_symlink() and not path.is_file():
+        if _size(log):
+            raise UnreadableError(
+                f"{path} is not there, but its log {log} is: the file was renamed, moved or deleted. Give the file its "
+                "name back"
+            )
+        raise UnreadableError(f"{path}: this file does not exist, so there is no bus")
+    for each in (path, log, path.with_name(f"{path.name}-shm")):
+        _refuse_second_name(each)
+    for other in sorted(path.parent.glob(f"*{_LOG}")) if not _size(log) else ():
+        former = other.with_name(other.name.removesuffix(_LOG))
+        if _size(other) and not former.exists():
+            raise UnreadableError(
+                f"{other} is the log of a file that is not there. If {path} is that file, give it its name back: its "
+                "last commits are in the log. If it is not, remove the log"
+            )
+
+
+def _refuse_second_name(path: Path) -> None:
+    what = None
+    if path.is_symlink():
+        what = "is a symbolic link"
+    elif path.exists() and (links := path.stat().st_nlink) > 1:
+        what = f"has more than one name ({links} hard links)"
+    elif os.fspath(path.parent.resolve() / path.name) in _mount_points():
+        what = "is a mount point of its own, and not its directory"
+    if what is not None:
+        raise UnreadableError(f"{path} {what}: name the bus's own file, in the directory that has its log")
+
+
+def _mount_points() -> set[str]:
+    """The places of all mounts that this process sees, by proc(5); none without /proc."""
+    try:
+        lines = Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines()
+    except OSError:
+        return set()
+    return {re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), line.split(" ")[4]) for line in lines}
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.lstat().st_size
+    except OSError:
+        return 0
 
 
 def _all(database: sqlite3.Connection, path: Path, cluster: str) -> Reading:
