@@ -1,6 +1,7 @@
 """Drivers without an inventory: asked for each worker, for what it wants and what others hold."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -412,3 +413,113 @@ def test_nobody_starves_behind_those_whose_amounts_fail(
         if amount not in fails and not may_fail:
             assert core.has(f"w{index}"), core[f"w{index}"]
         assert core[f"w{index}"].reason_code != "not-reported"
+
+
+# --- drivers that answer for one worker ---
+
+BOOKS = m.ResourceSpec(name="gpu", amount=1, on_demand=True, per_worker=True)
+GPUS = 4
+
+
+class BookedCore(CoreDriver):
+    """A core whose driver is a script with books: it sets devices aside for the worker that it is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__(BOOKS)
+        self.books: dict[str, list[str]] = {}
+        self.questions: list[m.Discover] = []
+
+    def only(self, event: m.Event) -> Any:
+        decision = super().only(event)
+        self.questions += [one for one in decision.commands if isinstance(one, m.Discover)]
+        return decision
+
+    def answer(self) -> None:
+        """Answer the next question, as the manager does."""
+        question = self.questions.pop(0)
+        taken = {gpu for own in self.books.values() for gpu in own}
+        free = [str(number) for number in range(GPUS) if str(number) not in taken]
+        own = self.books.get(question.allocation, [])
+        if len(own) < question.least:
+            self.books.pop(question.allocation, None)
+            own = sorted([*own, *free])[: question.least]
+        if len(own) < question.least:
+            # offers of others may be given back, so this is for now
+            self.fail("too few", permanent=False, at_least=question.least)
+            return
+        self.books[question.allocation] = own
+        self.report(*own, asked=question.amount)
+        if self.ledger.allocations[question.allocation].state in {"ended", "failed"}:
+            del self.books[question.allocation]  # given back
+
+    def answer_all(self) -> None:
+        for _ in range(1000):
+            if not self.questions:
+                return
+            self.answer()
+        raise AssertionError("questions do not end")
+
+    def retry(self) -> None:
+        self.say(m.DriverRetry(host=HOST, resource="gpu"))
+
+    def leave(self, worker: str) -> None:
+        self.deregister(worker)
+        self.books.pop(f"{HOST}/{worker}/1", None)
+
+    def check(self) -> None:
+        for key, record in self.ledger.allocations.items():
+            assert record.state != "failed", record
+            if record.state == "allocated":
+                assert set(self.has(record.worker)) <= set(self.books.get(key, ())), (
+                    "it has what was set aside for others"
+                )
+
+
+def test_a_worker_that_wants_more_than_was_named_for_others_is_asked_for_itself() -> None:
+    core = BookedCore()
+    for worker, amount in (("a", 1), ("b", 3), ("c", 1), ("d", 2)):
+        core.register(worker, amount)
+    core.answer_all()
+    core.check()
+    assert [core.state(worker) for worker in "abcd"] == ["allocated", "allocated", "pending", "pending"]
+    core.leave("a")
+    core.retry()
+    core.answer_all()
+    core.leave("b")
+    core.retry()
+    core.answer_all()
+    core.check()
+    assert [core.state(worker) for worker in "cd"] == ["allocated", "allocated"]
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.sampled_from(["come", "go", "answer", "retry"]), st.integers(1, 4))))
+def test_each_gets_only_what_was_named_for_it_and_in_the_end_all_had_theirs(
+    steps: list[tuple[int, str, int]],
+) -> None:
+    core = BookedCore()
+    here: dict[str, int] = {}
+    for number, (who, what, amount) in enumerate(steps):
+        worker = f"w{who}" if what != "come" else f"w{who}-{number}"
+        match what:
+            case "come":
+                here[worker] = amount
+                core.register(worker, amount)
+            case "go" if here:
+                gone = sorted(here)[who % len(here)]
+                del here[gone]
+                core.leave(gone)
+            case "answer" if core.questions:
+                core.answer()
+            case "retry":
+                core.retry()
+        core.check()
+    for _ in range(2 * len(here) + 2):
+        for _ in range(GPUS + 1):  # each amount has its turn
+            core.answer_all()
+            core.retry()
+        core.answer_all()
+        core.check()
+        for worker in [worker for worker in here if core.state(worker) == "allocated"]:
+            del here[worker]
+            core.leave(worker)
+    assert here == {}

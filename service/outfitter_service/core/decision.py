@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from msgspec import Struct, structs
+from msgspec.structs import force_setattr
 
 from outfitter_proto.codec import encode
 from outfitter_proto.keys import AllocationKey
@@ -44,7 +45,8 @@ class Rules(Struct, frozen=True, kw_only=True):
     changes one record where it can, and what ends or releases is written as short as possible. `news`: a record is
     written again where it only says more: that a newer incarnation registered, why a worker waits, what delays a
     release. Else that is left to a later look at the host, and final records lack long labels and operators.
-    `forgets_hosts`: delete a host's record once no allocation of it is retained.
+    `forgets_hosts`: delete a host's record once no allocation of it is retained. `per_worker`: follows from
+    `specs`, the resources that say so there.
 
     Limits per host against a flood of names: `max_waiting` workers wait, `max_live` live workers have no exclusive
     device, the requests of both and their shared devices are `max_items` (see `sizes.items`). `max_final` final records
@@ -67,6 +69,10 @@ class Rules(Struct, frozen=True, kw_only=True):
     max_items: int = 100_000
     max_final: int = 10_000
     max_incarnations: int = 64
+    per_worker: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        force_setattr(self, "per_worker", frozenset(name for name, spec in self.specs.items() if spec.per_worker))
 
 
 class Decision(Struct, kw_only=True, gc=False):

@@ -9,11 +9,11 @@ from msgspec import UNSET, UnsetType, structs
 from outfitter_proto.keys import AllocationKey, allocation_names
 from outfitter_proto.records import HOLDING_STATES, Allocation, Health, ReasonCode
 from outfitter_service.core import model as m
-from outfitter_service.core.decision import DecisionBuilder
+from outfitter_service.core.decision import DecisionBuilder, Rules
 from outfitter_service.core.hosts import host_record, refreshed, with_health
 from outfitter_service.core.placement import policy
 from outfitter_service.core.state import held_back_devices
-from outfitter_service.core.state.host_state import HostState, QueueEntry
+from outfitter_service.core.state.host_state import HostState, QueueEntry, queue_entry
 from outfitter_service.core.state.infos import other_names
 from outfitter_service.core.state.ledger import PutRecord, SetInventory, SetScan
 from outfitter_service.core.state.overlay import HostOverlay
@@ -48,6 +48,9 @@ def report(builder: DecisionBuilder, event: m.DriverReport) -> None:
     # an answer without news matters only to those who wait for an answer
     is_news = others or not _serves_the_same(before, inventory)
     waiters = host_state.queue if is_news else host_state.unanswered.get(event.resource)
+    is_for_one = event.resource in builder.rules.per_worker and not others
+    if is_for_one and (before.failure is None or inventory.failure is not None):
+        waiters = _concerned(builder, host_state, event.resource, before.asking_for)
     _put_inventories(builder, host_state, {event.resource: inventory, **others}, waiters)
 
 
@@ -57,11 +60,13 @@ def _reported(
     """The resource's inventory after a report, and those of other resources that change with it."""
     host_state, specs = overlay.host_state, builder.rules.specs
     inventory = ResourceState.of(event.devices, asked=max(event.asked, before.asking))
+    inventory = structs.replace(inventory, asking_for=before.asking_for, asked_for=before.asking_for)
     if inventory.as_reported == before.as_reported:
         # the very same tuples, so that the host's state keeps its indexes
         inventory = structs.replace(
-            before, asked=inventory.asked, asking=0, is_retry_due=False, failure=None, reported=True
-        )
+            before, asked=inventory.asked, asking=0, is_retry_due=False, failure=None, reported=True,
+            asked_for=before.asking_for,
+        )  # fmt: skip
         if before.reported:
             return inventory, {}
     else:
@@ -74,6 +79,17 @@ def _reported(
         inventory = held_back_devices.with_known_names(host_state, specs[event.resource], before, inventory)
     changed = held_back_devices.reassessed(host_state, specs, {**host_state.inventories, event.resource: inventory})
     return changed.pop(event.resource, inventory), changed
+
+
+def _concerned(
+    builder: DecisionBuilder, host_state: HostState, resource: str, key: AllocationKey | None
+) -> list[QueueEntry]:
+    """The waiters whom an answer for one worker concerns: that worker, and those that have none yet."""
+    concerned = list(host_state.unanswered.get(resource, ()))
+    record = builder.record(key) if key is not None else None
+    if record is not None and record.state == PENDING:
+        concerned.append(queue_entry(record))
+    return sorted(concerned)
 
 
 def _put_inventories(
@@ -287,8 +303,24 @@ def ask_for_new_worker(builder: DecisionBuilder, overlay: HostOverlay, record: A
     discovered for it."""
     for resource, amount in record.request.amounts.items():
         spec = builder.rules.specs.get(resource)
-        if spec is not None and spec.on_demand and not overlay.inventory(resource).asking:
-            _ask(builder, overlay, resource, amount, record.key)
+        if spec is None or not spec.on_demand or overlay.inventory(resource).asking:
+            continue
+        others_wait = resource in builder.rules.per_worker and overlay.host_state.waiting.get(resource)
+        if others_wait and _fails(overlay.inventory(resource), amount):
+            continue  # those before it failed with as many, and are asked for again first
+        _ask(builder, overlay, resource, amount, record.key)
+
+
+def without_answer(overlay: HostOverlay, rules: Rules, record: Allocation) -> set[str]:
+    """The resources of a waiter whose drivers answer for one worker at a time, and have not answered for this one."""
+    if not rules.per_worker:
+        return set()
+    wanted = rules.per_worker.intersection(record.request.amounts)
+    return {resource for resource in wanted if overlay.inventory(resource).asked_for != record.key}
+
+
+def _fails(inventory: ResourceState, amount: int) -> bool:
+    return inventory.failure is not None and amount >= inventory.failure.at_least
 
 
 def ask_for_more(builder: DecisionBuilder, overlay: HostOverlay, record: Allocation) -> m.ResourceSpec | None:
@@ -312,9 +344,13 @@ def _lacking(
 ) -> Iterator[tuple[m.ResourceSpec, int]]:
     """The on-demand resources whose drivers may name more devices than are free, each with the amount that suffices."""
     amounts = record.request.amounts
+    unanswered = without_answer(overlay, builder.rules, record)
     for resource, amount in amounts.items():
         spec = builder.rules.specs.get(resource)
-        if spec is not None and spec.on_demand:
+        if spec is not None and resource in unanswered:
+            if not overlay.inventory(resource).asking and not _fails(overlay.inventory(resource), amount):
+                yield spec, amount
+        elif spec is not None and spec.on_demand:
             enough = amount + policy.rival_amount(overlay, builder.rules.specs, amounts, resource)
             inventory = overlay.inventory(resource)
             if policy.may_name_more(overlay, spec, enough, inventory) and overlay.free_count(resource) < enough:
@@ -383,7 +419,7 @@ def _ask(
     held = overlay.held_count(resource)
     total = held + amount
     least = amount if least is None else least
-    inventory = structs.replace(overlay.inventory(resource), asking=total, least=least)
+    inventory = structs.replace(overlay.inventory(resource), asking=total, least=least, asking_for=key)
     overlay.set_inventory(resource, inventory)
     builder.change(SetInventory(host, resource, inventory))
     builder.command(m.Discover(host=host, resource=resource, amount=total, least=least, held=held, allocation=key))

@@ -43,7 +43,8 @@ class ResourceSpec(Struct, frozen=True, kw_only=True):
     `amount`: the devices for a worker that names no resources (None: unknown, because the setting is wrong). `reason`
     explains any state but OK. `shared`: several workers may hold the same device. `on_failure`: what a permanent
     failure of the driver means for workers. `on_demand`: the driver has no inventory, and the manager asks it for each
-    worker. `prepares`: grants go through `preparing`. `confirms`: releases go through `releasing`. `hint`: advice for
+    worker. `per_worker`: what such a driver names is for the worker that it was asked for, and for nobody else.
+    `prepares`: grants go through `preparing`. `confirms`: releases go through `releasing`. `hint`: advice for
     workers that wait although the driver reported enough devices.
     """
 
@@ -54,6 +55,7 @@ class ResourceSpec(Struct, frozen=True, kw_only=True):
     shared: bool = False
     on_failure: OnFailure = OnFailure.FAIL_WORKER
     on_demand: bool = False
+    per_worker: bool = False
     prepares: bool = False
     confirms: bool = False
     hint: str | None = None

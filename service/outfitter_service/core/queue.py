@@ -239,7 +239,7 @@ class _QueuePass:
             if obstacle is None:
                 self.has_moved = True
                 return
-            if record is waiter:
+            if record is waiter and builder.rules.per_worker.isdisjoint(request.amounts):
                 # the obstacle is the same for all later waiters with the same request
                 self._alike[amounts] = obstacle
         if late and obstacle.code != ReasonCode.NOT_REPORTED:
@@ -332,7 +332,7 @@ def _attempt(
     if (least := policy.least_bytes(overlay, record.request.amounts)) > most:
         return _fail_oversize(builder, record, OversizeError(least, most), new=new), None
     while True:
-        outcome = policy.place(overlay, builder.rules.specs, record.request.amounts, claimed)
+        outcome = _placed(builder, overlay, record, claimed)
         if isinstance(outcome, dict):
             shares_all = all(builder.rules.specs[name].shared for name in outcome)
             if overlay.without_exclusive >= builder.rules.max_live and shares_all:
@@ -364,6 +364,21 @@ def _attempt(
         if spec is None or spec.on_failure != m.OnFailure.NO_INFO:
             return _fail(builder, record, outcome.code, outcome.reason, new=new), None
         record = _without(record, outcome)
+
+
+def _placed(
+    builder: DecisionBuilder, overlay: HostOverlay, record: Allocation, claimed: Collection[str]
+) -> m.Devices | policy.Infeasibility:
+    """The devices for a worker, or the obstacle. A driver that answers for one worker at a time is only asked once
+    nothing else is in the way."""
+    specs, amounts = builder.rules.specs, record.request.amounts
+    unanswered = discovery.without_answer(overlay, builder.rules, record)
+    if not unanswered:
+        return policy.place(overlay, specs, amounts, claimed)
+    outcome = policy.place(overlay, specs, {name: amounts[name] for name in amounts if name not in unanswered}, claimed)
+    if not isinstance(outcome, dict):
+        return outcome
+    return policy.unanswered(overlay, {name: (specs[name], amounts[name]) for name in amounts if name in unanswered})
 
 
 def _without(record: Allocation, obstacle: policy.Infeasibility) -> Allocation:

@@ -202,6 +202,39 @@ def test_devices_that_nobody_knows_are_given_back_and_nobody_fails_meanwhile(
     only_holder(manager, books, "w2")
 
 
+def test_each_worker_is_asked_for_itself_and_gets_what_the_script_named_for_it(
+    start_manager: StartManager, tmp_path: Path
+) -> None:
+    books = Books(tmp_path / "books", gpus=4)
+    manager = start_manager(books.config())
+    books.pause_at("allocate", "after", "a")
+    for worker, amount in (("a", 1), ("b", 3), ("c", 1), ("d", 2)):
+        ask(manager, worker, "--resource", f"gpu={amount}")
+    manager.wait_for(lambda: books.is_paused)
+    books.go_on()
+
+    def states() -> dict[str, str]:
+        return {record["worker"]: record["state"] for record in manager.records()}
+
+    def has_each_its_own() -> bool:
+        named = {key.partition("/")[0]: gpus for key, gpus in books.entries().items()}
+        held = {
+            record["worker"]: [info["id"] for info in record["resources"]["gpu"]]
+            for record in manager.records()
+            if record["state"] == "allocated"
+        }
+        return all(len(named.get(worker, ())) == len(gpus) for worker, gpus in held.items())
+
+    for first, then in (("a", "b"), ("c", "d")):
+        for worker in (first, then):
+            manager.wait_for_state(worker, "allocated")
+        manager.wait_for(has_each_its_own)
+        assert "failed" not in states().values()
+        for worker in (first, then):
+            leave(manager, worker)
+    manager.wait_for(lambda: books.entries() == {})
+
+
 # --- the driver alone ---
 
 FIRST = Worker(host="h", resource="gpu", worker="w1", incarnation="w1-1")

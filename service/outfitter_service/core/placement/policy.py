@@ -13,7 +13,7 @@ from msgspec import UNSET, Struct, UnsetType
 from outfitter_proto.records import Health, OperatorShare, ReasonCode, ResolvedRequest
 from outfitter_service.core import model as m
 from outfitter_service.core import reasons
-from outfitter_service.core.model import Devices, KnownDevice, OnFailure, ResourceSpec, SpecState
+from outfitter_service.core.model import Devices, DriverFailure, KnownDevice, OnFailure, ResourceSpec, SpecState
 from outfitter_service.core.placement.shared_devices import DeviceChoice
 from outfitter_service.core.state import matching
 from outfitter_service.core.state.infos import grant_infos
@@ -133,8 +133,7 @@ def _obstacle(overlay: HostOverlay, spec: ResourceSpec, amount: int, inventory: 
     waits = spec.on_failure == OnFailure.WAIT
     failure = inventory.failure
     if failure is not None and amount >= failure.at_least:
-        reason = reasons.driver_failed(spec, failure.reason)
-        return Infeasibility(ReasonCode.DRIVER_FAILED, reason, name, final=failure.permanent and not waits)
+        return _failed(spec, failure)
     if not inventory.reported:
         return Infeasibility(ReasonCode.NOT_REPORTED, reasons.not_reported(spec), name)
     if inventory.healthy >= amount:
@@ -144,6 +143,29 @@ def _obstacle(overlay: HostOverlay, spec: ResourceSpec, amount: int, inventory: 
     if len(inventory.devices) < amount:
         return Infeasibility(ReasonCode.INFEASIBLE, reasons.too_few(spec, amount, inventory), name, final=not waits)
     return Infeasibility(ReasonCode.INFEASIBLE, reasons.too_ill(spec, amount, inventory), name)
+
+
+def unanswered(overlay: HostOverlay, wanted: Mapping[str, tuple[ResourceSpec, int]]) -> Infeasibility:
+    """The obstacle where drivers have named no devices for this worker: one failed, or is to be asked."""
+    obstacle: Infeasibility | None = None
+    for name, (spec, amount) in wanted.items():
+        failure = overlay.inventory(name).failure
+        if failure is not None and amount >= failure.at_least and not overlay.inventory(name).asking:
+            found = _failed(spec, failure)
+            if found.final:
+                return found
+        else:
+            found = Infeasibility(ReasonCode.NOT_REPORTED, reasons.not_reported(spec), name)
+        obstacle = found if obstacle is None or found.code == ReasonCode.NOT_REPORTED else obstacle
+    if obstacle is None:
+        raise AssertionError("each driver has answered")
+    return obstacle
+
+
+def _failed(spec: ResourceSpec, failure: DriverFailure) -> Infeasibility:
+    final = failure.permanent and spec.on_failure != OnFailure.WAIT
+    reason = reasons.driver_failed(spec, failure.reason)
+    return Infeasibility(ReasonCode.DRIVER_FAILED, reason, spec.name, final=final)
 
 
 def _obstacle_together(
@@ -242,7 +264,10 @@ def may_name_more(overlay: HostOverlay, spec: ResourceSpec, amount: int, invento
         return False
     if not inventory.reported:
         return True
-    return inventory.asked <= len(inventory.devices) and inventory.asked < overlay.held_count(spec.name) + amount
+    held = overlay.held_count(spec.name)
+    # a driver that knows the holders does not name what they hold
+    named = held + sum(not overlay.locked(device) for device in inventory.devices)
+    return inventory.asked <= named and inventory.asked < held + amount
 
 
 def least_bytes(overlay: HostOverlay, amounts: Mapping[str, int]) -> int:

@@ -35,8 +35,9 @@ class ResourceState(Struct, frozen=True, kw_only=True):
     and the driver has not told them again since (None: it has).
 
     Of an on-demand driver: `asked` is the amount of the last question that it answered. `asking` is the amount of the
-    question under way (0: none), and `least` the amount that its worker wants. `is_retry_due`: the delay after a
-    failure ended during a question.
+    question under way (0: none), and `least` the amount that its worker wants. `asking_for` is the worker of the last
+    question, and `asked_for` the one for whom the devices were named. `is_retry_due`: the delay after a failure ended
+    during a question.
 
     `as_reported`: the devices as the driver named them. `devices`: the same for grants. Devices in `held_back` have
     unknown health there, because the held device `suspect` may be one of them. `known` then has the names that were
@@ -51,6 +52,8 @@ class ResourceState(Struct, frozen=True, kw_only=True):
     asked: int = 0
     asking: int = 0
     least: int = 0
+    asking_for: AllocationKey | None = None
+    asked_for: AllocationKey | None = None
     is_retry_due: bool = False
     healthy: int = 0
     known: tuple[str, ...] | None = None

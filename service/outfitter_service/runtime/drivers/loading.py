@@ -51,7 +51,12 @@ def _load(resource: ResourceConfig, scope: str) -> Loaded:
         return Loaded(spec=structs.replace(spec, state=SpecState.MISCONFIGURED, reason=reason))
     return Loaded(
         spec=structs.replace(
-            spec, on_demand=served.on_demand, prepares=served.prepares, confirms=served.confirms, hint=served.hint
+            spec,
+            on_demand=served.on_demand,
+            per_worker=served.offers is not None,
+            prepares=served.prepares,
+            confirms=served.confirms,
+            hint=served.hint,
         ),
         served=served,
     )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from datetime import timedelta
 
 from msgspec import UNSET, Struct
 
 from outfitter_proto.bus import BusAccessError
 from outfitter_proto.bus.reading import MARKERS_WAIT_S, fetch_what_is_left
-from outfitter_proto.records import NO_TOKEN, Checkpoint
+from outfitter_proto.records import FINAL_STATES, NO_TOKEN, Allocation, Checkpoint
 from outfitter_service.core import model as m
 from outfitter_service.core.decide import implied
 from outfitter_service.runtime.changelog.restore import Restored
@@ -23,6 +24,8 @@ from outfitter_service.runtime.processor.settlement import InputLoss
 
 HISTORY_FETCHES = 5
 """How often a manager that starts looks for the first record of history, which markers may precede."""
+GIVEN_BACK_WITHIN = timedelta(minutes=1)
+"""How long a manager has for giving back what drivers have set aside for a worker that went without a grant."""
 _ANSWERS = {m.Prepare: m.Prepared, m.Unprepare: m.Unprepared}
 """The event that ends each command."""
 
@@ -62,7 +65,8 @@ class Adoption(Struct, frozen=True):
             command = implied(record)
             if command is not None and (_ANSWERS[type(command)], record.key, record.token or NO_TOKEN) not in answered:
                 self.drivers.perform(command, record)
-            self.drivers.see_restored(record)
+            if not (record.state in FINAL_STATES and was_long_ended(record, restored.checkpoint)):
+                self.drivers.see_restored(record)
 
     async def _check_history(self) -> None:
         """Begin a snapshot if history has nothing: the topic was recreated while nobody served.
@@ -124,3 +128,9 @@ class Adoption(Struct, frozen=True):
             return None
         same = identity.machine_id is not None and last.machine_id == identity.machine_id
         return last.boot_id if same or self.take_over else None
+
+
+def was_long_ended(record: Allocation, last: Checkpoint | None) -> bool:
+    """Whether the last manager had time to give back what drivers had set aside for an ended worker. Else each start
+    would ask the drivers about all ended workers that the ledger still has."""
+    return last is not None and record.since < last.at - GIVEN_BACK_WITHIN
