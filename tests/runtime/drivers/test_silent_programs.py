@@ -18,8 +18,7 @@ pytestmark = pytest.mark.slow
 
 ROWS = "0, GPU-a, 81559, 00000000:1A:00.0, NVIDIA H100\n1, GPU-b, 81559, 00000000:40:00.0, NVIDIA H100\n"
 CONFIG = (
-    'external-resources = ["gpu"]\n[external-resource.gpu]\namount = 1\ndriver = "gpu"\n'
-    'param.poll-interval = "100ms"\nparam.discovery-script.timeout = "3s"\n'
+    'external-resources = ["gpu"]\n[external-resource.gpu]\namount = 1\ndriver = "gpu"\nparam.poll-interval = "100ms"\n'
 )
 
 
@@ -33,17 +32,21 @@ def healths(manager: Manager) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("ill", "said"),
-    [("exec sleep 1000", "did not end within 3 s and was killed"), ("echo no driver >&2; exit 9", "no driver")],
+    ("ill", "limit", "said"),
+    [
+        ("exec sleep 1000", "3s", "did not end within 3 s and was killed"),
+        ("echo no driver >&2; exit 9", "60s", "no driver"),
+    ],
 )
 def test_each_view_shows_devices_of_a_silent_driver_as_unknown_until_it_answers(
-    start_manager: StartManager, tmp_path: Path, ill: str, said: str
+    start_manager: StartManager, tmp_path: Path, ill: str, limit: str, said: str
 ) -> None:
     broken = tmp_path / "broken"
     (tmp_path / "rows").write_text(ROWS)
     look = f"if [ -e {broken} ]; then {ill}; fi; cat {tmp_path}/rows"
     executable(tmp_path / "bin/nvidia-smi", f'case "$*" in *compute-apps*) exit 0 ;; esac\n{look}')
-    manager = start_manager(CONFIG, variables={"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"})
+    config = f'{CONFIG}param.discovery-script.timeout = "{limit}"\n'
+    manager = start_manager(config, variables={"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"})
     manager.wait_for(lambda: healths(manager) == ["healthy", "healthy"])
     holder = manager.popen("run", "--worker", "holder", "--resource", "gpu=1", "--", "cat", stdin=subprocess.PIPE)
     token = manager.wait_for_state("holder", "allocated")["token"]
@@ -74,6 +77,6 @@ def test_each_view_shows_devices_of_a_silent_driver_as_unknown_until_it_answers(
     assert waiter.communicate()[0] == "got\n"
     assert waiter.returncode == 0
     manager.wait_for(lambda: healths(manager) == ["healthy", "healthy"])
-    assert "fails now" not in manager.outfitter("devices").stderr
+    manager.wait_for(lambda: "fails now" not in manager.outfitter("devices").stderr)
     holder.communicate()
     assert holder.returncode == 0
