@@ -166,8 +166,8 @@ def test_a_message_looks_at_few_ends_that_it_may_not_delete_yet_however_many_the
     for number in range(1000):
         core.register("w", 9, incarnation=f"{number}")
     builder = DecisionBuilder(core.ledger, core.rules, core.now, cause="register")
-    assert ending.forgettable(builder, Counted(core.host_state.past["w"]), 2) == []
-    assert 0 < looked_at <= 2 + ending.LOOKED_AT
+    assert ending.forgettable(builder, Counted(core.host_state.past["w"]), 256) == []
+    assert 0 < looked_at <= ending.LOOKED_AT
     core.commit()
     assert ending.forgettable(builder, Counted(core.host_state.past["w"]), 2) == ["h/w/0", "h/w/1"]
 

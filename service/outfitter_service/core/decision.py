@@ -228,12 +228,9 @@ class DecisionBuilder:
             fields["reason"] = sizes.shortened(reason)
         before = None if new else base.state
         state = advance(before, step)
-        if fields:
-            base = structs.replace(base, **fields)
-        since = base.since if before == state else now
-        after = structs.replace(
-            base, state=state, since=since, writer=self.rules.writer, commit=self.ledger.commits + 1
-        )
+        if before != state:
+            fields["since"] = now
+        after = structs.replace(base, state=state, writer=self.rules.writer, commit=self.ledger.commits + 1, **fields)
         key = after.key
         unshortened = after
         if state in FINAL_STATES and self._is_left_out(after.request, new=new):

@@ -24,7 +24,7 @@ from outfitter_service.core.state.ledger import DropRecord, Ledger, PutRecord
 from outfitter_service.core.state.sizes import FullError
 from outfitter_service.core.states import ALLOCATED, ENDED, FAILED, PENDING, PREPARING, RELEASING, Step
 
-LOOKED_AT = 64
+LOOKED_AT = 8
 """How many final records a decision looks at that it may not delete yet. In a flood there are thousands of them."""
 
 
@@ -197,7 +197,17 @@ def forgettable(builder: DecisionBuilder, endings: Sequence[Ending], most: int) 
     if most <= 0:
         return []
     allocations, last_sealed = builder.ledger.allocations, builder.ledger.commits
-    # where the clock was set back, records that ended just now are among the first; the others wait for the next commit
-    first = islice(endings, most + LOOKED_AT)
-    keys = (key for _, key in first if allocations[key].commit <= last_sealed and key not in builder.records)
-    return list(islice(keys, most))
+    keys: list[AllocationKey] = []
+    kept = 0
+    for _, key in endings:
+        if allocations[key].commit <= last_sealed and key not in builder.records:
+            keys.append(key)
+            if len(keys) == most:
+                break
+            continue
+        # where the clock was set back, records that ended just now are among the first; the others wait for the next
+        # commit
+        kept += 1
+        if kept == LOOKED_AT:
+            break
+    return keys

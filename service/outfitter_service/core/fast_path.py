@@ -83,6 +83,7 @@ def grant(ledger: Ledger, rules: Rules, event: m.Incoming, now: datetime) -> Fas
         or message.operators
         or len(message.labels) >= FEW_ITEMS
         or message.worker in host_state.incarnations
+        or (message.resources is not None and len(message.resources) != 1)
     ):
         return None
     resolved = resolve(rules, message)

@@ -40,11 +40,12 @@ SCANNED_PER_CHANGE = 2
 def admit(builder: DecisionBuilder, record: Allocation) -> Allocation:
     """Grant a new worker what it wants, or queue it. Returns its record."""
     overlay = builder.overlay(record.host)
-    withdrawn = _withdrawn(builder)
-    items, most = sizes.items(record.request), builder.rules.max_items
-    others = overlay.host_state.items - sum(sizes.items(earlier.request) for earlier in withdrawn)
-    if items and others + items > most:
-        return _fail(builder, record, ReasonCode.TOO_MANY_LIVE, reasons.too_many_items(items, most), new=True)
+    withdrawn = _withdrawn(builder) if builder.records else []
+    if items := sizes.items(record.request):
+        most = builder.rules.max_items
+        others = overlay.host_state.items - sum(sizes.items(earlier.request) for earlier in withdrawn)
+        if others + items > most:
+            return _fail(builder, record, ReasonCode.TOO_MANY_LIVE, reasons.too_many_items(items, most), new=True)
     discovery.ask_for_new_worker(builder, overlay, record)
     claimed, unevaluated = (
         _claimed_before(builder, overlay.host_state, record) if overlay.host_state.queue else (NOTHING, NOTHING)
@@ -120,6 +121,8 @@ def _rescan_from(builder: DecisionBuilder, host_state: HostState, start: QueueEn
 
 
 def _first_sharer(builder: DecisionBuilder, host_state: HostState) -> QueueEntry | None:
+    if not host_state.overlapping:
+        return None
     specs = builder.rules.specs
     shared = [
         name for name in host_state.overlapping if name in host_state.claims and name in specs and specs[name].shared
@@ -410,23 +413,21 @@ def _grant(builder: DecisionBuilder, record: Allocation, devices: m.Devices, *, 
     granted = builder.step(
         Step.PREPARE if prepares else Step.GRANT,
         "granted" if devices else "granted: no devices requested",
-        structs.replace(
-            record,
-            token=token,
-            resources=infos.infos,
-            operators=operators,
-            common=common,
-            env=infos.env,
-            cdi=infos.cdi,
-            shared=shared or m.NO_NAMES,
-            prepared=prepared or UNSET,
-            aliases=infos.aliases,
-            reason=None,
-            reason_code=None,
-            queue_position=None,
-            wait_until=None,
-        ),
+        record,
         new=new,
+        token=token,
+        resources=infos.infos,
+        operators=operators,
+        common=common,
+        env=infos.env,
+        cdi=infos.cdi,
+        shared=shared or m.NO_NAMES,
+        prepared=prepared or UNSET,
+        aliases=infos.aliases,
+        reason=None,
+        reason_code=None,
+        queue_position=None,
+        wait_until=None,
     )
     builder.use_token(token)
     if prepares:

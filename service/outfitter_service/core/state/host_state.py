@@ -370,6 +370,8 @@ class HostState:
         runs = self.incarnations.get(record.worker)
         if runs is None:  # nearly always
             self.incarnations[record.worker] = (run,)
+        elif runs[-1] < run:
+            self.incarnations[record.worker] = runs + (run,)  # noqa: RUF005 - unpacking copies a thousand runs thrice
         elif runs[(position := bisect_left(runs, run)) : position + 1] != (run,):
             self.incarnations[record.worker] = (*runs[:position], run, *runs[position:])
         state = record.state
@@ -455,7 +457,7 @@ class HostState:
         """The record is deleted: remove it from its worker's incarnations."""
         runs = self.incarnations[record.worker]
         position = bisect_left(runs, (record.source.offset, key))
-        runs = (*runs[:position], *runs[position + 1 :])
+        runs = runs[:position] + runs[position + 1 :] if position else runs[1:]
         if runs:
             self.incarnations[record.worker] = runs
         else:

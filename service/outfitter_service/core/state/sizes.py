@@ -80,8 +80,9 @@ def granted_bytes(alone: GrantInfos) -> int:
 def items(request: Register | ResolvedRequest) -> int:
     """The labels, resources and operators of a request, and its operators' resources. Each takes some 100 to 900 bytes
     of memory, whatever it takes in JSON. 0: they are few."""
-    operators = request.operators or {}
-    count = len(request.labels) + len(request.resources or ()) + len(operators) + sum(map(len, operators.values()))
+    count = len(request.labels) + len(request.resources or ())
+    if request.operators:
+        count += len(request.operators) + sum(map(len, request.operators.values()))
     return count if count > FEW_ITEMS else 0
 
 

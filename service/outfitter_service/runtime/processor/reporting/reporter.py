@@ -10,7 +10,7 @@ import structlog
 
 from outfitter_proto.bus import BusError, CommitUnknownError, FencedError, TooLargeError
 from outfitter_proto.keys import allocation_names
-from outfitter_proto.records import FINAL_STATES, Allocation, ReasonCode, Transition
+from outfitter_proto.records import FINAL_STATES, Allocation, ReasonCode
 from outfitter_service.core import model as m
 from outfitter_service.core.state.ledger import Ledger
 from outfitter_service.core.states import ALLOCATED, FAILED
@@ -178,16 +178,23 @@ class CommitReporter:
                 )
 
     def _count(self, batch: Batch) -> None:
-        """Count transitions. Grants and their waits are summed up first, because there are many; the batch has counted
-        the fast ones."""
+        """Count transitions. Grants, their waits and ends are summed up first, because there are many; the batch has
+        counted the fast grants."""
         waits = {resource: Counter(arrived) for resource, arrived in batch.report.granted.items()}
         grants = defaultdict(int, {resource: len(arrived) for resource, arrived in batch.report.granted.items()})
+        ends: Counter[tuple[str, str]] = Counter()
         for key, step in batch.report.steps:
             record = step.record
             if type(record) is not Allocation:  # it is encoded already: a fast grant
                 continue
             if step.to != ALLOCATED:
-                self._count_other(key, step, record)
+                if step.to in FINAL_STATES:
+                    self._registered_ms.pop(key, None)
+                    if step.to == FAILED or step.from_ is not None:  # else nobody had registered what is over
+                        ends[step.to, record.reason_code or ""] += 1
+                # grants to others because of it have the same event
+                if step.event == "lease-expired" and record.reason_code == ReasonCode.LEASE_EXPIRED:
+                    self._metrics.lease_expiries.inc()
                 continue
             registered_ms = self._registered_ms.pop(key, None)
             for resource in record.resources:
@@ -201,18 +208,8 @@ class CommitReporter:
                 self._metrics.allocation_seconds.observe(resource, max(0.0, now_ms - arrived_ms) / 1000, count)
         for resource, count in grants.items():
             self._metrics.grants.labels(resource).inc(count)
-
-    def _count_other(self, key: str, step: Transition, record: Allocation) -> None:
-        metrics = self._metrics
-        if step.to in FINAL_STATES:
-            self._registered_ms.pop(key, None)
-            if step.to == FAILED:
-                metrics.failures.labels(record.reason_code or "").inc()
-            elif step.from_ is not None:  # else it deregistered before it was registered, and held nothing
-                metrics.releases.labels(record.reason_code or "").inc()
-        # grants to others because of it have the same event
-        if step.event == "lease-expired" and record.reason_code == ReasonCode.LEASE_EXPIRED:
-            metrics.lease_expiries.inc()
+        for (state, reason), count in ends.items():
+            (self._metrics.failures if state == FAILED else self._metrics.releases).labels(reason).inc(count)
 
     def answered(self, trouble: BusError | None, seconds: float) -> None:
         """The bus has answered a commit after so many seconds, with this `trouble` or none."""
