@@ -3,6 +3,9 @@
 Our own accept loop accepts one connection at a time. At the limit it closes the connection that has been silent
 longest. A probe sends its request at once, so it gets its answer before new connections can replace it. What waits for
 readers is bounded as well: see unread.py.
+
+A connection has one request at a time. Who sends the next before the answer gets that answer, and then the end of the
+connection, so that few connections cannot have as much work done as thousands. Neither Prometheus nor probes do that.
 """
 
 from __future__ import annotations
@@ -153,7 +156,8 @@ class Connections:
 
     @property
     def middleware(self) -> Middleware:
-        """The middleware for aiohttp that notes each request, and sends its answer."""
+        """The middleware for aiohttp that notes each request, and sends its answer. If the next request has come
+        already, this answer is the last one."""
 
         @web.middleware
         async def note(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -165,6 +169,8 @@ class Connections:
                 response = await handler(request)
             finally:
                 connection.end_answer(self._clock())
+            if request.protocol._messages:  # aiohttp tells it nowhere else
+                response.force_close()
             response = await self.unread.send(request, response)
             connection.end_answer(self._clock())
             return response

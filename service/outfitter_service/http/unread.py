@@ -68,6 +68,8 @@ class Unread:
 async def _in_pieces(request: web.Request, response: web.StreamResponse, body: bytes) -> web.StreamResponse:
     pieces, whole = web.StreamResponse(status=response.status, headers=response.headers), memoryview(body)
     pieces.content_length = len(body)
+    if response.keep_alive is False:
+        pieces.force_close()
     try:
         await pieces.prepare(request)
         for start in range(0, len(body), PIECE_BYTES):
