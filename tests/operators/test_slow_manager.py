@@ -16,6 +16,7 @@ from outfitter.session import worker_session
 from outfitter.session.worker_session import WorkerSession
 from outfitter_proto import codec, keys, names, topics
 from outfitter_proto.bus import Bus, Entry, connect
+from outfitter_proto.bus.patience import Patience
 from outfitter_proto.records import (
     Allocation,
     Beat,
@@ -32,6 +33,7 @@ from outfitter_proto.records import (
 from outfitter_proto.signs_of_life import SignsOfLife
 from outfitter_proto.support import manager_lock
 from outfitter_proto.support.processes import boot_id, process_owner
+from support.bus.faulty_bus import FaultyBus
 
 WITHIN_S = 30.0
 HOST = "slow"
@@ -138,6 +140,33 @@ async def test_a_manager_that_wrote_within_the_last_minute_is_waited_for(
     monkeypatch.setattr("outfitter.session.manager_lookup._ago", lambda _: "4 s ago")
     await has_manager(bus, wrote=4)
     await waits_for_an_answer(bus, caplog, "its manager last wrote 4 s ago")
+
+
+class HoldingBack(FaultyBus):
+    """A bus whose quota holds the worker back."""
+
+    clock: Patience
+
+    @property
+    def patience(self) -> Patience:
+        return self.clock
+
+
+async def test_time_for_which_the_bus_holds_a_worker_back_is_no_sign_that_there_is_no_manager(bus: Bus) -> None:
+    async with HoldingBack(bus.url) as slow:
+        slow.clock = Patience()
+        slow.clock.throttle(3600)
+        asked = session(slow)
+        with anyio.fail_after(WITHIN_S):
+            async with anyio.create_task_group() as tasks, asked:
+
+                async def answer_late() -> None:
+                    await anyio.sleep(1)  # longer than it would wait otherwise
+                    await answer(bus, asked.registration)
+
+                tasks.start_soon(answer_late)
+                with pytest.raises(Exception, match="no such gpu"):
+                    await asked.wait()
 
 
 async def test_a_manager_that_wrote_longer_ago_and_says_nothing_is_not(bus: Bus) -> None:

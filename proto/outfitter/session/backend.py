@@ -22,7 +22,7 @@ from outfitter.session.late_deregistration import deregister_late
 from outfitter.session.settings import Settings
 from outfitter.session.watch import AllocationWatch
 from outfitter.session.worker_session import WorkerSession
-from outfitter_proto.bus import BusError, Create, connect
+from outfitter_proto.bus import WORKER, BusError, Create, connect
 
 LEAVE_WITHIN = 8.0
 """Seconds that leaving a context waits for its thread: longer than deregistering and closing the bus take."""
@@ -141,7 +141,11 @@ class SessionThread:
 
     async def _run_session(self) -> None:
         session = WorkerSession(
-            bus := connect(self._settings.bus, create=Create.NOTHING if self._settings.attach else Create.FILE),
+            bus := connect(
+                self._settings.bus,
+                create=Create.NOTHING if self._settings.attach else Create.FILE,
+                client=f"{WORKER}{self._settings.registration.host}",
+            ),
             self._settings.registration,
             cluster=self._settings.cluster,
             allocation_watch=self.allocation_watch,

@@ -13,7 +13,7 @@ import functools
 import logging
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from types import TracebackType
 from typing import Self
 
@@ -51,7 +51,7 @@ from outfitter_proto.support.causes import side_by_side
 
 MANAGER_PATIENCE = 4.0
 """Seconds without an answer to the acknowledged registration after which the session concludes that no manager is
-there."""
+there. Seconds for which the bus holds the session back do not count here, nor below."""
 
 LOOKUP_WITHIN = 1.5
 """The last seconds of `MANAGER_PATIENCE`, in which the session looks up the managers of other hosts."""
@@ -304,13 +304,13 @@ class WorkerSession:
     async def _partition_count(self) -> int:
         """The number of partitions. A missing topic means that there is no manager yet, so wait for it too."""
         patience = 0.0 if self._attach else self._patience
-        deadline = math.inf if patience is None else anyio.current_time() + patience
+        deadline = math.inf if patience is None else self._bus.patience.now() + patience
         while True:
             try:
                 return (await self._bus.topic(self._topics.allocations)).partitions
             except UnknownTopicError as error:
                 why = f"there is no cluster {self._cluster!r} on {self._bus.url}"
-                if anyio.current_time() >= deadline:
+                if self._bus.patience.now() >= deadline:
                     raise NoManagerError(
                         f"no manager answers for host {self.registration.host!r}: {why}; "
                         f"start one with `outfitter serve --host {self.registration.host}`"
@@ -354,11 +354,12 @@ class WorkerSession:
 
     async def _await_manager(self, patience: float) -> None:
         """Wait for the first record of any state; look up managers if none comes. While the host's manager shows that
-        it lives, go on: its machine may be slow. Say so once, and once more when it gives no signs of life."""
+        it lives, go on: its machine may be slow. Say so once, and once more when it gives no signs of life. Time for
+        which the bus holds us back is no sign of anything."""
         lookup, is_said, is_silence_said = self._lookup(), False, False
         async with anyio.create_task_group() as group:
-            with anyio.move_on_after(patience):
-                with anyio.move_on_after(max(0.0, patience - LOOKUP_WITHIN)):
+            with suppress(TimeoutError), self._bus.patience.limit(patience):
+                with suppress(TimeoutError), self._bus.patience.limit(max(0.0, patience - LOOKUP_WITHIN)):
                     await self._first_answer()
                 if not self._is_answered:
                     group.start_soon(lookup.run, self._host_partition.count)
@@ -376,7 +377,7 @@ class WorkerSession:
             if not is_silence_said and (end := lookup.end_of_manager()) is not None:
                 is_silence_said = True
                 log.warning("%s: still no answer: %s", self.key, end)
-            with anyio.move_on_after(LOOK_AGAIN):
+            with suppress(TimeoutError), self._bus.patience.limit(LOOK_AGAIN):
                 await self._first_answer()
             lookup = self._lookup()
         if not self._is_answered:
@@ -400,7 +401,7 @@ class WorkerSession:
                 group.cancel_scope.cancel()
 
             group.start_soon(end_with_answer)
-            with anyio.move_on_after(within):
+            with suppress(TimeoutError), self._bus.patience.limit(within):
                 await look_up(self._host_partition.count)
             group.cancel_scope.cancel()
 

@@ -12,9 +12,12 @@ from __future__ import annotations
 import enum
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from msgspec import Struct
+
+if TYPE_CHECKING:
+    from outfitter_proto.bus.patience import Patience
 
 
 class BusError(Exception):
@@ -322,6 +325,13 @@ class Bus(Closable):
     url: str
     local: bool = False
     """True for the bus of a single machine. A manager creates its topics, because it has no administrator."""
+
+    @property
+    def patience(self) -> Patience:
+        """The clock for time limits of whoever waits for the bus. It stands still while the bus holds us back."""
+        from outfitter_proto.bus.patience import Patience  # whoever only imports `outfitter` needs no anyio
+
+        return Patience()
 
     @abstractmethod
     async def start(self) -> None:

@@ -21,8 +21,8 @@ class Scheme(NamedTuple):
     """Whether it is a file of this machine. Other buses take `kafka.…` settings."""
     check: Callable[[str], object]
     """Raises ValueError for a wrong URL, as far as it can be checked without the adapter."""
-    connect: Callable[[str, Mapping[str, str] | None, Create], Bus]
-    """Makes the adapter from the URL, the log-in settings, and what it may create of a missing bus."""
+    connect: Callable[[str, Mapping[str, str] | None, Create, str], Bus]
+    """Makes the adapter from the URL, the log-in settings, what it may create of a missing bus, and the client id."""
 
 
 def _check_path(url: str) -> None:
@@ -30,13 +30,13 @@ def _check_path(url: str) -> None:
         raise ValueError(f"is no bus; write {SYNTAX}")
 
 
-def _connect_kafka(url: str, login: Mapping[str, str] | None, _create: Create) -> Bus:
+def _connect_kafka(url: str, login: Mapping[str, str] | None, _create: Create, client: str) -> Bus:
     from outfitter_proto.bus.kafka import KafkaBus
 
-    return KafkaBus(url, login=login)
+    return KafkaBus(url, login=login, client=client)
 
 
-def _connect_embedded(url: str, _login: Mapping[str, str] | None, create: Create) -> Bus:
+def _connect_embedded(url: str, _login: Mapping[str, str] | None, create: Create, _client: str) -> Bus:
     from outfitter_proto.bus.embedded import EmbeddedBus
 
     return EmbeddedBus(url, create=create)

@@ -394,7 +394,7 @@ async def opened(
     url: str, login: Mapping[str, str], cluster: str, *, host: str | None = None
 ) -> AsyncIterator[Follower]:
     """A follower with a bus of its own, which is closed after the block. The caller starts `run`."""
-    bus = buses.connect(url, login, create=buses.Create.NOTHING)
+    bus = buses.connect(url, login, create=buses.Create.NOTHING, client=f"{buses.CLIENT}-api")
     try:
         yield Follower(bus, cluster, host=host)
     finally:

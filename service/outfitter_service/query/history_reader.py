@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from outfitter_proto import codec, names
 from outfitter_proto.bus import Bus, Message, Reader, UnknownTopicError
+from outfitter_proto.bus.patience import Patience
 from outfitter_proto.bus.reading import fetch_what_is_left
 from outfitter_service.config import Connection
 from outfitter_service.query.errors import OutfitterCliError, warn
@@ -22,8 +23,8 @@ MARGIN = timedelta(minutes=10)
 """Longest difference between clocks or in the order of messages. A search begins this much earlier."""
 MAX_SCANNED = 10_000
 """Most messages that are read instead of halving the search range again."""
-MAX_EMPTY_FETCHES = 60
-"""Most empty fetches in a row, of a second each, before the end."""
+READ_WITHIN_S = 60.0
+"""Seconds without a message, before the end, after which the reading fails."""
 
 
 async def topic_of(bus: Bus, where: Connection) -> str:
@@ -91,21 +92,21 @@ async def offset_at(bus: Bus, topic: str, partition: int, moment: datetime) -> i
 class HistoryRange:
     """One partition's messages between two offsets, one by one."""
 
-    def __init__(self, reader: Reader, topic: str, partition: int, end: int) -> None:
+    def __init__(self, reader: Reader, topic: str, partition: int, end: int, patience: Patience) -> None:
         self.reader = reader
+        self._patience = patience
         self._where = f"{topic}/{partition}"
         self._end = end
         self._messages: list[Message] = []
 
     async def next(self) -> Message | None:
         """The next message; None at the end."""
-        empty_fetches = 0
+        deadline = self._patience.now() + READ_WITHIN_S
         while not self._messages:
             if self.reader.position >= self._end:
                 return None
             self._messages = (await fetch_what_is_left(self.reader))[::-1]
-            empty_fetches = 0 if self._messages else empty_fetches + 1
-            if empty_fetches > MAX_EMPTY_FETCHES:
+            if not self._messages and self._patience.now() > deadline:
                 raise OutfitterCliError(f"{self._where} could not be read from offset {self.reader.position} on")
         return self._messages.pop() if self._messages[-1].offset < self._end else None
 
@@ -123,7 +124,7 @@ async def open_range(
         end = await bus.stable_end(topic, partition)
     reader = await bus.open_reader(topic, partition, start=start, committed=True, lenient=True)
     await stack.enter_async_context(reader)
-    return HistoryRange(reader, topic, partition, end)
+    return HistoryRange(reader, topic, partition, end, bus.patience)
 
 
 async def open_ranges(

@@ -284,23 +284,27 @@ async def read_partition(bus: Bus, topic: str, partition: int) -> list[Change]:
         OutfitterCliError: no record came within `READ_WITHIN`.
     """
     newest: dict[bytes | None, Message] = {}
-    with anyio.move_on_after(READ_WITHIN) as limit:
-        end = await bus.stable_end(topic, partition)
-        async with await bus.open_reader(topic, partition, start=None, committed=True) as reader:
-            async for messages in read_to(reader, end):
-                limit.deadline = anyio.current_time() + READ_WITHIN
-                for message in messages:
-                    newest.pop(message.key, None)
-                    newest[message.key] = message
-    if limit.cancelled_caught:
-        raise OutfitterCliError(f"partition {partition} of {topic} gave no record within {READ_WITHIN:g} s")
+    deadline = bus.patience.now() + READ_WITHIN
+    end = await bus.stable_end(topic, partition)
+    async with await bus.open_reader(topic, partition, start=None, committed=True) as reader:
+        async for messages in read_to(reader, end):
+            if messages:
+                deadline = bus.patience.now() + READ_WITHIN
+            elif bus.patience.now() > deadline:
+                raise OutfitterCliError(f"partition {partition} of {topic} gave no record within {READ_WITHIN:g} s")
+            for message in messages:
+                newest.pop(message.key, None)
+                newest[message.key] = message
     return [decode(message) for message in newest.values()]
 
 
 @asynccontextmanager
-async def opened(connection: Connection, *, create: Create = Create.NOTHING) -> AsyncIterator[Bus]:
-    """The bus of a connection, open during the block. `create`: what to create of a missing embedded bus."""
-    async with buses.connect(connection.bus, connection.login, create=create) as bus:
+async def opened(
+    connection: Connection, *, create: Create = Create.NOTHING, client: str = buses.CLIENT
+) -> AsyncIterator[Bus]:
+    """The bus of a connection, open during the block. `create`: what to create of a missing embedded bus. `client`: see
+    `bus.connect`."""
+    async with buses.connect(connection.bus, connection.login, create=create, client=client) as bus:
         yield bus
 
 

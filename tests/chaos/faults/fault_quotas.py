@@ -15,7 +15,7 @@ from support.kafka.quotas import OF_ALL_CLIENTS, OF_ALL_USERS, set_quotas
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(400)]
 
-QUOTAS = {"producer_byte_rate": 200_000.0, "consumer_byte_rate": 200_000.0, "request_percentage": 20.0}
+QUOTAS = {"producer_byte_rate": 100_000.0, "consumer_byte_rate": 100_000.0, "request_percentage": 10.0}
 ANSWERS = 5
 """For each quota, while it holds and afterwards."""
 

@@ -25,7 +25,8 @@ pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(600)]
 LOOKS = "status", "devices", "history", "dead-letters"
 RUNS = 5
 LATE_S = 180.0
-LEDGER_MB = 2
+LEDGER_BYTES, RECORD_BYTES = 3_000_000, 5_000
+HELD_BACK = "the broker holds this client back"
 
 
 @pytest.mark.parametrize(
@@ -59,13 +60,29 @@ def test_quotas_that_hold_everybody_back_end_nobody(
         assert api.stop() == 0
 
 
-def test_a_manager_with_a_long_ledger_starts_slowly_under_a_quota(own_broker: Broker, tmp_path: Path) -> None:
+def test_a_manager_with_a_long_ledger_starts_slowly_under_a_quota_and_says_why(
+    own_broker: Broker, tmp_path: Path
+) -> None:
     with serving_on(own_broker, tmp_path / "manager", partitions=1) as manager:
         manager.stop()
-        anyio.run(_lengthen, own_broker.url, names.topics(manager.cluster).allocations)
+        anyio.run(_lengthen, own_broker.url, names.topics(manager.cluster).allocations, LEDGER_BYTES)
         set_quotas(own_broker, consumer_byte_rate=100_000)
-        manager.start()
+        manager.start(ready=False)
+        manager.wait_for(lambda: HELD_BACK in manager.log_tail(), timeout=LATE_S)
+        assert HELD_BACK in manager.readiness()
+        manager.wait_for(lambda: manager.readiness() == "ok\n", timeout=LATE_S)
         _run(manager)
+        assert manager.log.read_text().count(HELD_BACK) == 1
+
+
+def test_a_command_waits_as_long_as_a_quota_says_and_says_so_once(own_broker: Broker, tmp_path: Path) -> None:
+    with serving_on(own_broker, tmp_path / "manager", partitions=1) as manager:
+        _run(manager)
+        anyio.run(_lengthen, own_broker.url, names.topics(manager.cluster).allocations, 40_000)
+        set_quotas(own_broker, consumer_byte_rate=2_000)
+        done = manager.outfitter("status", "--json", timeout=LATE_S)
+        assert done.returncode == 0, done.stderr
+        assert done.stderr.count(HELD_BACK) == 1
 
 
 def test_cluster_scope_serves_under_a_quota_and_joins_again(own_broker: Broker, tmp_path: Path) -> None:
@@ -85,10 +102,10 @@ def _run(manager: Manager) -> None:
     assert done.returncode == 0, done.stderr
 
 
-async def _lengthen(url: str, topic: str) -> None:
+async def _lengthen(url: str, topic: str, by_bytes: int) -> None:
     """Records of another host, the last of which is deleted."""
     key = keys.allocation_key("elsewhere", "w", "i").encode()
     async with connect(url) as bus:
-        for _ in range(LEDGER_MB * 10):
-            await bus.publish(topic, 0, Entry(key, secrets.token_bytes(100_000)))
+        for _ in range(by_bytes // RECORD_BYTES):
+            await bus.publish(topic, 0, Entry(key, secrets.token_bytes(RECORD_BYTES)))
         await bus.publish(topic, 0, Entry(key, None))

@@ -107,6 +107,7 @@ class Manager:
         self._program = tuple(program)
         self._process: subprocess.Popen[bytes] | None = None
         self._address: tuple[str, int] | None = None
+        self._log_begins = 0
 
     # --- its life ------------------------------------------------------------------------------------------
 
@@ -114,7 +115,7 @@ class Manager:
         """Start it, this time with more `arguments`, and block until /readyz says 200 unless `ready` is false."""
         if self._process is not None:
             raise ManagerError("the manager is running already")
-        begun = self.log.stat().st_size if self.log.exists() else 0
+        self._log_begins = self.log.stat().st_size if self.log.exists() else 0
         command = [
             *self._program, "serve", "--config", str(self.config), "--bus", self.bus_url, "--host", self.host,
             "--cluster", self.cluster, "--http", "127.0.0.1:0", "--log-format", "text", *self._arguments,
@@ -131,7 +132,7 @@ class Manager:
             )  # fmt: skip
         self._address = None
         if ready:
-            self._await(lambda: self._find_address(begun) and self._is_ready(), "ready")
+            self._await(lambda: self._find_address() and self._is_ready(), "ready")
 
     def stop(self) -> int:
         """End it in an orderly way and return its exit code. Repeatable (then 0)."""
@@ -259,10 +260,10 @@ class Manager:
 
     # --- inside ------------------------------------------------------------------------------------------------
 
-    def _find_address(self, begun: int) -> bool:
+    def _find_address(self) -> bool:
         if self._address is None:
             with self.log.open("rb") as log:
-                log.seek(begun)
+                log.seek(self._log_begins)
                 match = _ADDRESS.search(log.read().decode(errors="replace"))
             self._address = (match[1], int(match[2])) if match else None
         return self._address is not None
@@ -274,8 +275,8 @@ class Manager:
             return False
 
     def _get(self, path: str) -> tuple[int, str]:
-        if self._address is None:
-            raise ManagerError("the manager is not running")
+        if self._process is None or not self._find_address() or self._address is None:
+            raise ManagerError("the manager is not running, or has not said yet where it listens")
         connection = http.client.HTTPConnection(*self._address, timeout=10)
         try:
             connection.request("GET", path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import anyio
@@ -31,6 +32,7 @@ from outfitter_proto.bus.kafka.writing import open_transactions
 from outfitter_proto.bus.kafka.writing.producer import Last, TransactionalProducer
 from outfitter_proto.bus.kafka.writing.publisher import BatchingPublisher
 from outfitter_proto.bus.kafka.writing.writer import KafkaWriter, topic_of
+from outfitter_proto.bus.patience import Patience
 from outfitter_proto.bus.port import (
     Bus,
     BusConfigurationError,
@@ -67,14 +69,20 @@ _STABLE_POLL_S = 0.005, 0.1
 
 class KafkaBus(Bus):
     """See `Bus`. `url` is `kafka://host:9092[,host2:9092…]`. Log-in settings come from `login` and the environment (see
-    the module `login`). `transaction_timeout` is in seconds."""
+    the module `login`). `client`: the client
+    id of all connections but writers' and members'. `transaction_timeout` is in seconds."""
 
     def __init__(
-        self, url: str, *, login: Mapping[str, str] | None = None, transaction_timeout: float = TRANSACTION_TIMEOUT
+        self,
+        url: str,
+        *,
+        login: Mapping[str, str] | None = None,
+        client: str = "outfitter",
+        transaction_timeout: float = TRANSACTION_TIMEOUT,
     ) -> None:
         self.url = url
         self._login = login_of(url, login)
-        self._connector = Connector(self._login)
+        self._connector = Connector(self._login, client)
         self._transaction_timeout = transaction_timeout
         self._cluster = Cluster(self._connector)
         self._publishers: dict[tuple[str, int], BatchingPublisher] = {}
@@ -91,6 +99,11 @@ class KafkaBus(Bus):
     def refusals(self) -> int:
         """See `Bus.refusals`."""
         return self._connector.refusals
+
+    @property
+    def patience(self) -> Patience:
+        """See `Bus.patience`."""
+        return self._connector.patience
 
     async def start(self) -> None:
         """Connect, and log in if configured."""
@@ -262,7 +275,7 @@ class KafkaBus(Bus):
         """See `Bus.has_committed`. A coordinator knows only the last transaction, until a producer takes the id again
         or the id is silent for `transactional.id.expiration.ms` (7 d)."""
         backoff = Backoff(*_STABLE_POLL_S)
-        with anyio.move_on_after(DECIDED_WITHIN):
+        with suppress(TimeoutError), self.patience.limit(DECIDED_WITHIN):
             while True:
                 last = await open_transactions.last(self._cluster, identity)
                 if last is None or not last.is_committing:
@@ -309,7 +322,7 @@ class KafkaBus(Bus):
         await self._cluster.ask_majority(topic)
         end = await self._cluster.offset(topic, partition, LATEST)
         backoff, suspicion = Backoff(*_STABLE_POLL_S), open_transactions.Suspicion(self._cluster, topic, partition)
-        with anyio.move_on_after(DECIDED_WITHIN):
+        with suppress(TimeoutError), self.patience.limit(DECIDED_WITHIN):
             while (stable := await self._cluster.offset(topic, partition, LATEST, committed=True)) < end:
                 if taking is not None and await open_transactions.belongs_to(self._cluster, taking, topic, partition):
                     return stable
@@ -331,13 +344,13 @@ class KafkaBus(Bus):
     async def _send_until_answered(self, request: Any) -> tuple[Any, bool]:
         """Send a repeatable request to any broker, again until `TAKE_WITHIN` if there is no answer. Returns the answer,
         and whether the request was sent more than once."""
-        deadline = anyio.current_time() + TAKE_WITHIN
+        deadline = self.patience.now() + TAKE_WITHIN
         repeated = False
         while True:
             try:
                 return await self._cluster.send(None, request), repeated
             except BusUnavailableError:
-                if anyio.current_time() > deadline:
+                if self.patience.now() > deadline:
                     raise
                 repeated = True
                 await anyio.sleep(RESEND_PAUSE_S)
@@ -353,7 +366,7 @@ class KafkaBus(Bus):
         await self._cluster.leader(topic, partition)
 
     async def _wait_for_leaders(self, topic: str, partitions: int = 1) -> None:
-        with anyio.move_on_after(TAKE_WITHIN):
+        with suppress(TimeoutError), self.patience.limit(TAKE_WITHIN):
             while True:
                 if await self._exists(topic):
                     leaders = (await self._cluster.topic(topic)).leaders

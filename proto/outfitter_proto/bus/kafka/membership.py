@@ -14,9 +14,9 @@ from aiokafka.consumer.subscription_state import SubscriptionState
 from outfitter_proto.bus.kafka.connecting import log_throttle
 from outfitter_proto.bus.kafka.connecting.connection import Connector
 from outfitter_proto.bus.kafka.connecting.last_answers import LastAnswers
-from outfitter_proto.bus.kafka.connecting.throttling import Patience
 from outfitter_proto.bus.kafka.coordination import RETRY_BACKOFF_MS, Coordination
 from outfitter_proto.bus.ownership import OwnedMembership
+from outfitter_proto.bus.patience import Patience
 from outfitter_proto.bus.port import BusError, BusUnavailableError
 
 log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class KafkaMembership(OwnedMembership):
             request_timeout_ms=int(REQUEST_TIMEOUT * 1000),
             retry_backoff_ms=RETRY_BACKOFF_MS,
         )
-        self._patience = Patience()
+        self._patience = Patience(connector.patience)
         connector.adopt(self._client, self._patience)
         self._answers = LastAnswers(connector, self._client, "group")
 

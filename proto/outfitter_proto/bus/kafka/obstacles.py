@@ -126,10 +126,10 @@ _CONSEQUENCES = {"transactional-id": "no manager can write", "group": "no manage
 async def _asked_for(cluster: Cluster, kind: str, name: str, *, patient: bool) -> int:
     """The code of the answer, after some time if it says that there is none yet."""
     backoff = Backoff(*_BACKOFF_S)
-    deadline = anyio.current_time() + (COORDINATOR_WITHIN if patient else 0.0)
+    deadline = cluster.patience.now() + (COORDINATOR_WITHIN if patient else 0.0)
     while True:
         code = int((await cluster.send(None, coordinator_of(kind, name))).error_code)
-        if code not in _NOT_YET or anyio.current_time() >= deadline:
+        if code not in _NOT_YET or cluster.patience.now() >= deadline:
             return code
         await anyio.sleep(backoff.next_delay())
 

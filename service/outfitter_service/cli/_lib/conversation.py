@@ -7,7 +7,7 @@ manager's checkpoint, the last record of each commit, shows that.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 import anyio
 
@@ -61,8 +61,9 @@ class Conversation:
         return await self._bus.publish(self._topics.registrations, self._partition, entry)
 
     async def wait_for(self, enough: Callable[[], bool], within: float) -> bool:
-        """Read answers until `enough()` is true, for at most `within` seconds. Return whether it is true."""
-        with anyio.move_on_after(within):
+        """Read answers until `enough()` is true, for at most `within` seconds, without those for which
+        the bus holds us back. Return whether it is true."""
+        with suppress(TimeoutError), self._bus.patience.limit(within):
             async with side_by_side() as tasks:
                 tasks.start_soon(self._listen, self._answers, self._take_record)
                 tasks.start_soon(self._listen_for_letters)

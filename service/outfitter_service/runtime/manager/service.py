@@ -7,7 +7,7 @@ manages the host, close the drivers, close the bus.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import UTC, datetime, timedelta
 
@@ -80,6 +80,7 @@ class Service:
         self._instruments = Instruments.of(self.metrics)
         self._stopping = anyio.Event()
         self.phase = "starting"
+        self._held_back: Callable[[], str | None] = lambda: None
 
     @property
     def ready(self) -> bool:
@@ -93,11 +94,12 @@ class Service:
     @property
     def condition(self) -> str:
         """What the manager does, for people: if it is not ready, why."""
-        if self.phase != "serving":
-            return self.phase
-        if self._replica is not None:
-            return self._replica.condition
-        return self._server.processor.condition if self._server is not None else self.phase
+        condition = self.phase
+        if self.phase == "serving" and self._replica is not None:
+            condition = self._replica.condition
+        elif self.phase == "serving" and self._server is not None:
+            condition = self._server.processor.condition
+        return "; ".join(filter(None, (condition, self._held_back())))
 
     @property
     def stopping(self) -> bool:
@@ -126,8 +128,9 @@ class Service:
                 UnknownTopicError: the host must not be served now; the message says what to do.
         """
         settings = self.settings
-        bus = buses.connect(settings.bus, settings.login)
+        bus = buses.connect(settings.bus, settings.login, client=f"{buses.CLIENT}-manager-{settings.host}")
         self.metrics.count_refusals(lambda: bus.refusals)
+        self._held_back = lambda: bus.patience.sentence
         log.info(
             "starting",
             scope=settings.scope,

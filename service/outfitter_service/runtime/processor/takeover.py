@@ -98,10 +98,10 @@ class Takeover:
         `taking`: a writer whose open transaction is not waited for, because fencing ends it."""
         assignment = self._assignment
         ledger = assignment.topics.allocations
-        end = 0
-        with anyio.move_on_after(END_WAIT_S) as waiting:
-            end = await assignment.bus.stable_end(ledger, assignment.partition, taking=taking)
-        if waiting.cancelled_caught:
+        try:
+            with assignment.bus.patience.limit(END_WAIT_S):
+                end = await assignment.bus.stable_end(ledger, assignment.partition, taking=taking)
+        except TimeoutError:
             self._log.warning("a transaction keeps the ledger's end open, taking the partition", after_s=END_WAIT_S)
             return None
         return await restore(assignment.bus, ledger, assignment.partition, assignment.scope, end=end)

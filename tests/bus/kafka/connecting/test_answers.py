@@ -15,8 +15,8 @@ from aiokafka.protocol.fetch import FetchResponse_v11
 from aiokafka.protocol.offset import OffsetResponse_v3
 from aiokafka.protocol.produce import ProduceResponse_v7
 
-from outfitter_proto.bus import BusUnavailableError, Entry, Reader, connect
-from outfitter_proto.bus.kafka.connecting import cluster, connection, throttling
+from outfitter_proto.bus import BusUnavailableError, Entry, Reader, connect, patience
+from outfitter_proto.bus.kafka.connecting import cluster, connection
 from outfitter_proto.bus.kafka.connecting.protocol import MetadataResponse
 
 PRODUCE, FETCH, OFFSETS, METADATA, VERSIONS, DESCRIBE = 0, 1, 2, 3, 18, 32
@@ -46,7 +46,11 @@ class ScriptedBroker:
         self.port = 0
         self.script: dict[int, list[Any]] = {}
         self.times: dict[int, list[float]] = {}
-        self.mute_until = 0.0
+        self._writers: set[asyncio.StreamWriter] = set()
+
+    def hang_up(self) -> None:
+        for writer in self._writers:
+            writer.close()
 
     def _usual(self, key: int) -> Any:
         if key == VERSIONS:
@@ -62,6 +66,7 @@ class ScriptedBroker:
         }[key]()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.add(writer)
         try:
             while True:
                 (size,) = struct.unpack(">i", await reader.readexactly(4))
@@ -208,30 +213,48 @@ async def test_throttled_time_counts_in_no_time_limit_of_a_request(monkeypatch: 
         assert not bus._connector.directory.doubtful(connection.Node("127.0.0.1", broker.port))  # type: ignore[attr-defined]
 
 
-async def test_a_limit_begins_anew_when_the_throttling_ends() -> None:
-    patience = throttling.Patience()
-    with pytest.raises(TimeoutError), patience.limit(0.05):
-        await anyio.sleep(30)
-    begun = anyio.current_time()
-    with pytest.raises(TimeoutError):
-        await _throttled(patience)
-    assert anyio.current_time() - begun >= 0.34
-
-
-async def _throttled(patience: throttling.Patience) -> None:
-    with patience.limit(0.05):
-        patience.throttle(0.3)
-        await anyio.sleep(30)
-
-
-async def test_an_absurd_throttle_time_is_obeyed_for_a_while_and_then_the_connection_is_replaced(
+async def test_throttled_time_counts_not_among_the_time_for_which_a_request_is_repeated(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(throttling, "MOST_THROTTLED_S", 0.2)
+    monkeypatch.setattr(cluster, "ANSWER_WITHIN", 0.5)
+    moved = 6
+    async with scripted() as broker, connect(f"kafka://127.0.0.1:{broker.port}") as bus:
+        broker.script[OFFSETS] = [OffsetResponse_v3(THROTTLED_MS * 3, row(0, moved, -1, 7))] * 2
+        assert await bus._cluster.offset("t", 0, cluster.LATEST) == 7  # type: ignore[attr-defined]
+        assert len(broker.times[OFFSETS]) == 3
+
+
+async def test_a_throttled_connection_that_ends_is_replaced_at_once() -> None:
+    """A broker that was restarted has forgotten how much it had sent."""
     async with scripted() as broker, reading(broker) as reader:
         broker.script[FETCH] = [FetchResponse_v11(2**31 - 1, 0, 0, []), FetchResponse_v11(-5, 0, 0, [])]
-        connections = len(broker.times[VERSIONS])
         with anyio.fail_after(60):
+            while len(broker.times.get(FETCH, ())) < 1 or not reader._cluster.patience.is_held_back:  # type: ignore[attr-defined]
+                assert await reader.fetch(timeout=0.05) == []
+            broker.hang_up()
             while len(broker.times.get(FETCH, ())) < 3:
                 assert await reader.fetch(timeout=0.05) == []
-        assert len(broker.times[VERSIONS]) > connections
+
+
+async def test_whoever_is_held_back_does_not_say_that_nothing_has_come() -> None:
+    async with scripted() as broker, reading(broker) as reader:
+        with anyio.fail_after(60):
+            while not reader.has_answered:
+                await reader.fetch(timeout=0.05)
+            broker.script[FETCH] = [FetchResponse_v11(2**31 - 1, 0, 0, [])]
+            while reader.has_answered:
+                await reader.fetch(timeout=0.05)
+
+
+async def test_a_long_throttling_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    async with scripted() as broker, connect(f"kafka://127.0.0.1:{broker.port}") as bus:
+        offset = OffsetResponse_v3(int(patience.SAID_AFTER_S * 2000), row(0, 0, -1, 7))
+        broker.script[OFFSETS] = [offset]
+        await bus.topic("t")
+        assert (caplog.messages, bus.patience.sentence) == ([], None)
+        await bus._cluster.offset("t", 0, cluster.LATEST)  # type: ignore[attr-defined]
+        [line] = caplog.messages
+        assert "the broker holds this client back" in line
+        assert "the broker holds this client back" in str(bus.patience.sentence)
+        bus.patience.throttle(patience.SAID_AFTER_S)
+        assert len(caplog.messages) == 1

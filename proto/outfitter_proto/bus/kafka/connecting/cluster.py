@@ -27,6 +27,7 @@ from outfitter_proto.bus.kafka.connecting.protocol import (
     error_name,
     refusal,
 )
+from outfitter_proto.bus.patience import Patience
 from outfitter_proto.bus.port import BusConfigurationError, BusError, BusUnavailableError, UnknownTopicError
 from outfitter_proto.support.backoff import Backoff
 
@@ -57,6 +58,7 @@ class Cluster:
     def __init__(self, connector: Connector) -> None:
         self.login = connector.login
         self.url = connector.login.url
+        self.patience = Patience(connector.patience)
         self._connector = connector
         self._connections: dict[Node, Connection] = {}
         self._retired: set[Connection] = set()
@@ -165,7 +167,7 @@ class Cluster:
         `repeatable` False: do not repeat a request that was under way when its connection broke.
         """
         backoff = Backoff(*_BACKOFF_S)
-        deadline = anyio.current_time() + ANSWER_WITHIN
+        deadline = self.patience.now() + ANSWER_WITHIN
         while True:
             failure: BusUnavailableError
             leader: Node | None = None
@@ -193,7 +195,7 @@ class Cluster:
                     failure = BusUnavailableError(f"{self.url}: {topic}/{partition} at {leader}: {error_name(code)}")
             self._topics.pop(topic, None)
             pause = backoff.next_delay()
-            if anyio.current_time() + pause > deadline:
+            if self.patience.now() + pause > deadline:
                 raise failure
             await anyio.sleep(pause)
 
@@ -261,7 +263,9 @@ class Cluster:
         async with self._connecting.setdefault(node, anyio.Lock()):
             connection = await self._usable(node)
             if connection is None:
-                connection = await self._connector.connect(node, timeout=REQUEST_TIMEOUT, despite_doubt=despite_doubt)
+                connection = await self._connector.connect(
+                    node, timeout=REQUEST_TIMEOUT, patience=self.patience, despite_doubt=despite_doubt
+                )
                 self._connections[node] = connection
             return connection
 

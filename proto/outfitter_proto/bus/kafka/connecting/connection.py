@@ -44,7 +44,7 @@ from outfitter_proto.bus.kafka.connecting.protocol import (
     SaslAuthenticateRequest,
     pieces,
 )
-from outfitter_proto.bus.kafka.connecting.throttling import Patience
+from outfitter_proto.bus.patience import BusPatience, Patience
 from outfitter_proto.bus.port import BusAuthenticationError, BusError, BusUnavailableError
 
 log = logging.getLogger(__name__)
@@ -83,10 +83,9 @@ class Connection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka has no t
     """Called when this connection was idle and does not work any more."""
 
     def __init__(self, *args: Any, patience: Patience | None = None, **options: Any) -> None:
-        """`patience`: the client's; its limits are lengthened as well while this connection is throttled."""
+        """`patience`: the client's, which stands still as well while this connection is throttled."""
         super().__init__(*args, **options)
-        self._patience = Patience()
-        self._also_patient = patience
+        self._patience = Patience(patience)
         self._turn = asyncio.Lock()
         self._unsent = 0
 
@@ -99,8 +98,7 @@ class Connection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka has no t
         self._unsent += 1
         try:
             async with self._turn:
-                if not await self._patience.held_back():
-                    self.close(reason=CloseReason.CONNECTION_TIMEOUT)
+                await self._patience.held_back()
                 answer = self._write(request)
         finally:
             self._unsent -= 1
@@ -164,8 +162,6 @@ class Connection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka has no t
         seconds = answers.throttled_s(content)
         if seconds > 0:
             self._patience.throttle(seconds)
-            if self._also_patient is not None:
-                self._also_patient.throttle(seconds)
         return content
 
     @classmethod
@@ -229,6 +225,7 @@ class Connection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka has no t
         closed: asyncio.Future[None] | None = super().close(*reasons, **named)
         if writer is not None:
             writer.transport.abort()
+            self._patience.release()
         return closed
 
     async def _do_sasl_handshake(self) -> None:
@@ -270,23 +267,27 @@ async def _next(authenticator: Any, challenge: bytes | None) -> tuple[bytes, boo
 class Connector:
     """Makes all connections of one bus, and counts refused ones."""
 
-    def __init__(self, login: Login) -> None:
+    def __init__(self, login: Login, client: str = "outfitter") -> None:
+        """`client`: the client id of connections that have none of their own."""
         if login.mechanism in ("PLAIN", "OAUTHBEARER") and not login.encrypted:
             log.warning("%s: the password or token is sent in the clear: use SASL_SSL", login.url)
         self.login = login
+        self._client = client
         self.directory = BrokerDirectory(login.nodes)
         self._open: weakref.WeakSet[Connection] = weakref.WeakSet()
         self.refusals = 0
         """The number of connections that failed to authenticate."""
         self.trouble: BusError | None = None
         """The error of the last attempt; None after a success."""
+        self.patience = BusPatience(login.url)
+        """Stands still while a broker holds back one of these connections."""
 
     async def connect(
         self,
         node: Node,
         *,
         timeout: float,
-        client_id: str = "outfitter",
+        client_id: str | None = None,
         on_close: Callable[..., Any] | None = None,
         patience: Patience | None = None,
         despite_doubt: bool = False,
@@ -302,7 +303,7 @@ class Connector:
             if not despite_doubt and self.directory.doubtful(node):
                 await asyncio.sleep(AVOIDED_PAUSE_S)
                 raise BusUnavailableError(f"{diagnosis.where(self.login, node)} did not answer a moment ago")
-            connection = await self._connect(node, timeout, client_id, on_close, patience)
+            connection = await self._connect(node, timeout, client_id or self._client, on_close, patience)
         except BusError as error:
             self.trouble = error
             if isinstance(error, BusAuthenticationError):
@@ -326,7 +327,7 @@ class Connector:
             node.port,
             client_id=client_id,
             request_timeout_ms=int(timeout * 1000),
-            patience=patience,
+            patience=patience or self.patience,
             **options,
         )
         try:
@@ -397,7 +398,7 @@ class Connector:
         """Make one of aiokafka's clients (`AIOKafkaClient`, not started) use connections of this connector.
 
         Its `bootstrap` then raises the errors of `connect`, instead of the same error for every failure. `patience`:
-        the client's limits, which are lengthened while one of its connections is throttled.
+        the client's, which stands still while one of its connections is throttled.
         """
         ours = _Connections(self, client, patience)
         client.bootstrap = ours.bootstrap

@@ -92,6 +92,8 @@ class KafkaReader(Reader):
                 self._fetching = self._start_fetch(self.position)
             await asyncio.wait([self._fetching], timeout=max(0.0, deadline - anyio.current_time()))
             if not self._fetching.done():
+                # held back, it does not know what has come since: silence shows nothing
+                self.has_answered = self.has_answered and not self._cluster.patience.is_held_back
                 return []
             fetched, self._fetching = self._fetching, None
             self.has_answered = False
@@ -182,7 +184,7 @@ class KafkaReader(Reader):
         return task
 
     async def _fetch(self, at: int) -> _Answer:
-        deadline = anyio.current_time() + ANSWER_WITHIN
+        deadline = self._cluster.patience.now() + ANSWER_WITHIN
         while True:
             request = FetchRequest(
                 int(self._poll * 1000), 1, FETCH_BYTES, int(self._committed),
@@ -191,7 +193,6 @@ class KafkaReader(Reader):
             row = await self._cluster.ask_leader(self._topic, self._partition, request)
             if row is None:
                 self._poll = THROTTLED_POLL
-                deadline = anyio.current_time() + ANSWER_WITHIN
                 continue
             code = row[1]
             if code != OFFSET_OUT_OF_RANGE:
@@ -200,7 +201,7 @@ class KafkaReader(Reader):
             await self._cluster.ask_majority(self._topic)
             start = await self._cluster.offset(self._topic, self._partition, EARLIEST)
             end = await self._cluster.offset(self._topic, self._partition, LATEST)
-            if start <= at <= end and anyio.current_time() < deadline:
+            if start <= at <= end and self._cluster.patience.now() < deadline:
                 await anyio.sleep(FALSE_ANSWER_PAUSE_S)
                 continue
             raise OffsetOutOfRangeError(

@@ -30,8 +30,8 @@ from aiokafka.protocol.transaction import AddPartitionsToTxnRequest, EndTxnReque
 from outfitter_proto.bus.kafka.connecting.connection import Connector
 from outfitter_proto.bus.kafka.connecting.last_answers import LastAnswers
 from outfitter_proto.bus.kafka.connecting.protocol import OK, DescribeTransactionsRequest
-from outfitter_proto.bus.kafka.connecting.throttling import Patience
 from outfitter_proto.bus.kafka.reading import batches
+from outfitter_proto.bus.patience import Patience
 from outfitter_proto.bus.port import Entry
 
 log = logging.getLogger(__name__)
@@ -202,7 +202,7 @@ class TransactionalProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka
             retry_backoff_ms=RETRY_BACKOFF_MS,
             max_batch_size=BUILDER_BYTES,
         )
-        self.patience = Patience()
+        self.patience = Patience(connector.patience)
         connector.adopt(self.client, self.patience)
         self.connector = connector
         self.answers = LastAnswers(connector, self.client, "transactional-id")

@@ -26,7 +26,7 @@ from outfitter.session.late_deregistration import deregister_late
 from outfitter.session.status import AllocationStatus, environment, status_of
 from outfitter.session.watch import AllocationWatch, WatchSnapshot, lease_lost
 from outfitter.session.worker_session import MANAGER_PATIENCE, WorkerSession
-from outfitter_proto.bus import Bus, BusError, Create
+from outfitter_proto.bus import WORKER, Bus, BusError, Create
 from outfitter_proto.records import Allocation, Register
 from outfitter_service.cli._lib import standard_output
 from outfitter_service.cli._lib.errors import print_error
@@ -182,7 +182,9 @@ class HoldSession:
     # --- its work ------------------------------------------------------------------------------------------
 
     async def _hold(self) -> None:
-        async with ledger_view.opened(self._request.where, create=Create.FILE) as bus:
+        async with ledger_view.opened(
+            self._request.where, create=Create.FILE, client=f"{WORKER}{self._request.where.host}"
+        ) as bus:
             request = self._request
             earlier = await find(bus, request.where.cluster, request.registration) if request.named else None
             if earlier is not None:

@@ -19,7 +19,7 @@ from outfitter.session.lease import Lease
 from outfitter.session.status import AllocationStatus, environment, status_of
 from outfitter.session.watch import AllocationWatch, lease_lost
 from outfitter.session.worker_session import MANAGER_PATIENCE, WorkerSession
-from outfitter_proto.bus import Create
+from outfitter_proto.bus import WORKER, Create
 from outfitter_proto.environment import ALLOWING
 from outfitter_proto.records import Allocation, Register
 from outfitter_service.cli._lib import output
@@ -127,7 +127,7 @@ class RunSession:
 
     async def _hold_allocation(self) -> int:
         code = 0
-        async with ledger_view.opened(self._where, create=Create.FILE) as bus:
+        async with ledger_view.opened(self._where, create=Create.FILE, client=f"{WORKER}{self._message.host}") as bus:
             allocation_watch = AllocationWatch()
             session = WorkerSession(
                 bus,
