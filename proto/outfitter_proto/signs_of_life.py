@@ -176,12 +176,18 @@ def _dead(heard: _Heard | None) -> Verdict:
     return Verdict(Life.DEAD, None if heard is None else datetime.fromtimestamp(heard.ms / 1000, UTC))
 
 
-def judge(signs: SignsOfLife, checkpoint: Checkpoint | None, manager: ManagerIdentity | None) -> Verdict:
+def judge(
+    signs: SignsOfLife,
+    checkpoint: Checkpoint | None,
+    manager: ManagerIdentity | None,
+    *,
+    seen_at: float = -math.inf,
+) -> Verdict:
     """Whether a host's manager lives. `checkpoint`: of the writer that answers for the host (`responsible`).
-    `manager`: by the host's record."""
+    `manager`: by the host's record. `seen_at`: as in `SignsOfLife.of`."""
     if manager is not None and manager.stopped_at is not None:
         return Verdict(Life.STOPPED, manager.stopped_at)
-    return UNKNOWN if checkpoint is None else signs.of(checkpoint)
+    return UNKNOWN if checkpoint is None else signs.of(checkpoint, seen_at=seen_at)
 
 
 def writers_of(host: str, partitions: int) -> tuple[str, str]:

@@ -177,7 +177,11 @@ def explanations(_: Follower, fleet: Fleet, query: items.ExplanationQuery, path:
                         yield worker_place(stored), stored
 
     explained = page(
-        places(), query, lambda stored: explain(fleet.ledger, stored.record, fleet.devices(stored.record.host))
+        places(),
+        query,
+        lambda stored: explain(
+            fleet.ledger, stored.record, fleet.devices(stored.record.host), verdict=fleet.life(stored.record.host)
+        ),
     )
     if not found:
         raise RefusedError(404, f"there is no such worker {worker!r}: it never registered, or ended long ago")

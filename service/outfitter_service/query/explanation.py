@@ -8,6 +8,7 @@ from datetime import datetime
 from msgspec import Struct
 
 from outfitter_proto.records import Allocation
+from outfitter_proto.signs_of_life import UNSERVED, Verdict
 from outfitter_service.query import ledger_view
 from outfitter_service.query.device_lines import DeviceEntry, DeviceLine, entries_of
 from outfitter_service.query.ledger_view import LedgerView, awaited_owner, warnings_of
@@ -44,8 +45,11 @@ class Explanation(Struct, frozen=True, kw_only=True):
     devices: list[DeviceLine]
 
 
-def explain(ledger: LedgerView, record: Allocation, devices: Iterable[DeviceEntry] | None = None) -> Explanation:
-    """Explain the state of `record`, one of the ledger's. `devices`: those of its host, if the caller has them."""
+def explain(
+    ledger: LedgerView, record: Allocation, devices: Iterable[DeviceEntry] | None = None, *, verdict: Verdict
+) -> Explanation:
+    """Explain the state of `record`, one of the ledger's. `verdict`: whether its host's manager lives. `devices`: those
+    of its host, if the caller has them."""
     host = ledger.hosts_record(record.host)
     resources = set(record.request.amounts)
     if devices is None:
@@ -62,7 +66,7 @@ def explain(ledger: LedgerView, record: Allocation, devices: Iterable[DeviceEntr
         wait_until=record.wait_until,
         amounts=record.request.amounts,
         warnings=warnings_of(record),
-        managed=host is not None and host.manager.stopped_at is None,
+        managed=host is not None and verdict.life not in UNSERVED,
         ahead=list(_ahead(ledger, record)),
         holds=ledger_view.held_by_resource(record),
         labels=record.request.labels,

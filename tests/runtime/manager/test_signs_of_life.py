@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +75,44 @@ def test_who_was_killed_is_seen_by_everybody_until_it_runs_again(served: Manager
     host = judged(served, api, "lives")
     assert host["managed"]
     assert "was killed" not in warnings(served)
+
+
+def test_nobody_disagrees_about_a_manager_that_was_killed(served: Manager, api: Api) -> None:
+    served.outfitter("register", "--worker", "w", "--resource", "gpu=7", "--lease", "none", "--wait", "20")
+    killed = f"{served.host}  its manager was killed, or hangs"
+    with watching(served) as watch:
+        until_line(watch, f"{served.host}  managed")
+        served.kill9()
+        judged(served, api, "dead")
+        until_line(watch, killed)
+        done = served.outfitter("devices", "--free")
+        assert f"no manager serves {served.host} now (it was killed, or hangs: last heard " in done.stderr
+        assert "GPU-0" not in done.stdout
+        assert "gpu: 1 device: 0 free, 0 held, 0 unhealthy, 0 unknown, 1 on hosts without a manager" in done.stdout
+        said = served.outfitter("explain", "w").stdout.splitlines()[-1]
+        assert said.startswith(f"The manager of {served.host} was killed, or hangs: last heard ")
+        assert [each["managed"] for each in json.loads(served.outfitter("explain", "w", "--json").stdout)] == [False]
+        assert [each["managed"] for each in api.get("/api/v1/workers/w/explanations")[1]["items"]] == [False]
+        with watching(served) as late:
+            until_line(late, killed)
+        served.start()
+        until_line(watch, f"{served.host}  managed")
+    done = served.outfitter("devices", "--free")
+    assert (done.stderr, "GPU-0" in done.stdout) == ("", True)
+
+
+@contextmanager
+def watching(manager: Manager) -> Iterator[subprocess.Popen[str]]:
+    with manager.popen("watch", stderr=None) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def until_line(process: subprocess.Popen[str], words: str) -> None:
+    assert process.stdout is not None
+    assert any(words in line for line in process.stdout), "it has ended"
 
 
 def test_who_hangs_is_dead_and_lives_again_when_it_goes_on(served: Manager, api: Api) -> None:

@@ -6,6 +6,7 @@ Progress, warnings and errors go to standard error, through `errors.warn` and `e
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -64,6 +65,11 @@ def age(seconds: float) -> str:
         if seconds >= size:
             return f"{int(seconds // size)}{unit}"
     return "0s"
+
+
+def age_of(moment: datetime) -> str:
+    """How long ago a moment was."""
+    return age(max(0.0, (datetime.now(UTC) - moment).total_seconds()))
 
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> None:

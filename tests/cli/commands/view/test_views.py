@@ -91,6 +91,52 @@ def test_devices_are_chosen_by_what_they_are_and_counted_whatever_is_chosen(crow
     assert shown[2:] == ["gpu: 2 devices: 0 free, 1 held, 1 unhealthy, 0 unknown"]
 
 
+@pytest.mark.parametrize("as_json", [False, True])
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ("devices --host nope", "host 'nope' is unknown: it has no manager, and never had one; the host there: {host}"),
+        ("devices --resource nope", "no device matches: host '{host}' has no resource 'nope'; the resource there: gpu"),
+        ("devices --label a=b", "no device matches: no worker has the label a=b; the labels there: job=train,"),
+        ("devices --holder holdr", "no device matches: there is no worker 'holdr': it never registered"),
+        ("devices --holder waiter", "no device matches"),
+        ("devices --resource gpu --health unknown", "no device matches"),
+        ("status --host nope", "host 'nope' is unknown: it has no manager, and never had one; the host there: {host}"),
+        ("status --label a=b", "no worker matches: no worker has the label a=b; the labels there: job=train,"),
+        ("status --worker holdr", "no worker matches: there is no worker 'holdr': it never registered"),
+        ("status --worker holder --state pending", "no worker matches"),
+        ("history --host nope", "host 'nope' is unknown: it has no manager, and never had one; the host there: {host}"),
+        ("history --label a=b", "no step matches"),
+        ("dead-letters --host nope", "no dead letter matches"),
+    ],
+)
+def test_what_finds_nothing_says_what_was_not_found_and_what_there_is(
+    crowd: Manager, arguments: str, sentence: str, *, as_json: bool
+) -> None:
+    done = crowd.outfitter(*arguments.split(), *(["--json"] if as_json else []))
+    assert done.returncode == 0
+    assert done.stderr.startswith(f"outfitter: {sentence.format(host=crowd.host)}"), done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    if as_json:
+        assert json.loads(done.stdout or "[]") == []
+
+
+def test_what_explains_an_unknown_host_names_it(crowd: Manager) -> None:
+    done = crowd.outfitter("explain", "holder", "--host", "nope")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "host 'nope' is unknown" in done.stderr
+
+
+def test_watch_of_an_unknown_host_says_so_and_waits_for_it(crowd: Manager) -> None:
+    with crowd.popen("watch", "--host", "nope") as process:
+        try:
+            assert process.stderr is not None
+            assert "host 'nope' is unknown" in process.stderr.readline()
+            assert process.poll() is None
+        finally:
+            process.kill()
+
+
 def test_status_is_narrowed_by_host_alone(crowd: Manager) -> None:
     assert json.loads(crowd.outfitter("status", "--host", "another", "--json").stdout) == []
     environment = {"OUTFITTER_HOST": "another"}  # where this machine's workers register, not what to look at

@@ -102,7 +102,7 @@ async def _print(where: Connection, chosen: LetterFilter, limit: int, follow: bo
         if left_out:
             warn(f"the last {limit} of {limit + left_out}: --limit shows more")
         if not last and not follow:
-            warn("no dead letter matches")
+            warn("no dead letter matches")  # not that a host is unknown: letters name hosts without a manager
         for letter in last:
             _show(letter, as_json=as_json)
         if follow:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 from msgspec import Struct
 
+from outfitter_proto.signs_of_life import UNKNOWN, UNSERVED, Verdict
 from outfitter_service.cli._lib import options, output
 from outfitter_service.cli._lib.options import WORKER_FORMS
 from outfitter_service.query.errors import warn
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from outfitter_service.config import Connection
     from outfitter_service.query import labels
     from outfitter_service.query.device_lines import DeviceEntry, DeviceLine
+    from outfitter_service.query.ledger_view import LedgerView
 
 
 HEALTHS = ("healthy", "unhealthy", "unknown")
@@ -33,11 +35,11 @@ class DeviceFilter(Struct, frozen=True, kw_only=True):
     holder: options.WorkerNames | None
     labelled: labels.Wanted
 
-    def matches(self, device: DeviceEntry, host: Host) -> bool:
+    def matches(self, device: DeviceEntry, *, is_served: bool) -> bool:
         return (
             self.resource in {None, device.resource}
             and self.health in {None, device.health}
-            and (not self.free or (host.manager.stopped_at is None and device.line().is_free))
+            and (not self.free or (is_served and device.line().is_free))
             and (not (self.holder or self.labelled) or any(map(self._is_of, device.holders)))
         )
 
@@ -74,15 +76,21 @@ def devices(
     """
     import anyio
 
-    from outfitter_service.query import device_lines, ledger_view
+    from outfitter_service.query import device_lines, known
 
     chosen = DeviceFilter(resource=resource, health=health, free=free, holder=holder, labelled=labelled)
-    ledger = anyio.run(ledger_view.read_from, where, options.host_of(host, holder))
+    ledger, lives, unknown_host = anyio.run(known.look, where, options.host_of(host, holder))
     hosts = sorted(ledger.hosts.values(), key=lambda record: record.host)
-    all_devices = [(device, record) for record in hosts for device in device_lines.entries_of(ledger, record)]
-    lines = [device.line() for device, record in all_devices if chosen.matches(device, record)]
+    all_devices = [
+        (device, lives.get(record.host, UNKNOWN).life not in UNSERVED)
+        for record in hosts
+        for device in device_lines.entries_of(ledger, record)
+    ]
+    lines = [device.line() for device, is_served in all_devices if chosen.matches(device, is_served=is_served)]
     for record in hosts:
-        _warn_of_absent(record, resource)
+        _warn_of_absent(record, lives.get(record.host, UNKNOWN), resource)
+    if not lines:
+        warn(unknown_host or _no_device(ledger, chosen))
     if as_json:
         output.print_json(lines)
         return
@@ -91,18 +99,32 @@ def devices(
         output.say(total)
 
 
-def _totals(devices: Iterable[tuple[DeviceEntry, Host]]) -> Iterator[str]:
-    """How many devices of each resource are free, held, ill and unknown. An ill one may be held as well."""
+def _no_device(ledger: LedgerView, chosen: DeviceFilter) -> str:
+    """Why nothing is shown, where there is such a host."""
+    from outfitter_service.query import known
+
+    if not ledger.hosts:
+        return "no devices: no manager has ever run here"
+    missing = None if chosen.resource is None else known.unknown_resource(ledger, chosen.resource)
+    if missing is None and chosen.holder is not None:
+        missing = known.unknown_worker(ledger, chosen.holder)
+    missing = missing or known.unknown_labels(ledger, chosen.labelled)
+    return f"no device matches: {missing}" if missing else "no device matches"
+
+
+def _totals(devices: Iterable[tuple[DeviceEntry, bool]]) -> Iterator[str]:
+    """How many devices of each resource are free, held, ill and unknown. An ill one may be held as well. With each
+    device stands whether a manager serves its host."""
     counts: dict[str, Counter[str]] = {}
-    for device, host in devices:
+    for device, is_served in devices:
         line = device.line()
         of_resource = counts.setdefault(line.resource, Counter())
         of_resource["all"] += 1
-        of_resource["free"] += line.is_free and host.manager.stopped_at is None
+        of_resource["free"] += line.is_free and is_served
         of_resource["held"] += line.is_taken
         of_resource[line.health] += 1
         of_resource[f"{line.health} and held"] += line.is_taken
-        of_resource["unserved"] += line.is_free and host.manager.stopped_at is not None
+        of_resource["unserved"] += line.is_free and not is_served
     for resource, found in sorted(counts.items()):
         parts = [f"{found['free']} free", f"{found['held']} held"]
         for health in HEALTHS[1:]:
@@ -112,9 +134,9 @@ def _totals(devices: Iterable[tuple[DeviceEntry, Host]]) -> Iterator[str]:
         yield f"{resource}: {found['all']} {'device' if found['all'] == 1 else 'devices'}: {', '.join(parts)}"
 
 
-def _warn_of_absent(host: Host, only: str | None) -> None:
+def _warn_of_absent(host: Host, verdict: Verdict, only: str | None) -> None:
     from outfitter_proto.records import ReasonCode
-    from outfitter_service.query import device_lines
+    from outfitter_service.query import device_lines, managers
 
     for resource, inventory in host.resources.items():
         if only not in {None, resource}:
@@ -127,8 +149,9 @@ def _warn_of_absent(host: Host, only: str | None) -> None:
         elif inventory.state == ReasonCode.DRIVER_FAILED:
             why = inventory.reason or "its record has no room for the reason"
             warn(f"the driver of {resource} on {host.host} fails now: {why}")
-    if host.manager.stopped_at is not None:
-        warn(f"no manager serves {host.host} now: its last manager's data is shown")
+    if verdict.life in UNSERVED:
+        why = managers.in_words(verdict, output.age_of)
+        warn(f"no manager serves {host.host} now (it {why}): its last manager's data is shown")
 
 
 def _row(line: DeviceLine) -> tuple[object, ...]:

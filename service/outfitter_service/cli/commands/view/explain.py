@@ -14,10 +14,10 @@ from outfitter_service.query.errors import OutfitterCliError
 
 if TYPE_CHECKING:
     from outfitter_proto.records import Allocation, Host
+    from outfitter_proto.signs_of_life import Verdict
     from outfitter_service.config import Connection
     from outfitter_service.query.device_lines import DeviceHolder, DeviceLine
     from outfitter_service.query.explanation import Explanation
-    from outfitter_service.query.ledger_view import LedgerView
 
 
 @click.command()
@@ -31,31 +31,24 @@ def explain(where: Connection, /, worker: options.WorkerNames, host: str | None,
     """
     import anyio
 
-    from outfitter_service.query import explanation, ledger_view
+    from outfitter_proto.signs_of_life import UNKNOWN
+    from outfitter_service.query import explanation, known
 
-    ledger = anyio.run(ledger_view.read_from, where, options.host_of(host, worker))
+    ledger, lives, unknown_host = anyio.run(known.look, where, options.host_of(host, worker))
     records = ledger.of_worker(worker.worker, worker.incarnation)
     if not records:
-        raise OutfitterCliError(_no_worker(ledger, worker))
-    explanations = [explanation.explain(ledger, record) for record in records]
+        raise OutfitterCliError("; ".join(filter(None, [known.no_worker(ledger, worker), unknown_host])))
+    explanations = [explanation.explain(ledger, record, verdict=lives.get(record.host, UNKNOWN)) for record in records]
     if as_json:
         output.print_json(explanations)
         return
     for record, explained in zip(records, explanations, strict=True):
-        for sentence in _sentences(record, explained, ledger.hosts.get(record.host)):
+        sentences = _sentences(record, explained, ledger.hosts.get(record.host), lives.get(record.host, UNKNOWN))
+        for sentence in sentences:
             output.say(sentence)
 
 
-def _no_worker(ledger: LedgerView, worker: options.WorkerNames) -> str:
-    from difflib import get_close_matches
-
-    names = list(dict.fromkeys(stored.record.worker for stored in ledger.allocations))
-    near = get_close_matches(worker.worker, names, n=1)
-    hint = f"did you mean {near[0]}?" if near else "`outfitter status` lists all workers"
-    return f"there is no worker {str(worker)!r}: it never registered, or ended long ago; {hint}"
-
-
-def _sentences(record: Allocation, explanation: Explanation, host: Host | None) -> Iterator[str]:
+def _sentences(record: Allocation, explanation: Explanation, host: Host | None, verdict: Verdict) -> Iterator[str]:
     from outfitter.session.status import AllocationStatus, status_of
     from outfitter_service.query import labels, ledger_view
 
@@ -95,7 +88,7 @@ def _sentences(record: Allocation, explanation: Explanation, host: Host | None) 
         yield from _holding(record, explanation)
     if ledger_view.awaited_owner(record, host) is not None:
         yield f"If that process has ended: `{_deregistration(record)}`."
-    yield _manager(explanation, host)
+    yield _manager(explanation, host, verdict)
 
 
 def _deregistration(record: Allocation) -> str:
@@ -158,12 +151,14 @@ def _delay(holder: DeviceHolder) -> str:
     return f": {holder.delayed_by}" if holder.delayed_by else ""
 
 
-def _manager(explanation: Explanation, host: Host | None) -> str:
+def _manager(explanation: Explanation, host: Host | None, verdict: Verdict) -> str:
+    from outfitter_service.query import managers
+
     name = explanation.host
     if host is None:
         return f"No manager of {name} is known: start one with `outfitter serve --host {name}`."
-    if host.manager.stopped_at is not None:
-        return f"The manager of {name} stopped {_age(host.manager.stopped_at)} ago: nothing changes until one runs."
+    if not explanation.managed:
+        return f"The manager of {name} {managers.in_words(verdict, _age)}; nothing changes until one runs."
     return f"The manager of {name} has run for {_age(host.manager.since)}."
 
 

@@ -134,10 +134,20 @@ async def _show_history(where: Connection, show: _Lines, follow: bool, limit: in
             show(message)
         if not has_history and chosen.since is None:
             warn(history_reader.no_history_text(where, topic))
+        elif not show.has_shown:
+            warn(await _nothing(bus, where, chosen))
         if follow:
             async with anyio.create_task_group() as group:
                 for partition, history_range in zip(partitions, ranges, strict=True):
                     group.start_soon(_follow, bus, topic, partition, history_range, show)
+
+
+async def _nothing(bus: Bus, where: Connection, chosen: StepFilter) -> str:
+    """Why no step is shown."""
+    from outfitter_service.query import known, ledger_view
+
+    ledger = await ledger_view.read(bus, where.cluster, chosen.host)
+    return await known.unknown_host(bus, where.cluster, ledger, chosen.host) or "no step matches"
 
 
 async def _follow(bus: Bus, topic: str, partition: int, history_range: HistoryRange, show: _Lines) -> None:
@@ -160,13 +170,14 @@ async def _follow(bus: Bus, topic: str, partition: int, history_range: HistoryRa
 
 
 class _Lines:
-    """Prints the selected steps line by line. Columns grow with their contents."""
+    """Prints the selected steps line by line. Columns grow with their contents. `has_shown`: there was one."""
 
     def __init__(self, chosen: StepFilter, *, as_json: bool) -> None:
         self.chosen = chosen
         self._as_json = as_json
         self._widths = list(_WIDTHS)
         self._begun = False
+        self.has_shown = False
 
     def wants(self, message: Message) -> bool:
         """Whether the filters select this message."""
@@ -183,6 +194,7 @@ class _Lines:
         step = self._step(message)
         if step is None:
             return
+        self.has_shown = True
         if self._as_json:
             key = (message.key or b"").decode("utf-8", "replace")
             record = Raw(message.value or b"")

@@ -60,12 +60,15 @@ def replay(where: Connection, /, at: datetime | None, check: bool, host: str | N
 
 
 async def _replay(where: Connection, host: str | None, at: datetime | None, check: bool) -> Replayed:
-    from outfitter_service.query import ledger_view, rebuild
+    from outfitter_service.query import known, ledger_view, rebuild
 
     async with ledger_view.opened(where) as bus:
         parts = await rebuild.rebuild(bus, where, host, at)
         if not any(part.checkpoints for part in parts):
-            raise OutfitterCliError("the ledger is empty" + (f" for host {host}" if host else ""))
+            ledger = await ledger_view.read(bus, where.cluster, host)
+            why = await known.unknown_host(bus, where.cluster, ledger, host)
+            of_host = f" for host {host}" if host else ""
+            raise OutfitterCliError(f"the ledger is empty{of_host}" + (f": {why}" if why else ""))
         is_any_known = any(progress.complete_since is not None for part in parts for progress in part.writers.values())
         for part in parts:
             unknown = [writer for writer, progress in part.writers.items() if not progress.is_known]

@@ -57,18 +57,18 @@ def status(
     """
     import anyio
 
-    from outfitter_service.query import labels, ledger_view
+    from outfitter_service.query import known, labels, ledger_view
 
     host = options.host_of(host, worker)
 
-    async def read() -> ledger_view.LedgerView:
+    async def read() -> tuple[ledger_view.LedgerView, str | None]:
         async with ledger_view.opened(where) as bus:
             ledger = await ledger_view.read(bus, where.cluster, host)
             await _warn_of_managers(bus, where.cluster, ledger, host)
             await _warn_of_unserved(bus, where.cluster, ledger, host)
-            return ledger
+            return ledger, await known.unknown_host(bus, where.cluster, ledger, host)
 
-    ledger = anyio.run(read)
+    ledger, unknown_host = anyio.run(read)
     chosen = [
         stored
         for stored in ledger.allocations
@@ -76,11 +76,14 @@ def status(
         and (not states or stored.record.state in states)
         and labels.has_all(stored.record.request.labels, labelled)
     ]
+    if not chosen:
+        missing = known.unknown_worker(ledger, worker) if worker is not None else None
+        missing = missing or known.unknown_labels(ledger, labelled)
+        nothing = "no worker matches" if worker or states or labelled else "no workers"
+        warn(unknown_host or (f"{nothing}: {missing}" if missing else nothing))
     if as_json:
         output.print_json(ledger_view.as_on_the_wire(chosen[:limit]))
         return
-    if not chosen:
-        warn(_no_worker_text(ledger, host, is_filtered=bool(worker or states or labelled)))
     shown = sorted_for_people(chosen)
     left_out = 0
     if not (everything or worker or states or labelled):
@@ -113,12 +116,6 @@ def sorted_for_people(workers: Iterable[Stored]) -> list[Stored]:
     return [*(stored for stored in workers if not is_over(stored)), *last_first]
 
 
-def _no_worker_text(ledger: LedgerView, host: str | None, *, is_filtered: bool) -> str:
-    if host is not None and host not in ledger.hosts:
-        return f"host {host!r} is unknown: it has no manager, and never had one"
-    return "no worker matches" if is_filtered else "no workers"
-
-
 async def _warn_of_managers(bus: Bus, cluster: str, ledger: LedgerView, host: str | None) -> None:
     from outfitter_proto.bus import BusError
     from outfitter_service.query import managers
@@ -135,18 +132,12 @@ async def _warn_of_managers(bus: Bus, cluster: str, ledger: LedgerView, host: st
 
 def manager_in_words(unserved: UnservedHost) -> str:
     """What has become of the manager of a host, and who waits for it."""
-    from outfitter_proto.signs_of_life import Life
+    from outfitter_service.query import managers
 
-    life, at = unserved.verdict.life, unserved.verdict.at
-    ago = None if at is None else f"{output.age((datetime.now(UTC) - at).total_seconds())} ago"
     waiting = [f"{unserved.waiting} of its workers wait"] if unserved.waiting else []
     if unserved.unanswered:
         waiting.append(f"{unserved.unanswered} messages lie unanswered")
-    said = (
-        f"was killed, or hangs: last heard {ago or 'more than 3 minutes ago'}"
-        if life is Life.DEAD
-        else f"was stopped {ago}"
-    )
+    said = managers.in_words(unserved.verdict, output.age_of)
     return "; ".join([f"the manager of host {unserved.host!r} {said}", *waiting])
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import click
 
-from outfitter_proto import keys
+from outfitter_proto import keys, names
+from outfitter_proto.signs_of_life import UNKNOWN, UNSERVED, Life, Verdict
 from outfitter_service.cli._lib import options, output, standard_output
+from outfitter_service.query.errors import warn
 
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
     from outfitter_proto.bus import Bus
     from outfitter_service.config import Connection
     from outfitter_service.query.ledger_view import Change
+    from outfitter_service.query.managers import FollowedManagers
 
 NEW_PARTITIONS_AFTER_S = 5.0
 """Seconds until partitions that somebody adds are followed, at most."""
@@ -36,34 +40,52 @@ def watch(where: Connection, /, worker: options.WorkerNames | None, host: str | 
     import anyio
 
     standard_output.check()
-    show = functools.partial(_show_json if as_json else _Words().show, worker)
-    anyio.run(_follow, where, options.host_of(host, worker), show)
+    standard_output.check()
+    anyio.run(_follow, where, options.host_of(host, worker), worker, as_json)
 
 
-async def _follow(where: Connection, host: str | None, show: functools.partial[None]) -> None:
+async def _follow(where: Connection, host: str | None, worker: options.WorkerNames | None, as_json: bool) -> None:
     import anyio
 
-    from outfitter_proto import names
     from outfitter_proto.bus import BusUnavailableError
-    from outfitter_service.query import ledger_view
+    from outfitter_service.query import known, ledger_view
+    from outfitter_service.query.managers import FollowedManagers
 
     async with ledger_view.opened(where) as bus, anyio.create_task_group() as group:
-        partitions = _Partitions(bus, names.topics(where.cluster).allocations, host, show, group)
+        if unknown := await known.unknown_host(
+            bus, where.cluster, await ledger_view.read(bus, where.cluster, host), host
+        ):
+            warn(unknown)
+        managers = FollowedManagers(bus, where.cluster)
+        words = _Words(managers.life)
+        show = functools.partial(_show_json if as_json else words.show, worker)
+        partitions = _Partitions(bus, where.cluster, host, show, managers, group)
         await partitions.follow_new_ones()
         while True:
             await anyio.sleep(NEW_PARTITIONS_AFTER_S)
             with suppress(BusUnavailableError):  # what it follows says so
                 await partitions.follow_new_ones()
+            if not as_json and worker is None:
+                words.show_lives(host)
 
 
 class _Partitions:
     """Shows what changes in all partitions or in one host's, also in those that `outfitter topics grow` adds."""
 
-    def __init__(self, bus: Bus, topic: str, host: str | None, show: functools.partial[None], group: TaskGroup) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        cluster: str,
+        host: str | None,
+        show: functools.partial[None],
+        managers: FollowedManagers,
+        group: TaskGroup,
+    ) -> None:
         self._bus = bus
-        self._topic = topic
+        self._topic = names.topics(cluster).allocations
         self._host = host
         self._show_change = show
+        self._managers = managers
         self._group = group
         self._count = 0
         self._followed: set[int] = set()
@@ -82,16 +104,22 @@ class _Partitions:
             self._group.start_soon(self._follow, partition)
 
     async def _follow(self, partition: int) -> None:
+        import anyio
+
         from outfitter_proto.bus.reading import read_on, read_to
         from outfitter_service.query import ledger_view
 
         current: dict[str, Change] = {}
+        heard = anyio.Event()
         end = await self._bus.stable_end(self._topic, partition)
         async with await self._bus.open_reader(self._topic, partition, start=None, committed=True) as reader:
             async for messages in read_to(reader, end):
                 for change in map(ledger_view.decode, messages):
                     current.pop(change.key, None)
                     current[change.key] = change
+                    self._managers.put(change)
+            self._group.start_soon(self._managers.follow, partition, self._count, heard.set)
+            await heard.wait()
             for change in current.values():
                 if change.record is not None and (not _is_over(change) or change.key in self._live):
                     self._show(change)
@@ -99,6 +127,7 @@ class _Partitions:
                 if any(message.value is None for message in messages):
                     await self.follow_new_ones()
                 for change in map(ledger_view.decode, messages):
+                    self._managers.put(change)
                     if not self._was_moved(change):
                         self._show(change)
 
@@ -146,10 +175,27 @@ def _is_selected(worker: options.WorkerNames | None, change: Change) -> bool:
 
 
 class _Words:
-    """Prints changes as text. It keeps each worker's last state, to show the one before a change."""
+    """Prints changes as text. It keeps each worker's last state, to show the one before a change, and what was last
+    said of each host's manager."""
 
-    def __init__(self) -> None:
+    def __init__(self, life: Callable[[str], Verdict] = lambda _: UNKNOWN) -> None:
+        """`life`: whether a host's manager lives."""
         self._states: dict[str, str] = {}
+        self._life = life
+        self._said: dict[str, Life | None] = {}
+
+    def show_lives(self, only: str | None) -> None:
+        """Print of which managers something else is to be said now, without a record of their hosts that says it."""
+        for host, said in list(self._said.items()):
+            if only in {None, host} and _end_of(self._life(host)) is not said:
+                output.say(f"{_clock()}  {host}  {self._manager(host)}")
+
+    def _manager(self, host: str) -> str:
+        from outfitter_service.query import managers
+
+        verdict = self._life(host)
+        self._said[host] = _end_of(verdict)
+        return f"its manager {managers.in_words(verdict, output.age_of)}" if _end_of(verdict) else "managed"
 
     def show(self, worker: options.WorkerNames | None, change: Change) -> None:
         if _is_selected(worker, change):
@@ -173,8 +219,7 @@ class _Words:
                 resources = "; ".join(
                     f"{name}: {_inventory(inventory)}" for name, inventory in record.resources.items()
                 )
-                managed = "managed" if record.manager.stopped_at is None else "its manager has stopped"
-                return f"{record.host}  {managed}  {resources or 'no resources'}"
+                return f"{record.host}  {self._manager(record.host)}  {resources or 'no resources'}"
             case Device() as record:
                 return f"{record.host}  device {record.id}: {record.state}" + (
                     f" ({record.reason})" if record.reason else ""
@@ -186,6 +231,11 @@ class _Words:
                 return f"{change.key}  has a record that this version cannot read"
             case record:  # of a kind without a text of its own
                 return f"{change.key}  has a new record of type {record.__struct_config__.tag}"
+
+
+def _end_of(verdict: Verdict) -> Life | None:
+    """Stopped or dead; None: neither, as far as is known."""
+    return verdict.life if verdict.life in UNSERVED else None
 
 
 def _inventory(inventory: object) -> str:
