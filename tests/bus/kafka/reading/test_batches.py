@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 from outfitter_proto.bus import BusUnavailableError
 from outfitter_proto.bus.kafka.reading import batches, codecs
 from outfitter_proto.bus.kafka.reading.reader import KafkaReader
+from outfitter_proto.bus.patience import Patience
 from support import floods
 from support.bus.packing_bus import packed, read
 from support.managers.in_process import heartbeat, register
@@ -471,6 +472,7 @@ class LyingLeader:
     def __init__(self, *answers: bytes) -> None:
         self.answers = list(answers)
         self.asked: list[int] = []
+        self.patience = Patience()
 
     async def ask_leader(self, topic: str, partition: int, request: Any) -> Any:
         await anyio.lowlevel.checkpoint()
