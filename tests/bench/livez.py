@@ -114,9 +114,8 @@ async def _silence(bus: Bus, manager: Manager, flood: Flood) -> float:
     probe = Probe(manager)
     if flood.restart:
         manager.kill9()
-        begun = manager.log.stat().st_size
         manager.start(ready=False)
-        await anyio.to_thread.run_sync(lambda: manager.wait_for(lambda: manager._find_address(begun)))
+        await anyio.to_thread.run_sync(lambda: manager.wait_for(manager._find_address))
     with probe.asking():
         await said(flood.bodies, "during")
         await said(flood.after, "after")
