@@ -43,7 +43,7 @@ async def _starts(
             if left == -1:
                 raise BusUnavailableError("a moment's absence")
 
-    monkeypatch.setattr(buses, "connect", lambda *_: FaultyBus(url, fail))
+    monkeypatch.setattr(buses, "connect", lambda *_, **__: FaultyBus(url, fail))
     manager = Service(settings)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(manager.run)
