@@ -148,6 +148,18 @@ def test_who_waits_for_one_reason_shares_a_row_and_the_longest_wait_comes_first(
         assert titles(page) == ["1 worker wants more than the host has"]
 
 
+def test_who_waits_has_its_labels_in_the_list_and_is_found_by_them(open_page: OpenPage) -> None:
+    waiter = fleets.waiter("one", "w", 1, 10, reason="busy", reason_code="busy")
+    labels = {"team": "vision", "job": "<b>train</b>"}
+    waiter = structs.replace(waiter, request=structs.replace(waiter.request, labels=labels))
+    with served([fleets.host("one", ["healthy"]), fleets.host("two", ["healthy"]), waiter]) as fleet:
+        page = open_page(fleet.url)
+        row = re.compile(r"^\s*w on one job=<b>train</b>, team=vision\s*gpu.1\s*10 min\s*busy\s*$")
+        expect(page.locator(".waiting tbody tr")).to_have_text([row])
+        page.get_by_label("Find a host, a device or a worker").fill("team=vision")
+        expect(page.locator(".host")).to_have_count(1)
+
+
 def test_a_tile_is_a_host_with_a_cell_a_device_and_trouble_comes_first(open_page: OpenPage) -> None:
     with served(fleets.shapes()) as fleet:
         page = open_page(fleet.url)

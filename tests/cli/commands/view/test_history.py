@@ -163,9 +163,9 @@ def test_a_moment_that_is_none_or_yet_to_come_is_refused(past: Past) -> None:
     assert "is in the future" in past.manager.outfitter("replay", "--at", "2999-01-01T00:00:00Z").stderr
 
 
-def history(past: Past, *arguments: str) -> list[dict[str, Any]]:
+def history(past: Past, *arguments: str, said: str = "") -> list[dict[str, Any]]:
     done = past.manager.outfitter("history", "--json", *arguments)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, done.stderr) == (0, said)
     return [json.loads(line)["record"] for line in done.stdout.splitlines()]
 
 
@@ -189,7 +189,7 @@ def test_history_of_a_device_has_who_had_it(past: Past) -> None:
     (device,) = {info["id"] for record in past.status if record["worker"] == "c" for info in record["resources"]["gpu"]}
     had = [one["worker"] for one in history(past, "--device", device) if one["type"] == "transition"]
     assert had[:3] == ["a", "a", "c"]
-    assert history(past, "--device", "another") == []
+    assert history(past, "--device", "another", said="outfitter: no step matches\n") == []
 
 
 def test_history_is_cut_by_moments(past: Past) -> None:

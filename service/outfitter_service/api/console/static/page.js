@@ -1,6 +1,6 @@
 // The page: first what needs a person, then who waits, then the fleet.
 import { html, nothing } from "./vendor/lit-html.js";
-import { panelView } from "./panel.js";
+import { labelled, panelView } from "./panel.js";
 import { countsOf, fleetView } from "./tiles.js";
 import { waitingGroups } from "./troubles.js";
 import { amounts, count, duration, linkTo, number, oldness, withCode } from "./words.js";
@@ -61,7 +61,7 @@ const troubleList = (troubles, now) => html`<section class="card" aria-labelledb
 function waitingRow({ waiters, reason }, now) {
   const rest = waiters.length - MOST_NAMES;
   const names = waiters.slice(0, MOST_NAMES).map((waiter, n) => html`${n ? ", " : nothing}${
-    linkTo("worker", [waiter.host, waiter.worker])} <span class="dim">on ${waiter.host}</span>`);
+    linkTo("worker", [waiter.host, waiter.worker])} <span class="dim">on ${waiter.host}</span>${labelled(waiter)}`);
   return html`<tr><td>${names}${rest > 0 ? ` and ${number(rest)} more` : nothing}</td>
     <td>${amounts(waiters[0].amounts)}</td><td class="dim">${duration(now - Date.parse(waiters[0].since))}</td>
     <td class="why">${reason}</td></tr>`;

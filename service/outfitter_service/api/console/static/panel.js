@@ -75,7 +75,7 @@ export class Panel {
 
 const state = word => html`<span class="state">${cell(word)}${word}</span>`;
 
-const labelled = worker => (labelsOf(worker) ? html` <span class="dim">${labelsOf(worker)}</span>` : nothing);
+export const labelled = worker => (labelsOf(worker) ? html` <span class="dim">${labelsOf(worker)}</span>` : nothing);
 
 const holdersOf = device => device.holders.map((holder, n) => html`${n ? ", " : nothing}${
   linkTo("worker", [device.host, holder.worker])}${holder.state === "allocated" ? nothing : ` (${holder.state})`}${
