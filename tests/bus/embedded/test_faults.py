@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -184,6 +185,42 @@ async def refused(url: str, create: Create = Create.DIRECTORY) -> str:
         async with connect(url, create=create):
             pass
     return str(caught.value)
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+@pytest.mark.parametrize("names", [("bus.db-wal", "bus.db-shm"), ("bus.db-wal",), ("bus.db-shm",)])
+async def test_a_log_or_an_index_that_was_removed_or_replaced_in_use_stops_reading_and_writing(
+    embedded_url: str, tmp_path: Path, names: tuple[str, ...], replaced: bool
+) -> None:
+    async with connect(embedded_url) as bus:
+        await bus.create_topics([TopicSpec("t", 1, {})])
+        await bus.publish("t", 0, Entry(b"k", b"v"))
+        reader = await bus.open_reader("t", 0, start=None, committed=True)
+        writer = await bus.open_writer("w", 0)
+        for name in names:
+            (tmp_path / name).rename(tmp_path / "aside") if replaced else (tmp_path / name).unlink()
+            if replaced:
+                shutil.copy(tmp_path / "aside", tmp_path / name)
+        with pytest.raises(BusConfigurationError, match=f"{names[0]} was deleted or replaced"):
+            await bus.publish("t", 0, Entry(b"k", b"lost"))
+        with pytest.raises(BusConfigurationError, match=f"{names[0]} was deleted or replaced"):
+            await writer.commit([("t", [Entry(b"k", b"lost")])])
+        with pytest.raises(BusConfigurationError, match=f"{names[0]} was deleted or replaced"):
+            await reader.fetch(timeout=0.1)
+
+
+async def test_opening_again_and_again_while_others_come_and_go_finds_no_log_replaced(embedded_url: str) -> None:
+    """SQLite removes the log and its index with the last connection, and makes new ones with the next."""
+    for _ in range(3):
+        async with connect(embedded_url) as bus:
+            await bus.create_topics([TopicSpec("t", 1, {})])
+            async with connect(embedded_url) as other:
+                await other.publish("t", 0, Entry(b"k", b"v"))
+            await bus.publish("t", 0, Entry(b"k", b"v"))
+            await bus.maintain()
+            await bus.publish("t", 0, Entry(b"k", b"v"))
+    async with connect(embedded_url) as bus:
+        assert await bus.offsets("t", 0) == (0, 9)
 
 
 async def test_a_lock_file_that_was_removed_is_made_again_and_locks_newcomers_too(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sqlite3
 from contextlib import AsyncExitStack
@@ -136,6 +137,31 @@ async def test_a_file_that_was_deleted_or_replaced_ends_the_manager_with_a_reaso
         if busy:
             in_process.processor.event_queue.add(_anything())
         assert "deleted or replaced" in await in_process.ended_by(BusConfigurationError)
+
+
+@pytest.mark.parametrize("names", [("bus.db-wal", "bus.db-shm"), ("bus.db-wal",), ("bus.db-shm",)])
+def test_a_log_that_was_deleted_while_a_worker_holds_devices_ends_the_manager_and_nothing_is_lent_twice(
+    start_manager: StartManager, names: tuple[str, ...]
+) -> None:
+    manager = start_manager(gpus=2)
+    holder = manager.popen(
+        "run", "--worker", "a", "--resource", "gpu=2", "--", "sleep", "infinity", start_new_session=True
+    )
+    try:
+        manager.wait_for_state("a", "allocated")
+        for name in names:
+            (manager.folder / name).unlink()
+        assert manager.wait() != 0
+        assert f"{names[0]} was deleted or replaced while this process used it" in manager.log.read_text()
+        manager.start()
+        record = manager.record("a")
+        assert record is not None
+        assert record["state"] == "allocated"
+        second = manager.outfitter("run", "--worker", "b", "--resource", "gpu=1", "--wait", "1s", "--", "true")
+        assert second.returncode == 124
+    finally:
+        os.killpg(holder.pid, signal.SIGKILL)
+        holder.communicate()
 
 
 async def test_an_input_that_was_deleted_unread_goes_on_at_the_earliest_there_is_and_says_so(

@@ -6,10 +6,12 @@ costs one thread switch instead of one for each statement. Topics are in `log`.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
+from pathlib import Path
 from typing import Final, TypeVar
 
 import anyio
@@ -21,6 +23,7 @@ from outfitter_proto.bus.port import BusConfigurationError, BusError, BusUnavail
 from outfitter_proto.support import descriptors
 
 T = TypeVar("T")
+Identities = Mapping[Path, FileIdentity | None]
 Job = Callable[[sqlite3.Connection], T]
 
 BUSY_TIMEOUT_S: Final = 2.0
@@ -45,6 +48,8 @@ _OPENS_FILES: Final = frozenset({"SQLITE_CANTOPEN", "SQLITE_IOERR"})
 _FILES: Final = 4
 """Files that SQLite may open for one statement: the database, its write-ahead log and index, the directory."""
 _PERMANENT: Final = frozenset({"SQLITE_CORRUPT", "SQLITE_NOTADB"})
+_in_use: Final[dict[sqlite3.Connection, Identities]] = {}
+"""The connections that this process has open, and which file, log and index each of them uses."""
 _CERTAIN: Final = frozenset({"SQLITE_FULL", "SQLITE_BUSY", "SQLITE_READONLY"})
 """With these errors COMMIT failed before it wrote its last page, so it has certainly rolled back."""
 
@@ -64,6 +69,7 @@ class Database:
         self._thread = JobThread(f"outfitter bus {location.path.name}", at_end=self._end)
         self._connection: sqlite3.Connection | None = None
         self._identity: FileIdentity | None = None
+        self._in_use: Identities = {}
         self._closed = False
 
     async def open(self, check: Job[object], setup: Job[None]) -> None:
@@ -199,16 +205,39 @@ class Database:
                     "processes need: put it on a local disk"
                 )
             connection.execute(f"PRAGMA journal_size_limit={JOURNAL_SIZE_LIMIT}").fetchone()
+            connection.execute("SELECT count(*) FROM sqlite_master").fetchone()  # makes SQLite open log and index
+            self._in_use = self._location.identities()
+            self._check_others()
         except BaseException:
             connection.close()
             raise
-        self._identity = self._location.identity()
+        _in_use[connection] = self._in_use
         self._connection = connection
 
+    def _check_others(self) -> None:
+        """Raise if a connection of this process uses another log or index of the same file. SQLite would share that
+        index with the new connection."""
+        path = self._location.path
+        for other in list(_in_use.values()):
+            if other.get(path) == self._in_use[path] and other != self._in_use:
+                raise _deleted(other, self._in_use)
+
     def _disconnect(self) -> None:
+        """Close the connection, unless its log or index is no longer at its path. Closing it could then write old pages
+        over newer ones, so it stays open until the process ends."""
         connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()
+        if connection is None:
+            return
+        here = self._location.identities()
+        if here == self._in_use or here[self._location.path] != self._in_use.get(self._location.path):
+            _in_use.pop(connection, None)
+            connection.close()  # SQLite itself writes nothing into a file that was moved
+            return
+        try:
+            if here[self._location.log] is None:  # nobody has begun another log: save what is in the deleted one
+                connection.execute("PRAGMA wal_checkpoint(FULL)").fetchall()
+        finally:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
 
     def _end(self) -> None:
         """Close the connection of an abandoned `open` under the lock, because closing may checkpoint. No caller
@@ -220,11 +249,15 @@ class Database:
         self._lock.close()
 
     def _checked(self) -> sqlite3.Connection:
-        """The connection. Raises if its file is no longer at the path, because then nobody would see the commits."""
+        """The connection. Raises if its file, log or index is no longer at its path, because then nobody would see the
+        commits."""
         if self._connection is None:
             raise BusUnavailableError(f"{self._location.path} is not open")
-        if self._location.identity() != self._identity:
-            raise self._location.gone(self._identity)
+        here, path = self._location.identities(), self._location.path
+        if here[path] != self._in_use[path]:
+            raise self._location.gone(self._in_use[path])
+        if here != self._in_use:
+            raise _deleted(self._in_use, here)
         return self._connection
 
     def _snapshot(self, job: Job[T]) -> T:
@@ -254,6 +287,14 @@ class Database:
                 f"{self._location.path}: COMMIT failed ({error}), its outcome is unknown"
             ) from error
         return result
+
+
+def _deleted(in_use: Identities, here: Identities) -> BusConfigurationError:
+    path = next(path for path, identity in in_use.items() if identity != here.get(path))
+    return BusConfigurationError(
+        f"{path} was deleted or replaced while this process used it: stop every process on it and start them again; "
+        "earlier commits are only in the old file"
+    )
 
 
 def _roll_back(connection: sqlite3.Connection) -> None:

@@ -97,6 +97,16 @@ class Location(NamedTuple):
         return self.path.with_suffix(".lock")
 
     @property
+    def log(self) -> Path:
+        """SQLite's write-ahead log, with all commits since the last checkpoint."""
+        return Path(f"{self.path}-wal")
+
+    @property
+    def log_index(self) -> Path:
+        """SQLite's index of the log, in memory that all processes share."""
+        return Path(f"{self.path}-shm")
+
+    @property
     def wake(self) -> Path:
         return self.path.with_suffix(".wake")
 
@@ -244,11 +254,19 @@ class Location(NamedTuple):
 
     def identity(self) -> FileIdentity | None:
         """The identity of the file at the path; None if there is none."""
-        try:
-            status = self.path.lstat()
-        except FileNotFoundError:
-            return None
-        return FileIdentity(status.st_dev, status.st_ino)
+        return _identity(self.path)
+
+    def identities(self) -> dict[Path, FileIdentity | None]:
+        """The identity of the file, of its write-ahead log and of the log's index, by their paths."""
+        return {path: _identity(path) for path in (self.path, self.log, self.log_index)}
+
+
+def _identity(path: Path) -> FileIdentity | None:
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return None
+    return FileIdentity(status.st_dev, status.st_ino)
 
 
 def parse(url: str) -> Location:
