@@ -423,7 +423,7 @@ def test_a_shortage_is_permanent_unless_others_hold_devices_and_then_soon_asked_
             took = []
             for _ in range(8):
                 begun = loop.time()
-                await supervisor.discover(question, None)
+                await supervisor.discovery(question, None)()
                 took.append(loop.time() - begun)
             return took
 

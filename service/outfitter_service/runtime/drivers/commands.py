@@ -49,7 +49,7 @@ class CommandRunner:
             return
         match command:
             case m.Discover():
-                self._tasks.start_soon(self._supervisors(command.host)[command.resource].discover, command, record)
+                self._tasks.start_soon(self._supervisors(command.host)[command.resource].discovery(command, record))
             case m.Prepare() if record is not None:
                 self._under_way.add(command)
                 self._in_turn(command.allocation, lambda: self._prepare(command, record))

@@ -7,8 +7,7 @@ before the driver is. So after a restart the driver is told who may have an offe
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
@@ -42,18 +41,17 @@ class OutstandingOffers:
         self._question_ended = anyio.Event()
         self._gone: deque[tuple[AllocationKey, api.Worker]] = deque()
 
-    @contextmanager
-    def question(self, key: AllocationKey) -> Iterator[None]:
-        """A context in which the driver is asked for a worker's devices."""
+    def begin_question(self, key: AllocationKey) -> None:
+        """From now on, until `end_question`, the driver may be asked for a worker's devices."""
         self._questions[key] += 1
-        try:
-            yield
-        finally:
-            self._questions[key] -= 1
-            if not self._questions[key]:
-                del self._questions[key]
-            self._question_ended.set()
-            self._question_ended = anyio.Event()
+
+    def end_question(self, key: AllocationKey) -> None:
+        """The driver has answered."""
+        self._questions[key] -= 1
+        if not self._questions[key]:
+            del self._questions[key]
+        self._question_ended.set()
+        self._question_ended = anyio.Event()
 
     def assume(self, worker: api.Worker, amount: int) -> None:
         """The driver may have set devices aside for the worker, before a restart."""

@@ -7,8 +7,9 @@ rules: core/ decides what a failure means for a worker.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager, suppress
+from functools import partial
 from typing import Any, TypeVar
 
 import anyio
@@ -181,16 +182,26 @@ class Supervisor:
 
     # --- on demand ---
 
-    async def discover(self, command: m.Discover, record: Allocation | None) -> None:
-        """Ask the driver for the command's amount, then for less, down to the least sufficient amount. Report the
-        result. `record`: the waiting worker's. A shortage is permanent, unless other workers hold devices that the
-        driver does not name."""
-        with self.offers.question(command.allocation):
-            delay = await self._discover(command, record)
+    def discovery(self, command: m.Discover, record: Allocation | None) -> Callable[[], Coroutine[Any, Any, None]]:
+        """Returns a call that asks the driver for the command's amount, then for less, down to the least sufficient
+        amount, and reports the result. `record`: the waiting worker's. A shortage is permanent, unless other workers
+        hold devices that the driver does not name.
+
+        The worker may have an offer from now on, even if the call begins later: the commit that asks for its devices
+        may be the one that ends it.
+        """
+        self.offers.begin_question(command.allocation)
+        return partial(self._discover, command, record)
+
+    async def _discover(self, command: m.Discover, record: Allocation | None) -> None:
+        try:
+            delay = await self._ask(command, record)
+        finally:
+            self.offers.end_question(command.allocation)
         if delay is not None:
             await self._retry_after(delay)
 
-    async def _discover(self, command: m.Discover, record: Allocation | None) -> float | None:
+    async def _ask(self, command: m.Discover, record: Allocation | None) -> float | None:
         """Ask, and report. Returns the delay until the driver is to be asked again; None: it is not."""
         most = command.least if self.served.knows_holders else command.amount
         amounts = [*[*range(most, command.least, -1)][:ASKED_AGAIN], command.least]
