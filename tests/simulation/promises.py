@@ -60,6 +60,7 @@ def check(world: World) -> tuple[list[str], dict[str, int]]:
         wrong += [each for ledger in lives for each in _blamed_for_an_outage(world, host, ledger)]
         wrong += _asked_otherwise(world, host.name, host.partition)
         wrong += _at_rest(world, host.name, report)
+        wrong += _left_in_books(world, host)
     wrong += _refused_for_their_size(world)
     wrong += _served(world)
     wrong += _out_of_time(world)
@@ -406,6 +407,15 @@ def _at_rest(world: World, host: str, report: Report) -> list[str]:
         f"PROMISE 2: {key} is {record['state']} although its worker is long gone"
         for key, record in report.last.items()
         if key.startswith(f"{host}/") and record["state"] not in FINAL and key not in world.stalled
+    ]
+
+
+def _left_in_books(world: World, host: Host) -> list[str]:
+    """Everybody is gone: a script with books has every device back, be it that it was offered and never granted."""
+    return [
+        f"PROMISE 2: the books of {host.name} give {', '.join(devices)} to {key}, which is long gone"
+        for key, devices in host.bench.books.entries.items()
+        if key not in world.stalled
     ]
 
 

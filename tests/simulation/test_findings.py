@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import anyio
+from msgspec import structs
 
 from outfitter_proto.records import Allocation, ResolvedRequest, Source
 from outfitter_service.core import model as m
 from outfitter_service.metrics import Metrics
 from outfitter_service.runtime.drivers.pool import DriverPool
-from simulation.hosts.hardware import RESOURCE, Bench, load
+from simulation.hosts.hardware import BOOKED, RESOURCE, Bench, Catalogue, load
 from simulation.hosts.managers import EPOCH
 from simulation.loop import running
 
@@ -74,3 +76,26 @@ def test_a_grant_and_its_release_in_one_commit_reach_the_driver_in_this_order() 
     for seed in range(30):
         with running(seed) as loop:
             assert loop.run_until_complete(loop.spawn(loop.world, grant_and_release)) == {}, f"seed {seed}"
+
+
+def test_a_driver_is_asked_and_its_offer_given_back_in_one_commit_in_this_order() -> None:
+    """Tasks may begin in any order: an offer stayed in a script's books where nobody had asked for it yet."""
+
+    async def ask_and_go() -> dict[str, Sequence[str]]:
+        bench = Bench("h", 1, dice=random.Random(1))
+        request = ResolvedRequest(amounts={BOOKED: 1})
+        gone = structs.replace(releasing(bench), state="ended", token=None, resources={}, request=request)
+        pool = DriverPool(load({"h": bench}, prepares=True, catalogue=Catalogue(books=True)), metrics=Metrics([BOOKED]))
+        async with anyio.create_task_group() as tasks:
+            started = anyio.Event()
+            tasks.start_soon(lambda: pool.run(lambda _: None, started=started, host="h"))
+            await started.wait()
+            pool.perform(m.Discover(host="h", resource=BOOKED, amount=1, least=1, allocation=gone.key), gone)
+            pool.see_committed(gone)
+            await anyio.sleep(1.0)
+            tasks.cancel_scope.cancel()
+        return bench.books.entries
+
+    for seed in range(30):
+        with running(seed) as loop:
+            assert loop.run_until_complete(loop.spawn(loop.world, ask_and_go)) == {}, f"seed {seed}"

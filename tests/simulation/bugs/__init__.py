@@ -6,7 +6,7 @@ several times what was measured. Most sit in the bus, where they are independent
 
 from __future__ import annotations
 
-from simulation.bugs import client, core, liveness, processor, readers, survivors, sweeper, writers
+from simulation.bugs import books, client, core, liveness, processor, readers, survivors, sweeper, writers
 from simulation.bugs.bug import Bug, Hunt, hunt
 
 __all__ = ["BUGS", "Bug", "Hunt", "hunt"]
@@ -19,6 +19,7 @@ BUGS: tuple[Bug, ...] = (
     *core.BUGS,
     *survivors.BUGS,
     *sweeper.BUGS,
+    *books.BUGS,
     *client.BUGS,
 )
 """All of them."""

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
+from outfitter_proto.records import ResolvedRequest
 from outfitter_service.core import model as m
 from outfitter_service.runtime.clock import Clock
 from outfitter_service.runtime.liveness.leases import Leases
@@ -71,6 +72,17 @@ def _grace(share: float) -> Iterator[None]:
 def _outages(renew_all: Callable[..., None]) -> Iterator[None]:
     """Leases are renewed in this way after an outage, where there are many."""
     with _crashing("down", "worker", "slow"), patch.object(Leases, "renew_all", renew_all):
+        yield
+
+
+@contextmanager
+def _leased_out_of_sight() -> Iterator[None]:
+    """A lease for whom nobody sends heartbeats, where managers start in another PID namespace."""
+    with (
+        patch.object(ResolvedRequest, "waits_for_owner", property(lambda _: False)),
+        patch.object(settings, "WALLED", 1.0),
+        patch.object(settings, "FAULTS", ("kill", "end", "slow")),
+    ):
         yield
 
 
@@ -144,5 +156,11 @@ BUGS: tuple[Bug, ...] = (
         what="after an outage of the bus only those have a whole lease whose lease was over by then",
         within=20,
         patches=lambda: _outages(_renew_what_is_over),
+    ),
+    Bug(
+        name="leased-out-of-sight",
+        what="a device is lent while its worker, whose heartbeats nobody sends, is out of the manager's sight",
+        within=100,
+        patches=_leased_out_of_sight,
     ),
 )

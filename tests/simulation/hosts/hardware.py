@@ -28,11 +28,15 @@ from outfitter_service.core.model import ResourceSpec
 from outfitter_service.runtime.drivers.building import inspected
 from outfitter_service.runtime.drivers.supervisor import Loaded
 from simulation.bulk import Bulk
+from simulation.hosts.books import BookedDriver, Books
 
 RESOURCE = "gpu"
 CARD = "card"
 MAP = "map"
 PORT = "port"
+BOOKED = "booked"
+ASKED = (PORT, BOOKED)
+"""Those whose drivers have no inventory."""
 PORTS = 2
 LOOK_S = 3.0
 """How often a driver looks at the devices."""
@@ -42,7 +46,7 @@ ACCEPTED_BYTES = 60_000
 
 class Catalogue(NamedTuple):
     """The resources there are beside `gpu`: `card`, which shows some of the same devices under names of its own; `map`,
-    which shows all of them to everybody; `port`, on demand.
+    which shows all of them to everybody; `port`, on demand; `booked`, on demand by a script with books of its own.
 
     `mapped`: the driver of `map` alone knows which names mean one device; otherwise that of `card` does.
     """
@@ -51,10 +55,11 @@ class Catalogue(NamedTuple):
     mapped: bool = False
     maps: bool = False
     ports: bool = False
+    books: bool = False
 
     @property
     def names(self) -> list[str]:
-        there = {CARD: self.cards, MAP: self.maps or self.mapped, PORT: self.ports}
+        there = {CARD: self.cards, MAP: self.maps or self.mapped, PORT: self.ports, BOOKED: self.books}
         return [RESOURCE, *(name for name, is_there in there.items() if is_there)]
 
 
@@ -102,6 +107,7 @@ class Bench:
         self.failing = 0.0
         self.ready_for: dict[str, str] = {}
         self.era = 0
+        self.books = Books()
         self.violations: list[str] = []
         self.stale = 0
         self.bulk = bulk
@@ -162,6 +168,7 @@ class Bench:
     def reset(self) -> None:
         """Somebody has put all devices back as they were, and nobody remembers a token."""
         self.ready_for.clear()
+        self.books.entries.clear()
         self._highest.clear()
 
     async def take_time(self) -> None:
@@ -211,14 +218,16 @@ def load(
     names = [name for name in catalogue.names if name not in oddities.without]
     for name in names:
         shared = (name == MAP) != (name in oddities.turned)
-        own = prepares and name in (RESOURCE, CARD) and not shared
+        own = name == BOOKED or (prepares and name in (RESOURCE, CARD) and not shared)
         driver: ExternalResourceDriver
         if name == PORT:
             driver = AskedDriver(benches)
+        elif name == BOOKED:
+            driver = BookedDriver(benches)
         else:
             kind = PreparingDriver if own else ListingDriver
             driver = kind(benches, name, backwards=oddities.backwards)
-        spec = ResourceSpec(name=name, amount=1, prepares=own, confirms=own, shared=shared, on_demand=name == PORT)
+        spec = ResourceSpec(name=name, amount=1, prepares=own, confirms=own, shared=shared, on_demand=name in ASKED)
         found[name] = Loaded(spec=spec, served=inspected(driver))
     return found
 

@@ -30,7 +30,7 @@ from outfitter_service.runtime.processor.processor import Limits, Processor
 from outfitter_service.runtime.processor.takeover import ForeignManagerError
 from outfitter_service.runtime.sweeper.group_member import SweeperMember, at_work
 from simulation.hosts.hardware import Bench, Catalogue, Oddities, load
-from simulation.hosts.owners import BOOT, Owners, Survivors
+from simulation.hosts.owners import BOOT, PID_NS, Owners, Survivors
 from simulation.loop import Loop, Process
 from simulation.model.client import ModelBus
 from simulation.model.network import Link
@@ -83,6 +83,7 @@ class Job(Struct, kw_only=True):
     metrics: Metrics
     partitions: int
     skew_s: float = 0.0
+    pid_ns: int = PID_NS
     begins_at: float = 0.0
     """When its first manager starts, as the loop counts."""
     catalogue: Catalogue = Catalogue()
@@ -160,7 +161,7 @@ class HostManager(Manager):
             instance=instance,
             machine_id=job.machine,
             boot_id=BOOT,
-            pid_ns=1,
+            pid_ns=job.pid_ns,
         )
         loaded = load(job.benches, prepares=job.prepares, catalogue=job.catalogue, oddities=job.oddities)
         self._host = host
@@ -179,7 +180,7 @@ class HostManager(Manager):
             limits=job.limits,
             instruments=instruments,
             drivers=self._pool,
-            make_process_watch=lambda **options: host.owners.watch(self.process, options["died"]),
+            make_process_watch=lambda **options: host.owners.watch(self.process, options["died"], pid_ns=job.pid_ns),
             search_processes=nobody_runs,
         )
 

@@ -17,6 +17,8 @@ from outfitter_service.runtime.survivors.survivor_watch import SurvivorWatch
 from simulation.loop import Loop, Process
 
 BOOT = "boot"
+PID_NS = 1
+"""Where all workers are."""
 SEARCH_S = 0.05
 """What a search for processes takes, and how soon the end of one is seen."""
 
@@ -43,7 +45,7 @@ class Owners:
 
     def describe(self, pid: int) -> dict[str, Any]:
         """The process as a registration names it."""
-        return {"pid": pid, "start_ticks": pid, "pid_ns": 1, "boot_id": BOOT}
+        return {"pid": pid, "start_ticks": pid, "pid_ns": PID_NS, "boot_id": BOOT}
 
     def end(self, pid: int) -> None:
         """It ends; each of its watchers is told as soon as it runs."""
@@ -64,9 +66,9 @@ class Owners:
         """The living processes that an allocation's worker has left behind."""
         return [pid for pid, whose in self._left.items() if whose == key]
 
-    def watch(self, process: Process, died: Died) -> Watch:
-        """A watch of a manager that runs in `process`."""
-        return Watch(self, process, died)
+    def watch(self, process: Process, died: Died, *, pid_ns: int) -> Watch:
+        """A watch of a manager that runs in `process`, in this PID namespace."""
+        return Watch(self, process, died, pid_ns=pid_ns)
 
     def join(self, pid: int, process: Process, tell: Callable[[], None]) -> bool:
         """Be told of its end; False if it has ended."""
@@ -79,8 +81,8 @@ class Owners:
 class Watch(ProcessWatch):
     """What a manager sees of its host's processes."""
 
-    def __init__(self, owners: Owners, process: Process, died: Died) -> None:
-        super().__init__(boot_id=BOOT, pid_ns=1, time_ns=None, earlier_boot_id=None, died=died)
+    def __init__(self, owners: Owners, process: Process, died: Died, *, pid_ns: int) -> None:
+        super().__init__(boot_id=BOOT, pid_ns=pid_ns, time_ns=None, earlier_boot_id=None, died=died)
         self._owners = owners
         self._process = process
         self._tell = died
@@ -93,11 +95,15 @@ class Watch(ProcessWatch):
         return len(self._watched)
 
     def keys(self) -> set[str]:
-        return set(self._watched)
+        return self._watched.keys() | self._unwatched.keys()
 
     def watch(self, key: str, owner: Owner) -> bool:
         if key in self._watched:
             return True
+        reason = self._out_of_reach(owner)
+        if reason is not None:
+            self._unwatched[key] = reason
+            return False
 
         def tell() -> None:
             if self._watched.pop(key, None) is not None:
@@ -110,6 +116,7 @@ class Watch(ProcessWatch):
 
     def forget(self, key: str) -> None:
         self._watched.pop(key, None)
+        self._unwatched.pop(key, None)
 
 
 class Survivors(SurvivorWatch):

@@ -58,7 +58,7 @@ class Holding:
 
 class Plan(NamedTuple):
     """What one incarnation is up to. `owned`: it names its process, which a manager of its host watches. `crashes`: it
-    ends without a word."""
+    ends without a word. `silent`: nobody sends heartbeats, and it uses what it got until its end, whatever it hears."""
 
     amounts: dict[str, int]
     operators: dict[str, dict[str, int]] | None
@@ -69,6 +69,7 @@ class Plan(NamedTuple):
     patience_s: float
     use_s: float
     crashes: bool
+    silent: bool = False
 
 
 def plan(dice: random.Random, devices: int, *, tenacious: bool, last: bool) -> Plan:
@@ -125,6 +126,10 @@ class Session(WorkerSession):
     nameless = False
     known = False
 
+    async def keep_lease(self) -> None:
+        if self.registration.heartbeats is not False:
+            await super().keep_lease()
+
     async def deregister(self, reason: str | None = None) -> bool:
         if self.dies:
             self.allocation_watch.close()
@@ -172,7 +177,8 @@ class DiaryLease(Lease):
 class Diary(AllocationWatch):
     """A watch that writes down what its worker may believe whenever that may have changed."""
 
-    def __init__(self, loop: Loop, key: str, holdings: list[Holding]) -> None:
+    def __init__(self, loop: Loop, key: str, holdings: list[Holding], *, lasting: bool) -> None:
+        """`lasting`: once it has begun the worker believes in it until its end, whatever the ledger says."""
         lease = DiaryLease(loop.time)
         super().__init__(lease)
         self._time = loop.time
@@ -181,6 +187,7 @@ class Diary(AllocationWatch):
         self._open: Holding | None = None
         self.last: Holding | None = None
         self._using = False
+        self._lasting = lasting
         lease.changed = self._note
 
     def begin(self) -> None:
@@ -195,7 +202,9 @@ class Diary(AllocationWatch):
 
     def _note(self) -> None:
         now, left, record = self._time(), self.lease.remaining, self.read().record
-        until = math.inf if left is None else now + left
+        if self._lasting and self._using and self._open is not None:
+            return
+        until = math.inf if left is None or self._lasting else now + left
         if self._open is not None and self._open.until <= now:
             self._open = None
         if not self._using or record is None or status_of(record) is not AllocationStatus.YOURS or until <= now:
@@ -240,11 +249,12 @@ class Worker:
         told: Callable[[str, str], None],
         unruly: random.Random | None = None,
         twin: str = "",
+        silent: random.Random | None = None,
     ) -> None:
         """`owners`: those of a host whose manager watches them. `told(what, key)` hears of each incarnation:
         `answered`, `died`, `left`. With dice it is `unruly`: now and then it registers a run again with another
         request, and deregisters by its name alone. `twin` is what the incarnations begin with of a worker whose name
-        somebody else has, too."""
+        somebody else has, too. With dice nobody sends heartbeats for some of its runs: `silent`."""
         self.process = Process(f"{host}/{name}{twin}")
         self.bus = bus
         self.holdings: list[Holding] = []
@@ -264,6 +274,7 @@ class Worker:
         self._told = told
         self._unruly = unruly
         self._twin = twin
+        self._silent = silent
 
     async def main(self) -> None:
         """Live until the world closes, then once more to the good end; unless it crashes and never comes back."""
@@ -276,6 +287,8 @@ class Worker:
                 chosen = bulky(chosen, self._bulk_dice, len(self._bench.ids))
             if len(self._bench.catalogue.names) > 1:
                 chosen = varied(chosen, self._dice, self._bench.catalogue.names, last=last)
+            if self._silent is not None and not last and self._silent.random() < 0.5:
+                chosen = chosen._replace(owned=True, lease_s=None, silent=True)
             ended_well = await self._incarnation(f"{self._twin}{number}", chosen)
             if (last and ended_well) or (not last and not ended_well and self._dice.random() < NEVER_AGAIN):
                 break
@@ -297,10 +310,11 @@ class Worker:
             lease_s=plan.lease_s if owners is not None or plan.lease_s is not None else LONGEST_LEASE_S,
             wait_s=plan.wait_s,
             priority=plan.priority,
+            heartbeats=False if plan.silent else UNSET,
             survivors=Survivors(uid=0) if owners is not None and owners.survivors is not None else UNSET,
         )
         key = f"{self._host}/{self._name}/{incarnation}"
-        diary = Diary(self._loop, key, self.holdings)
+        diary = Diary(self._loop, key, self.holdings, lasting=plan.silent)
         session = Session(self.bus, asked, allocation_watch=diary, manager_patience=None)
         asking = self._misbehave(session)
         try:
@@ -371,6 +385,9 @@ class Worker:
         if diary.lease.at_risk:
             self.complaints.append(f"{self.process} was told in one breath that it has devices, and to stop using them")
         diary.begin()
+        if plan.silent:
+            await anyio.sleep(plan.use_s)
+            return
         with anyio.move_on_after(plan.use_s):
             while not (snapshot := diary.read()).over:
                 await diary.changed(snapshot.version)

@@ -44,6 +44,12 @@ PATIENT = 0.3
 LONG_GRACE_S = 8.0
 HAUNTED = 0.2
 """On how many of the hosts workers leave processes behind."""
+BOOKED = 0.3
+"""How many of the worlds of host scope have devices of a script with books of its own. Only the record of an ended
+worker tells the next manager of its offer, so no clock jumps there, and records are kept for long."""
+KEPT_S = 3600.0
+WALLED = 0.3
+"""In how many of the worlds of host scope managers start in another PID namespace now and then."""
 UNRULY = 0.3
 """How many of the worlds have unruly workers."""
 THROTTLED = (0.0, 0.0, 0.0, 0.05, 0.3)
@@ -83,6 +89,8 @@ class Setting(Struct, kw_only=True, frozen=True):
     """Whether wall clocks jump."""
     changes: bool
     """Whether managers are started with another configuration now and then."""
+    walled: bool
+    """Whether managers now and then start where they see no worker's process; some workers send no heartbeats then."""
     beat_s: float | None
     """How often managers say on the bus that they live; None: never."""
     lease_grace_s: float
@@ -100,6 +108,8 @@ def setting(seed: int) -> Setting:
     flooded = bool(replicas) and random.Random(f"{seed}/flooded").random() < 0.5
     takes_bytes = SMALL_BATCH_BYTES if flooded and random.Random(f"{seed}/bytes").random() < 0.5 else MAX_BATCH_BYTES
     large = bulk(seed) if takes_bytes == MAX_BATCH_BYTES else None
+    jumps = random.Random(f"{seed}/jumps").random() < JUMPY
+    booked = not replicas and not jumps and random.Random(f"{seed}/books").random() < BOOKED
     return Setting(
         replicas=replicas,
         static=dice.random() < 0.5,
@@ -127,9 +137,10 @@ def setting(seed: int) -> Setting:
         ),
         transaction_timeout_s=dice.choice((1.0, 5.0, 15.0)),
         flood=FLOOD if flooded else 0,
-        catalogue=_catalogue(random.Random(f"{seed}/catalogue")),
-        jumps=random.Random(f"{seed}/jumps").random() < JUMPY,
+        catalogue=_catalogue(random.Random(f"{seed}/catalogue"))._replace(books=booked),
+        jumps=jumps,
         changes=random.Random(f"{seed}/changes").random() < CHANGING,
+        walled=not replicas and random.Random(f"{seed}/walls").random() < WALLED,
         beat_s=random.Random(f"{seed}/beats").choice((None, None, 5.0)),
         lease_grace_s=LONG_GRACE_S if random.Random(f"{seed}/grace").random() < PATIENT else 0.0,
         unruly=random.Random(f"{seed}/unruly").random() < UNRULY,

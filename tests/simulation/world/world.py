@@ -20,9 +20,9 @@ from outfitter_proto.partitioning import partition_of
 from outfitter_service.metrics import Metrics
 from outfitter_service.runtime.changelog.snapshots import Pace
 from outfitter_service.runtime.processor.processor import Limits
-from simulation.hosts.hardware import MAP, PORT, Bench, Oddities
+from simulation.hosts.hardware import ASKED, BOOKED, MAP, Bench, Oddities
 from simulation.hosts.managers import CLUSTER, TOPICS, Host, HostManager, Job, Manager, ReplicaManager
-from simulation.hosts.owners import Owners
+from simulation.hosts.owners import PID_NS, Owners
 from simulation.hosts.workers import LONGEST_LEASE_S, Worker
 from simulation.loop import Loop, Process
 from simulation.model.broker import Broker
@@ -91,6 +91,7 @@ class World:
                 job.limits = structs.replace(job.limits, look_s=self.remaking.look_s)
         self.usual = {job.name: structs.replace(job) for job in self.jobs}
         self._configuring = random.Random(f"{seed}/configurations")
+        self._walls = random.Random(f"{seed}/namespaces")
         self._started = 0
 
     @property
@@ -116,6 +117,9 @@ class World:
             owners=Owners(self.loop, name, survivors=self._survivors(name)),
             bench=Bench(name, devices, dice=self.dice, catalogue=self.setting.catalogue, cards=cards, bulk=large),
         )
+
+    def _kept(self, retention_s: float) -> float:
+        return settings.KEPT_S if self.setting.catalogue.books else retention_s
 
     def _survivors(self, host: str) -> random.Random | None:
         """The dice of workers that leave processes behind. Where a ledger is made anew nobody knows of these."""
@@ -160,7 +164,7 @@ class World:
                 beat_s=self.setting.beat_s,
             ),
             lease_s=10.0,
-            retention_s=dice.choice((60.0, 3600.0)),
+            retention_s=self._kept(dice.choice((60.0, settings.KEPT_S))),
             chunk=dice.choice((1, 3, 256)),
             metrics=Metrics(self.setting.catalogue.names),
             catalogue=self.setting.catalogue,
@@ -204,6 +208,7 @@ class World:
         """Start a manager."""
         if self.setting.changes:
             self._configure(job)
+        job.pid_ns = self._pid_ns(job)
         self._started += 1
         process = Process(f"m{self._started}@{job.name}")
         link = Link(self.network, process)
@@ -220,11 +225,17 @@ class World:
         self.note(process.name, "started")
         return manager
 
+    def _pid_ns(self, job: Job) -> int:
+        """Where the job's next manager runs: in another PID namespace than workers now and then, but not in the end."""
+        is_walled = self.setting.walled and not self.over and self._walls.random() < 0.5
+        return PID_NS + 1 if is_walled and not any(host.owners.survivors for host in job.hosts) else PID_NS
+
     def _configure(self, job: Job) -> None:
         """What the job's next manager is configured with: what is usual, as always in the end, or something else.
 
         Where the driver of `map` alone knows which names mean one device, its silence is a fault of its own: neither is
-        it left out, nor are all devices lent at once meanwhile, as shared ones are.
+        it left out, nor are all devices lent at once meanwhile, as shared ones are. Nor is a script with books left
+        out: its driver alone knows what it has offered.
         """
         dice, usual = self._configuring, self.usual[job.name]
         mapped = usual.catalogue.mapped
@@ -232,15 +243,16 @@ class World:
         if not self.over and dice.random() < 0.6:
             names = usual.catalogue.names
             odd = {name: dice.random() for name in names}
+            kept = (BOOKED, MAP) if mapped else (BOOKED,)
             new = structs.replace(
                 usual,
                 prepares=dice.random() < 0.5,
                 lease_s=dice.choice((5.0, 10.0, LONGEST_LEASE_S)),
-                retention_s=dice.choice((20.0, 60.0, 3600.0)),
+                retention_s=self._kept(dice.choice((20.0, 60.0, settings.KEPT_S))),
                 limits=structs.replace(usual.limits, lease_grace_s=dice.choice((0.1, 0.5, 2.0))),
                 oddities=Oddities(
-                    without=frozenset(name for name in names if odd[name] < 0.2 and not (mapped and name == MAP)),
-                    turned=frozenset(name for name in names if odd[name] > 0.8 and name != PORT and not mapped),
+                    without=frozenset(name for name in names if odd[name] < 0.2 and name not in kept),
+                    turned=frozenset(name for name in names if odd[name] > 0.8 and name not in ASKED and not mapped),
                     backwards=dice.random() < 0.5,
                 ),
             )
@@ -263,11 +275,16 @@ class World:
             self.loop, ModelBus(self.broker, link, gives_records=dice.choice((3, 3, 1000))), host=host.name, name=name,
             bench=host.bench, owners=host.owners if not self.setting.replicas else None, dice=dice,
             tenacious=self.setting.tenacious, told=lambda what, key: self.note(key, what),
-            unruly=unruly, twin=twin,
+            unruly=unruly, twin=twin, silent=self._silent(host, f"{name}{twin}"),
         )  # fmt: skip
         link.process = worker.process
         self.workers.append(worker)
         self.loop.spawn(worker.process, worker.main)
+
+    def _silent(self, host: Host, name: str) -> random.Random | None:
+        """The dice of a worker for whom nobody sends heartbeats now and then. A ledger made anew knows none of them."""
+        is_any = self.setting.walled and self.remaking is None and host.owners.survivors is None
+        return random.Random(f"{self.seed}/{host.name}/{name}/silent") if is_any else None
 
     def later(self, seconds: float, act: Callable[..., Any], *args: Any) -> None:
         """Call `act` after so many seconds, whatever process runs now."""
@@ -296,9 +313,9 @@ class World:
         for manager in self.managers:
             manager.link.cut = False
             self.faults.go_on(manager.process)
-        if self.setting.changes:
+        if self.setting.changes or self.setting.walled:
             for manager in self.managers:
-                self.faults.harm(manager, "end")  # whoever comes next is configured as usual
+                self.faults.harm(manager, "end")  # whoever comes next is configured as usual, and sees all processes
         for host in self.hosts:
             host.bench.recover()
         for worker in self.workers:
