@@ -29,6 +29,8 @@ QUICKLY_FOUND = (
     "grant-judged-by-old-heartbeats",
     "no-grace",
     "outage-blamed",
+    "offers-kept",
+    "offers-forgotten",
     "names-apart",
     "ahead-for-good",
     "another-request",

@@ -27,13 +27,13 @@ BUGS: tuple[Bug, ...] = (
     Bug(
         name="offers-forgotten",
         what="after a restart nobody gives back what a script had offered to workers that went without a grant",
-        within=100,
+        within=60,
         patches=lambda: _offering("see_restored", nothing),
     ),
     Bug(
         name="offers-kept",
         what="what a script has offered is not given back when its worker goes without a grant",
-        within=100,
+        within=60,
         patches=lambda: _offering("see_committed", nothing),
     ),
 )

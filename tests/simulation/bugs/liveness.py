@@ -160,7 +160,7 @@ BUGS: tuple[Bug, ...] = (
     Bug(
         name="leased-out-of-sight",
         what="a device is lent while its worker, whose heartbeats nobody sends, is out of the manager's sight",
-        within=100,
+        within=150,
         patches=_leased_out_of_sight,
     ),
 )
