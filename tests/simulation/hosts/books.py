@@ -20,13 +20,14 @@ KILLED = Outcome(-9, b"", b"")
 class Books:
     """Who has which devices, as the script has written down. It answers a repeated call as it answered the first.
 
-    `keeper`: the driver of the manager that started last. A second manager does not start on a machine whose first one
-    lives, so an earlier driver calls the script no more.
+    `drivers` counts the drivers that were made, and `newest` is the last one that has called. A second manager does not
+    start on a machine whose first one lives, so an earlier driver calls the script no more.
     """
 
     def __init__(self) -> None:
         self.entries: dict[str, Sequence[str]] = {}
-        self.keeper: BookedDriver | None = None
+        self.drivers = 0
+        self.newest = 0
 
     def allocate(self, amount: int, who: str) -> Outcome:
         """Write down devices for a worker, unless it has some."""
@@ -53,7 +54,8 @@ class BookedDriver(AllocateReleaseDriver):
         super().__init__("books")
         self._benches = benches
         for bench in benches.values():
-            bench.books.keeper = self
+            bench.books.drivers += 1
+        self._numbers = {host: bench.books.drivers for host, bench in benches.items()}
 
     async def _call(
         self, verb: str, amount: int, worker: Worker, *, token: int | None, devices: Sequence[str] | None = None
@@ -62,8 +64,9 @@ class BookedDriver(AllocateReleaseDriver):
         bench = self._benches[worker.host or ""]
         try:
             await bench.take_time()
-            if bench.books.keeper is not self:
+            if self._numbers[bench.host] < bench.books.newest:
                 return KILLED
+            bench.books.newest = self._numbers[bench.host]
             who = f"{worker.host}/{worker.worker}/{worker.incarnation}"
             outcome = bench.books.allocate(amount, who) if verb == "allocate" else bench.books.release(who)
             await bench.take_time()

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 LOOK_S = 1.0
 SLACK_S = 10.0
-"""How much longer it may take until silence shows: one more interval, and a fetch that the network has lost."""
+"""How much longer than two silences it may take until silence shows: one more interval, and a fetch that the network
+has lost. A sign's age goes by the newest sign of any manager, which may just not be too old itself."""
 
 
 class Onlooker:
@@ -72,7 +73,7 @@ class Onlooker:
             works_s = now - self._works_since.get(manager, math.inf)
             if life is Life.DEAD and checkpoint.input.partition in partitions and works_s > silence_s:
                 self.complaints.append(f"{checkpoint.writer} of {checkpoint.instance} works, and counts as dead")
-            if life is Life.LIVES and now - self._last_sign(checkpoint) > silence_s + SLACK_S:
+            if life is Life.LIVES and now - self._last_sign(checkpoint) > 2 * silence_s + SLACK_S:
                 self.complaints.append(f"{checkpoint.writer} of {checkpoint.instance} is silent, and counts as living")
 
     def _last_sign(self, checkpoint: Checkpoint) -> float:
