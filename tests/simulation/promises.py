@@ -40,7 +40,12 @@ def check(world: World) -> tuple[list[str], dict[str, int]]:
             for violation in report.violations
             if not any(
                 is_excused(world, violation)
-                for is_excused in (_is_about_lost_input, _is_about_a_silent_driver, _is_about_a_shortened_host)
+                for is_excused in (
+                    _is_about_lost_input,
+                    _is_about_input_made_anew,
+                    _is_about_a_silent_driver,
+                    _is_about_a_shortened_host,
+                )
             )
         ]
     wrong += _unanswered(world)
@@ -174,6 +179,12 @@ def _is_about_lost_input(world: World, violation: Violation) -> bool:
         and place.topic == TOPICS.registrations
         and (place.partition, place.offset) in world.retention.lost
     )
+
+
+def _is_about_input_made_anew(world: World, violation: Violation) -> bool:
+    """Whether it says when a lease had to end, where the registrations of before are gone: who is the newer run of a
+    worker stood there. Whether a lease ended too early is looked at by `_blamed_for_an_outage`."""
+    return world.remade_at is not None and violation.check == "releases" and "the lease of" in violation.what
 
 
 def _is_about_a_silent_driver(world: World, violation: Violation) -> bool:

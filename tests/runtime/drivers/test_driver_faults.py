@@ -423,7 +423,7 @@ def test_a_shortage_is_permanent_unless_others_hold_devices_and_then_soon_asked_
             took = []
             for _ in range(8):
                 begun = loop.time()
-                await supervisor.discovery(question, None)()
+                await supervisor.discover(question, None)
                 took.append(loop.time() - begun)
             return took
 
@@ -444,7 +444,7 @@ async def test_failures_with_several_amounts_have_a_driver_asked_again_once() ->
     async with anyio.create_task_group() as tasks:
         for amount in (3, 2, 1):
             question = m.Discover(host="h", resource="bad", amount=amount, least=amount, allocation="h/w/1")
-            tasks.start_soon(supervisor.discovery(question, None))
+            tasks.start_soon(supervisor.discover, question, None)
     failures = [event.failure for event in said if isinstance(event, m.DriverReport) and event.failure is not None]
     assert [failure.at_least for failure in failures] == [3, 2, 1]
     assert sum(isinstance(event, m.DriverRetry) for event in said) == 1

@@ -65,8 +65,8 @@ async def test_whatever_a_driver_raises_is_its_own_failure_and_is_tried_again(
     supervisor = Supervisor(loaded, host="h", emit=said.append, metrics=Metrics())
     question = m.Discover(host="h", resource="bad", amount=1, least=1, allocation="h/w/1")
     grant = Grant(allocation="h/w/1", token=1, worker=Worker(host="h", resource="bad"), device_ids=(), devices=())
-    await supervisor.discovery(question, None)()
-    await supervisor.discovery(question, None)()
+    await supervisor.discover(question, None)
+    await supervisor.discover(question, None)
     assert "could not prepare" in (await supervisor.prepare(grant) or "")
     assert await supervisor.prepare(grant) is None
     await supervisor.unprepare(grant)

@@ -49,7 +49,10 @@ class CommandRunner:
             return
         match command:
             case m.Discover():
-                self._tasks.start_soon(self._supervisors(command.host)[command.resource].discovery(command, record))
+                supervisor = self._supervisors(command.host)[command.resource]
+                # Begun before the task: the same commit may end the allocation, and tasks could begin in any order.
+                question = supervisor.offers.question(command.allocation)
+                self._tasks.start_soon(supervisor.discover, command, record, question)
             case m.Prepare() if record is not None:
                 self._under_way.add(command)
                 self._in_turn(command.allocation, lambda: self._prepare(command, record))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -41,12 +42,14 @@ class OutstandingOffers:
         self._question_ended = anyio.Event()
         self._gone: deque[tuple[AllocationKey, api.Worker]] = deque()
 
-    def begin_question(self, key: AllocationKey) -> None:
-        """From now on, until `end_question`, the driver may be asked for a worker's devices."""
+    def question(self, key: AllocationKey) -> ExitStack:
+        """From now on, until the returned context ends, the driver may be asked for a worker's devices."""
         self._questions[key] += 1
+        question = ExitStack()
+        question.callback(self._end_question, key)
+        return question
 
-    def end_question(self, key: AllocationKey) -> None:
-        """The driver has answered."""
+    def _end_question(self, key: AllocationKey) -> None:
         self._questions[key] -= 1
         if not self._questions[key]:
             del self._questions[key]

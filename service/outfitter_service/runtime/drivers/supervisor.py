@@ -7,9 +7,8 @@ rules: core/ decides what a failure means for a worker.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import aclosing, contextmanager, suppress
-from functools import partial
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, aclosing, contextmanager, nullcontext, suppress
 from typing import Any, TypeVar
 
 import anyio
@@ -38,6 +37,7 @@ because a device is released."""
 ASKED_AGAIN = 16
 """Most amounts that an on-demand driver is asked for before the least sufficient one."""
 
+NO_QUESTION = nullcontext()
 T = TypeVar("T")
 Emit = Callable[[m.Event], None]
 
@@ -182,26 +182,18 @@ class Supervisor:
 
     # --- on demand ---
 
-    def discovery(self, command: m.Discover, record: Allocation | None) -> Callable[[], Coroutine[Any, Any, None]]:
-        """Returns a call that asks the driver for the command's amount, then for less, down to the least sufficient
-        amount, and reports the result. `record`: the waiting worker's. A shortage is permanent, unless other workers
-        hold devices that the driver does not name.
-
-        The worker may have an offer from now on, even if the call begins later: the commit that asks for its devices
-        may be the one that ends it.
-        """
-        self.offers.begin_question(command.allocation)
-        return partial(self._discover, command, record)
-
-    async def _discover(self, command: m.Discover, record: Allocation | None) -> None:
-        try:
-            delay = await self._ask(command, record)
-        finally:
-            self.offers.end_question(command.allocation)
+    async def discover(
+        self, command: m.Discover, record: Allocation | None, question: AbstractContextManager[Any] = NO_QUESTION
+    ) -> None:
+        """Ask the driver for the command's amount, then for less, down to the least sufficient amount. Report the
+        result. `record`: the waiting worker's. A shortage is permanent, unless other workers hold devices that the
+        driver does not name. `question`: of `offers`, begun before this task."""
+        with question:
+            delay = await self._discover(command, record)
         if delay is not None:
             await self._retry_after(delay)
 
-    async def _ask(self, command: m.Discover, record: Allocation | None) -> float | None:
+    async def _discover(self, command: m.Discover, record: Allocation | None) -> float | None:
         """Ask, and report. Returns the delay until the driver is to be asked again; None: it is not."""
         most = command.least if self.served.knows_holders else command.amount
         amounts = [*[*range(most, command.least, -1)][:ASKED_AGAIN], command.least]
