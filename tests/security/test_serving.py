@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
+import subprocess
 import sys
 import time
 from collections.abc import Mapping
@@ -20,6 +21,7 @@ from confluent_kafka import Producer
 
 from outfitter_proto.bus import Entry, connect
 from outfitter_proto.bus.kafka import KafkaBus
+from outfitter_proto.names import managers_topic
 from outfitter_proto.names import topics as names_of
 from outfitter_service.runtime.dead_letter_quota import A_MINUTE
 from support.bus.committed import committed
@@ -250,3 +252,34 @@ async def test_nothing_that_is_asked_over_http_changes_anything(manager: Manager
                     assert answer.status in (404, 405)
         async with session.get("/readyz") as answer:
             assert answer.status == 200
+
+
+async def test_who_may_not_read_signs_of_life_is_told_nothing_of_them(
+    secure_broker: SecureBroker, cluster: str, tmp_path: Path, start_manager: StartManager
+) -> None:
+    of, names = names_of(cluster), [f"{kind}-{secrets.token_hex(4)}" for kind in ("manager", "knows", "knows-not")]
+    user, knows, knows_not = names
+    secure_broker.allow(
+        *(right(f"User:{user}", "Write", "topic", topic) for topic in (*of, managers_topic(cluster))),
+        *(right(f"User:{name}", "Read", "topic", topic) for name in names for topic in of),
+        right(f"User:{knows}", "Read", "topic", managers_topic(cluster)),
+        right(f"User:{user}", "Write", "transactional-id", f"{cluster}-host-{HOST}"),
+    )
+    config = files_config(tmp_path / "gpus", gpus=1) + table(secure_broker.scram(user))
+    often = {"OUTFITTER_BEAT_INTERVAL": "5s"}
+    manager = start_manager(config, bus=secure_broker.at("sasl"), host=HOST, cluster=cluster, variables=often)
+    manager.wait_for(lambda: manager.metric("outfitter_signs_of_life_total", outcome="ok"))
+    (tmp_path / "empty.toml").write_text("")
+    env = {"OUTFITTER_CONFIG": str(tmp_path / "empty.toml")}
+
+    def status(name: str) -> subprocess.CompletedProcess[str]:
+        done = manager.outfitter("status", env=env | variables(secure_broker.scram(name)))
+        assert done.returncode == 0, done.stderr
+        return done
+
+    before = status(knows_not)
+    manager.kill9()
+    manager.wait_for(lambda: "was killed, or hangs" in status(knows).stderr)
+    after = status(knows_not)
+    assert "was killed" not in after.stderr
+    assert after.stderr == before.stderr

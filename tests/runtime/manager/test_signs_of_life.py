@@ -5,21 +5,25 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
-from support.kafka.broker import KafkaBroker
+from support.kafka.broker import Broker, KafkaBroker
 from support.managers.api import Api, running
+from support.managers.fleet import CONFIG, Fleet, hosts
 from support.managers.process import Manager, StartManager, serving_on
 
 pytestmark = pytest.mark.slow
 
 OFTEN = {"OUTFITTER_BEAT_INTERVAL": "5s"}
 WITHIN_S = 90.0
+LONGER_THAN_THREE_S = 20.0
 
 
 @pytest.fixture(params=["embedded", pytest.param("kafka", marks=pytest.mark.kafka)])
@@ -147,3 +151,65 @@ def test_a_sign_that_changes_nothing_is_no_event_and_changes_no_answer(served: M
     served.wait_for(lambda: sent() >= begun + 2, timeout=WITHIN_S)
     assert seen() == before
     assert api.get("/api/v1/status")[1]["event_id"] == last
+
+
+@pytest.mark.kafka
+async def test_who_takes_over_in_cluster_scope_lives_in_all_views_until_it_is_killed_as_well(
+    kafka_broker: KafkaBroker, tmp_path: Path
+) -> None:
+    names = hosts(8)
+
+    async def seen(manager: Manager, api: Api, life: str) -> None:
+        def all_seen() -> bool:
+            items = api.get("/api/v1/hosts")[1]["items"]
+            return {item["host"]: item["life"] for item in items} == dict.fromkeys(names, life)
+
+        await anyio.to_thread.run_sync(lambda: manager.wait_for(all_seen, timeout=WITHIN_S))
+
+    config = f'beat-interval = "5s"\n{CONFIG}'
+    async with Fleet(tmp_path, kafka_broker.url, kafka_broker.new_cluster(), config=config) as fleet:
+        one, two = fleet.start("one"), fleet.start("two")
+        await fleet.register(names, ["a"])
+        await fleet.answered(within=WITHIN_S)
+        with running(tmp_path, fleet.url, "--cluster", fleet.cluster) as api:
+            await anyio.to_thread.run_sync(lambda: two.wait_for(lambda: api.is_ready))
+            await seen(two, api, "lives")
+            before = set((await fleet.instances()).values())
+            one.kill9()
+            await fleet.register(names, ["b"])
+            await fleet.answered(within=WITHIN_S)
+            [survivor] = set((await fleet.instances()).values()) & before
+            await fleet.until(lambda _: set(_instances(api)) == {survivor}, within=WITHIN_S)
+            await seen(two, api, "lives")
+            assert "was killed" not in warnings(two)
+            two.kill9()
+            await seen(two, api, "dead")
+            said = warnings(two)
+            assert all(f"the manager of host '{name}' was killed, or hangs" in said for name in names)
+
+
+def _instances(api: Api) -> list[str]:
+    """The managers that wrote the last checkpoints, as the API has them."""
+    return [item["checkpoint"]["instance"] for item in api.get("/api/v1/writers")[1]["items"]]
+
+
+@pytest.mark.kafka
+def test_an_outage_of_the_broker_is_blamed_on_no_manager(own_broker: Broker, tmp_path: Path) -> None:
+    with (
+        serving_on(own_broker, tmp_path / "m", variables=OFTEN) as manager,
+        running(tmp_path, own_broker.url, "--cluster", manager.cluster) as api,
+    ):
+        manager.wait_for(lambda: api.is_ready)
+        judged(manager, api, "lives")
+        own_broker.stop()
+        begun, sent = time.monotonic(), manager.metric("outfitter_signs_of_life_total", outcome="ok") or 0
+
+        def is_over() -> bool:
+            assert host_of(api)["life"] != "dead"
+            return time.monotonic() - begun > LONGER_THAN_THREE_S
+
+        manager.wait_for(is_over)
+        own_broker.start()
+        manager.wait_for(lambda: (manager.metric("outfitter_signs_of_life_total", outcome="ok") or 0) > sent)
+        assert "was killed" not in warnings(manager)
+        judged(manager, api, "lives")
