@@ -18,16 +18,10 @@ KILLED = Outcome(-9, b"", b"")
 
 
 class Books:
-    """Who has which devices, as the script has written down. It answers a repeated call as it answered the first.
-
-    `drivers` counts the drivers that were made, and `newest` is the last one that has called. A second manager does not
-    start on a machine whose first one lives, so an earlier driver calls the script no more.
-    """
+    """Who has which devices, as the script has written down. It answers a repeated call as it answered the first."""
 
     def __init__(self) -> None:
         self.entries: dict[str, Sequence[str]] = {}
-        self.drivers = 0
-        self.newest = 0
 
     def allocate(self, amount: int, who: str) -> Outcome:
         """Write down devices for a worker, unless it has some."""
@@ -53,9 +47,6 @@ class BookedDriver(AllocateReleaseDriver):
     def __init__(self, benches: Mapping[str, Bench]) -> None:
         super().__init__("books")
         self._benches = benches
-        for bench in benches.values():
-            bench.books.drivers += 1
-        self._numbers = {host: bench.books.drivers for host, bench in benches.items()}
 
     async def _call(
         self, verb: str, amount: int, worker: Worker, *, token: int | None, devices: Sequence[str] | None = None
@@ -64,9 +55,6 @@ class BookedDriver(AllocateReleaseDriver):
         bench = self._benches[worker.host or ""]
         try:
             await bench.take_time()
-            if self._numbers[bench.host] < bench.books.newest:
-                return KILLED
-            bench.books.newest = self._numbers[bench.host]
             who = f"{worker.host}/{worker.worker}/{worker.incarnation}"
             outcome = bench.books.allocate(amount, who) if verb == "allocate" else bench.books.release(who)
             await bench.take_time()

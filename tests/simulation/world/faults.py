@@ -142,7 +142,10 @@ class Faults:
                 self.world.later(self.dice.random() * 10, self._replace, manager)
 
     def _replace(self, manager: Manager) -> None:
-        """Somebody (an orchestrator) thinks that it is gone, and starts another one."""
+        """Somebody (an orchestrator) thinks that it is gone, and starts another one. On the machine of a script with
+        books none starts while the first one lives."""
+        if self.setting.catalogue.books:
+            return
         is_away = manager.process.stopped or manager.link.cut
         if not self.world.over and is_away and manager.job.begins_at <= self.loop.time():
             self.world.note(manager.process.name, "replaced while it is away")
