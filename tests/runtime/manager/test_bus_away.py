@@ -18,6 +18,8 @@ import pytest
 from outfitter_proto import topics as all_topics
 from outfitter_proto.bus import BusConfigurationError, BusUnavailableError, Entry, OffsetOutOfRangeError, connect
 from outfitter_proto.bus.embedded.connecting.database import Database
+from outfitter_proto.bus.embedded.connecting.location import parse
+from outfitter_proto.bus.embedded.connecting.lock import Lock
 from runtime.conftest import Serve
 from support.bus.faulty_bus import FaultyBus, no_faults
 from support.checker.verdict import verdict
@@ -162,6 +164,17 @@ def test_a_log_that_was_deleted_while_a_worker_holds_devices_ends_the_manager_an
     finally:
         os.killpg(holder.pid, signal.SIGKILL)
         holder.communicate()
+
+
+def test_an_idle_manager_beside_a_process_that_is_stopped_with_the_writers_lock_is_not_ready_until_it_goes_on(
+    start_manager: StartManager,
+) -> None:
+    manager = start_manager(extra='beat-interval = "5s"')
+    lock = Lock(parse(manager.bus_url))
+    with lock:
+        manager.wait_for(lambda: "bus.lock has been held by another process for 10 s" in manager.readiness())
+    lock.close()
+    manager.wait_for(lambda: manager.readiness() == "ok\n")
 
 
 async def test_an_input_that_was_deleted_unread_goes_on_at_the_earliest_there_is_and_says_so(

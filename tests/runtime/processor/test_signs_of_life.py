@@ -117,6 +117,27 @@ async def test_signs_that_are_lost_are_said_once_and_the_checkpoint_says_that_th
     assert manager.metric("outfitter_signs_of_life_total", outcome="lost") > 0
 
 
+async def test_a_manager_that_can_write_no_sign_into_its_file_is_not_ready_until_one_or_a_commit_is_written(
+    bus: FaultyBus, tmp_path: Path
+) -> None:
+    """An idle manager writes nothing else, so only this tells that it could answer nobody."""
+
+    async def refuse(point: str) -> None:
+        if point == "beat:before":
+            raise BusUnavailableError("the disk is full")
+
+    async with serving(bus, static(), tmp_path, limits=LIMITS) as manager:
+        await until(manager, 0.05)
+        for _ in range(2):
+            bus.script = refuse
+            with anyio.fail_after(20):
+                while manager.processor.condition != "cannot write: the disk is full":  # noqa: ASYNC110
+                    await anyio.sleep(0.005)
+            bus.script = no_faults
+            await manager.ready()
+        assert manager.processor.condition == "serving"
+
+
 async def test_without_the_topic_a_manager_starts_and_serves_and_says_which_command_makes_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

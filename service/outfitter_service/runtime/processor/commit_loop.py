@@ -96,13 +96,21 @@ class CommitLoop:
                 if trouble is not None:
                     return trouble
                 if self.first_commit.is_set():
-                    ready(self._inputs.reader.is_readable and self._builder.batch_limits.shortage is None)
+                    ready(self._is_ready())
             await self._wait()
+
+    def _is_ready(self) -> bool:
+        return (
+            self._inputs.reader.is_readable
+            and self._builder.batch_limits.shortage is None
+            and self._tenure.signs_of_life.trouble is None
+        )
 
     def _conclude(self, sent: PendingCommit) -> BusError | None:
         """A commit has ended: act on it, or take it back. Returns the error if that ends the tenure."""
         writer = self._tenure.writer
         if sent.trouble is None:
+            self._tenure.signs_of_life.committed()
             self._settle(sent)
             if writer.tainted and not sent.sealed.closing:
                 self._take_back(self._open)

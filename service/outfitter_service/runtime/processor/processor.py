@@ -158,6 +158,8 @@ class Processor:
             return "serving"
         if self._loop is not None and self.inputs.reader.obstacle is not None:
             return f"cannot read registrations: {self.inputs.reader.obstacle}"
+        if self._signs_of_life.trouble is not None:
+            return f"cannot write: {self._signs_of_life.trouble}"
         return self._condition
 
     def state_counts(self) -> StateCounts:

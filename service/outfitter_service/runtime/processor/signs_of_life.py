@@ -41,7 +41,7 @@ class SignsOfLife:
         wake: Callable[[], None],
     ) -> None:
         """`every_s`: seconds between two signs; None: there are none. `sweeps`: whether this manager sweeps now.
-        `wake`: called when the checkpoint has something else to say."""
+        `wake`: called when the checkpoint has something else to say, and when `trouble` changes."""
         self._assignment = assignment
         self._instruments = instruments
         self._every_s = every_s
@@ -51,11 +51,14 @@ class SignsOfLife:
         self._asked = anyio.Event()
         self._unheard: int | None = None
         self._said: float | UnsetType | None = None
+        self.trouble: str | None = None
+        """Why the last sign could not be written into the file of a local bus, where no commit can be either; None: it
+        could, or a commit could since."""
 
     def begin(self) -> None:
         """A tenure begins: its first sign is due at once, and its first checkpoint says whether there are any."""
         self._asked_at = -math.inf
-        self._unheard = self._said = None
+        self._unheard = self._said = self.trouble = None
 
     # --- for the commit loop ---
 
@@ -67,6 +70,10 @@ class SignsOfLife:
             if self._unheard is not None:
                 self._unheard += 1
             self._asked.set()
+
+    def committed(self) -> None:
+        """A commit was written: so could a sign be."""
+        self.trouble = None
 
     @property
     def interval(self) -> float | UnsetType:
@@ -126,6 +133,9 @@ class SignsOfLife:
             await self._assignment.bus.publish(managers_topic(identity.cluster), self._assignment.partition, entry)
         except BusError as error:
             metrics.signs_of_life.labels("lost").inc()
+            if self._assignment.bus.local and isinstance(error, BusUnavailableError):
+                self.trouble = str(error)
+                self._wake()
             # what ails the whole bus has a line already
             if not isinstance(error, BusUnavailableError) or (
                 self.interval is UNSET and not self._instruments.outage.on
@@ -135,5 +145,6 @@ class SignsOfLife:
         metrics.signs_of_life.labels("ok").inc()
         silence.passed(identity.writer)
         self._unheard = 0
-        if self.is_news:
+        if self.is_news or self.trouble is not None:
+            self.trouble = None
             self._wake()
