@@ -17,7 +17,7 @@ from anyio.abc import TaskGroup
 from msgspec import Struct
 
 from outfitter_proto import rights
-from outfitter_proto.bus import Bus, BusError, Membership
+from outfitter_proto.bus import Bus, BusError, MemberReplacedError, Membership
 from outfitter_proto.codec import WireError, decode_ledger
 from outfitter_proto.keys import HOST, checkpoint_key, host_of, host_writer
 from outfitter_proto.names import sweepers_group, topics
@@ -121,6 +121,7 @@ class SweeperMember(Struct, frozen=True):
 
     async def _run(self) -> None:
         backoff = Backoff(FIRST_DELAY_S, LONGEST_DELAY_S, jitter=0.2)
+        is_said = False
         while True:
             begun = self.instruments.clock.monotonic()
             try:
@@ -139,6 +140,10 @@ class SweeperMember(Struct, frozen=True):
                 membership.on_trouble(self._note_trouble)
                 async with membership:
                     await self._serve_assignments(membership)
+            except MemberReplacedError:
+                if not is_said:
+                    log.warning("another manager serves this host, too: stop one of them", host=self.identity.host)
+                is_said = True
             except BusError as error:
                 self.instruments.outage.met(ACTIVITY, error)
             await anyio.sleep(backoff.next_delay(lasted=self.instruments.clock.monotonic() - begun))
