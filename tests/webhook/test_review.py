@@ -102,6 +102,30 @@ def test_what_cannot_be_requested_is_denied_with_what_to_write(
     assert words in denial(json.dumps(body).encode(), amounts_of)
 
 
+def test_a_denial_names_some_containers_counts_the_others_and_keeps_the_hint(amounts_of: AmountsOf) -> None:
+    hint = "(name the worker's with the annotation outfitter.dev/container)"
+    many = [{"name": f"c{number}"} for number in range(50_000)]
+    assert denial(review(GPU, *many), amounts_of) == (
+        "the pod has no container named flink-main-container; its containers are c0, c1, c2, c3, c4, c5, c6, c7 "
+        f"and 49992 others {hint}"
+    )
+    assert "c6, c7 and 1 other (name" in denial(review(GPU, *many[:9]), amounts_of)
+    assert "c6, c7 (name" in denial(review(GPU, *many[:8]), amounts_of)
+    for long in (review(GPU, *[{"name": "a" * 100_000}] * 9), review(GPU, *[{"name": "\U000e0001" * 100_000}] * 9)):
+        assert denial(long, amounts_of).endswith(f" and 1 other {hint}")
+    asked = GPU | {"outfitter.dev/container": "x" * 100_000}
+    assert denial(review(asked, {"name": "a"}), amounts_of).endswith("x…; its containers are a")
+    other = review(GPU, {"name": "a" * 100_000, "resources": {"limits": {"nvidia.com/gpu": "3"}}})
+    assert "differs from what the annotation" in denial(other, amounts_of)
+
+
+def test_a_pod_without_a_container_is_denied_with_that(amounts_of: AmountsOf) -> None:
+    for asked in (GPU, GPU | {"outfitter.dev/container": "a"}):
+        body = json.loads(review(asked))
+        body["request"]["object"]["spec"]["containers"] = []
+        assert denial(json.dumps(body).encode(), amounts_of) == "the pod has no container"
+
+
 def test_a_denial_is_no_longer_than_its_bound_and_moves_no_cursor(amounts_of: AmountsOf) -> None:
     message = denial(review(GPU, {"name": "\x1b[2J" + "a" * 100_000}, {"name": "b"}), amounts_of)
     assert message.isprintable()

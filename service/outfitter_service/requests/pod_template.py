@@ -12,10 +12,15 @@ import json
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
+from outfitter_proto.support.printable import counted, printable
 from outfitter_service.requests.amounts import RequestError
 
 MAIN_CONTAINER = "flink-main-container"
 """Flink's name of the worker's container in its pod templates (`Constants.MAIN_CONTAINER_NAME`)."""
+MOST_NAMES = 8
+"""Most containers that a message names."""
+LONGEST_NAME = 63
+"""Most characters of a container's name in a message: as many as Kubernetes allows."""
 
 Path = tuple[str | int, ...]
 
@@ -222,11 +227,25 @@ def main_container(names: Sequence[str], container: str | None, *, of: str, by: 
         return main[0]
     if not main and container is None and len(names) == 1:
         return 0
+    if not names:
+        raise RequestError(f"the {of} has no container")
     problem = "no container" if not main else "more than one container"
     raise RequestError(
-        f"the {of} has {problem} named {container or MAIN_CONTAINER}; its containers are {', '.join(names)}"
+        f"the {of} has {problem} named {shown(container or MAIN_CONTAINER)}; its containers are {_listed(names)}"
         + ("" if container else f" (name the worker's with {by})")
     )
+
+
+def _listed(names: Sequence[str]) -> str:
+    """The first ones of these names, and the number of the others."""
+    more = counted(len(names) - MOST_NAMES, "other")
+    return ", ".join(map(shown, names[:MOST_NAMES])) + (f" and {more}" if len(names) > MOST_NAMES else "")
+
+
+def shown(name: str) -> str:
+    """A container's name, which nobody has checked yet, for a message."""
+    text = printable(name[: LONGEST_NAME + 1])
+    return text if len(text) <= LONGEST_NAME else f"{text[:LONGEST_NAME]}…"
 
 
 def _request(container: MutableMapping[str, Any], amounts: Mapping[str, str]) -> None:

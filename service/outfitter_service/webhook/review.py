@@ -19,7 +19,7 @@ from outfitter_proto.support.printable import printable
 from outfitter_service.config import ConfigurationError, Problem
 from outfitter_service.requests.amounts import RequestError
 from outfitter_service.requests.annotation import ANNOTATION
-from outfitter_service.requests.pod_template import main_container
+from outfitter_service.requests.pod_template import main_container, shown
 
 CONTAINER_ANNOTATION = "outfitter.dev/container"
 """Names the worker's container, where the pod has several and none is called as Flink's is."""
@@ -241,7 +241,7 @@ def _check_own(container: Container, amounts: Mapping[str, str]) -> None:
     """
     problems = [
         Problem(
-            file=f"container {container.name}",
+            file=f"container {shown(container.name)}",
             key=f"resources.{field}.{key}",
             found=str(quantities[key]),
             problem=f"differs from what the annotation {ANNOTATION} asks for, which is {amount}",
@@ -259,7 +259,7 @@ def _check_own(container: Container, amounts: Mapping[str, str]) -> None:
 def _quantities(container: Container, field: str) -> dict[str, Any]:
     found = getattr(container.resources, field, None) or {}
     if not isinstance(found, dict):
-        raise RequestError(f"the container {container.name}'s resources.{field} must be a mapping")
+        raise RequestError(f"the container {shown(container.name)}'s resources.{field} must be a mapping")
     return found
 
 
