@@ -282,7 +282,7 @@ def test_a_restored_ledger_grows_only_when_all_managers_have_adopted_it(saved: M
     for force in ([], ["--force"]):
         done = saved.outfitter("topics", "grow", "--partitions", "2", *force)
         assert (done.returncode, done.stdout) == (1, "")
-        assert f"1 managers have not adopted the restored ledger (host/{saved.host})" in done.stderr
+        assert f"1 manager has not adopted the restored ledger (host/{saved.host})" in done.stderr
         assert "start each once with --adopt-ledger" in done.stderr
     saved.start("--adopt-ledger")
     saved.stop()

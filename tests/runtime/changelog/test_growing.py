@@ -333,7 +333,7 @@ async def test_a_manager_that_has_not_stopped_is_named_and_force_goes_on_without
         await manager.state("w1", "allocated")
         await manager.say(register("w2", gpu=1, lease_s=None))
         await manager.state("w2", "pending")
-        with pytest.raises(CannotGrowError, match=r"managers of 1 hosts have not said that they stopped \(h\)"):
+        with pytest.raises(CannotGrowError, match=r"the manager of 1 host has not said that it stopped \(h\)"):
             await grow(bus, cluster, MANY)
         assert (await bus.topic(topics(cluster).registrations)).partitions == FEW
     await grow(bus, cluster, MANY, force=True)  # it was killed

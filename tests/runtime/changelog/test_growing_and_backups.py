@@ -291,7 +291,8 @@ async def test_a_restored_ledger_that_is_not_adopted_by_all_does_not_grow_until_
         scope = _scope(await ledger(bus, CLUSTER))
         hosts = (STAYS, MOVES) if scope == "host" else (MOVES,)
         for number, host in enumerate(hosts):
-            words = f"{len(hosts) - number} managers have not adopted .*start each once with --adopt-ledger"
+            who = "1 manager has" if len(hosts) - number == 1 else f"{len(hosts) - number} managers have"
+            words = f"{who} not adopted .*start each once with --adopt-ledger"
             await _refuses(bus, THREE, words)
             assert (await grow(bus, CLUSTER, ONE)).hosts == []
             async with _manager(bus, tmp_path, scope, host, ONE, adopt=True) as manager:
@@ -344,7 +345,7 @@ async def test_copies_that_an_earlier_versions_restore_brought_are_named_and_not
             await grow(bus, CLUSTER, THREE, say=until_copied)
 
         def until_copied(line: str) -> None:
-            if "copied to their new partition" in line:
+            if "copied to the new partition" in line:
                 raise _CopiedError
 
         with pytest.raises(_CopiedError):

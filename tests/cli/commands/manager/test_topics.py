@@ -153,11 +153,11 @@ def test_growing_says_what_it_moved_and_the_check_what_stands_elsewhere(bus: str
         manager.wait_for_state("w2", "pending")
         refused = topics(bus, "grow", "--partitions", "3")
         assert (refused.returncode, refused.stdout) == (1, "")
-        assert f"the managers of 1 hosts have not said that they stopped ({host}): stop all managers" in refused.stderr
+        assert f"the manager of 1 host has not said that it stopped ({host}): stop all managers" in refused.stderr
         manager.stop()
         grown = topics(bus, "grow", "--partitions", "3")
         assert (grown.returncode, grown.stdout) == (
-            0, "3 partitions: 1 hosts moved, 4 records; 0 registrations sent again\n"
+            0, "3 partitions: 1 host moved, 4 records; 0 registrations sent again\n"
         )  # fmt: skip
         assert "start the managers again" in grown.stderr
         assert topics(bus, "check").stdout == "ok\n"

@@ -9,6 +9,7 @@ from msgspec import UNSET, Struct
 
 from outfitter_proto.bus import Bus, UnknownTopicError
 from outfitter_proto.records import Checkpoint
+from outfitter_proto.support.printable import counted
 from outfitter_service.runtime.changelog.growth.growing_ledger import GrowingLedger
 from outfitter_service.runtime.changelog.growth.partition_contents import CannotGrowError, is_begun, unfinished
 from outfitter_service.runtime.changelog.shape import is_restored
@@ -74,14 +75,16 @@ async def plan_growth(bus: Bus, ledger: GrowingLedger, *, force: bool) -> Growth
         )
     restored = [each.writer for each in ledger.checkpoints.values() if is_restored(each)]
     if complete and restored:
+        have = "has" if len(restored) == 1 else "have"
         raise CannotGrowError(
-            f"{len(restored)} managers have not adopted the restored ledger ({_shown(restored)}): start "
+            f"{counted(len(restored), 'manager')} {have} not adopted the restored ledger ({_shown(restored)}): start "
             "each once with --adopt-ledger, stop all, and run this again. For a machine that is gone, start `outfitter "
             "serve --host HOST --adopt-ledger --take-over` on another one"
         )
     if at_work and not force:
+        who = "manager of 1 host has" if len(at_work) == 1 else f"managers of {len(at_work)} hosts have"
         raise CannotGrowError(
-            f"the managers of {len(at_work)} hosts have not said that they stopped ({_shown(at_work)}): "
+            f"the {who} not said that {'it' if len(at_work) == 1 else 'they'} stopped ({_shown(at_work)}): "
             f"stop all managers of cluster {ledger.cluster!r}. If some were killed, make sure that they do not run, "
             "and use --force"
         )

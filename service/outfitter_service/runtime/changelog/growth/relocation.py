@@ -10,6 +10,7 @@ from outfitter_proto.bus import Entry
 from outfitter_proto.keys import CHECKPOINT, host_writer, partition_writer, sweeper_writer
 from outfitter_proto.partitioning import partition_of
 from outfitter_proto.records import NO_COMMIT, NO_TOKEN, Checkpoint, Growth, InputPosition
+from outfitter_proto.support.printable import counted
 from outfitter_service.runtime.changelog.growth.growing_ledger import GrowingLedger
 from outfitter_service.runtime.changelog.growth.partition_contents import CannotGrowError, unfinished
 from outfitter_service.runtime.changelog.growth.plan import GrowthPlan
@@ -43,7 +44,7 @@ class Relocation:
             self.hosts.add(host)
             self.records += len(records)
         if contents.strays:
-            self._say(f"partition {partition}: {len(contents.strays)} hosts copied to their new partition")
+            self._say(f"partition {partition}: {counted(len(contents.strays), 'host')} copied to the new partition")
 
     def _marked(self, source: Checkpoint | None, target: int, host: str, *, of_host: bool) -> Checkpoint:
         """The checkpoint of the writer in the `target` partition, which says that its records are being moved there.
