@@ -62,6 +62,11 @@ class TopicDifference(NamedTuple):
     remedy: str
     fatal: bool
 
+    def in_words(self) -> str:
+        """What is wrong, and what would be right."""
+        must = "must" if self.fatal else "should"
+        return f"{self.topic}: {self.setting} is {self.found}, {must} be {self.wanted}"
+
 
 _KEEP_CODEC = Setting(
     "compression.type",

@@ -52,7 +52,7 @@ def topics(machine: Machine) -> Iterator[Finding]:
         return
     for item in found:
         verdict = Verdict.PROBLEM if item.fatal else Verdict.WARNING
-        yield Finding(verdict, f"{item.topic}: {item.setting} is {item.found}, not {item.wanted}", item.remedy)
+        yield Finding(verdict, item.in_words(), item.remedy)
 
 
 async def _differences(bus: Bus, where: Connection) -> list[TopicDifference]:

@@ -65,7 +65,7 @@ def create(where: Connection, /, partitions: int | None, replication: int | None
         if not made:
             warn("all topics exist already")
         for item in differences:
-            warn(f"{_headline(item)}: {item.why}. Remedy: {item.remedy}")
+            warn(f"{item.in_words()}: {item.why}. Remedy: {item.remedy}")
     return 1 if any(item.fatal for item in differences) else 0
 
 
@@ -108,7 +108,7 @@ def check(where: Connection, /, as_json: bool) -> int:
         output.print_json({"ok": not differences, "differences": [item._asdict() for item in differences]})
     elif differences:
         for item in sorted(differences, key=lambda item: not item.fatal):
-            for line in (_headline(item), f"    why: {item.why}", f"    remedy: {item.remedy}"):
+            for line in (item.in_words(), f"    why: {item.why}", f"    remedy: {item.remedy}"):
                 output.say(line)
     else:
         output.say("ok")
@@ -135,6 +135,7 @@ def grow(where: Connection, /, partitions: int, force: bool, as_json: bool) -> N
     import anyio
     from msgspec import structs
 
+    from outfitter_proto.support.printable import counted
     from outfitter_service.query import ledger_view
     from outfitter_service.runtime.changelog.growth.grow import Grown, grow
 
@@ -147,18 +148,14 @@ def grow(where: Connection, /, partitions: int, force: bool, as_json: bool) -> N
         output.print_json(structs.asdict(done))
     else:
         output.say(
-            f"{done.partitions} partitions: {len(done.hosts)} hosts moved, {done.records} records; "
-            f"{done.registrations} registrations sent again"
+            f"{done.partitions} partitions: {counted(len(done.hosts), 'host')} moved, "
+            f"{counted(done.records, 'record')}; {counted(done.registrations, 'registration')} sent again"
         )
         if done.hosts:
             warn(
                 "start the managers again once all workers know the new partitions: Outfitter's own client does at "
                 "once, others within their client's metadata.max.age.ms (5 minutes by default)"
             )
-
-
-def _headline(item: TopicDifference) -> str:
-    return f"{item.topic}: {item.setting} is {item.found}, {'must' if item.fatal else 'should'} be {item.wanted}"
 
 
 async def make(
