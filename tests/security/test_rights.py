@@ -7,6 +7,7 @@ import secrets
 import shlex
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
 import anyio
@@ -19,7 +20,7 @@ from outfitter_proto.names import topics as names_of
 from outfitter_proto.partitioning import partition_of
 from outfitter_service.cli._lib.diagnosis.bus import rights as doctors_rights
 from outfitter_service.cli._lib.diagnosis.finding import Machine, Verdict
-from outfitter_service.query import ledger_view
+from outfitter_service.query import ledger_view, unserved_hosts
 from support.documents import ROOT
 from support.kafka.secure_broker import SecureBroker, right
 from support.managers.granted import (
@@ -258,6 +259,17 @@ async def test_without_its_read_an_operator_is_told_when_it_begins(secure_broker
                 pass
         with anyio.fail_after(WITHIN), pytest.raises(BusAuthorizationError, match=denied):
             await bus.open_reader(names_of(cluster).allocations, 0, start=None, committed=True)
+
+
+async def test_an_operator_who_asks_for_lost_messages_is_told_which_right_that_needs(
+    secure_broker: SecureBroker, cluster: str
+) -> None:
+    name = user()
+    acls(secure_broker, "operator", name, cluster)
+    denied = rf"^Read on topic '{cluster}.dead-letters' is not granted to User:{name}: .* --operation Read --topic"
+    async with client(secure_broker, secure_broker.oauth(name)) as bus:
+        with anyio.fail_after(WITHIN), pytest.raises(BusAuthorizationError, match=denied):
+            await unserved_hosts.find(bus, cluster, served=[], since=datetime.now(UTC))
 
 
 async def test_who_may_describe_but_not_read_is_told_instead_of_left_waiting(

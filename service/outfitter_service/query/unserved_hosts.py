@@ -10,7 +10,7 @@ from typing import NamedTuple
 import anyio
 
 from outfitter_proto import codec, names
-from outfitter_proto.bus import Bus
+from outfitter_proto.bus import Bus, BusAuthorizationError, Right
 from outfitter_proto.bus.reading import read_to
 from outfitter_proto.records import DeadLetter, NobodysCode
 from outfitter_proto.support.causes import side_by_side
@@ -45,13 +45,16 @@ async def find(
     Raises:
         BusError: the dead letters cannot be read.
     """
+    topic = names.topics(cluster).dead_letters
+    if missing := await bus.missing_rights([Right("Read", "topic", topic)]):
+        raise BusAuthorizationError(missing[0])  # brokers would name Describe, which is not enough
     hosts: dict[str, UnservedHost] = {}
     misdirected: Counter[str] = Counter()
     limiter = anyio.CapacityLimiter(_AT_ONCE)
 
     async def read_one(partition: int) -> None:
         async with limiter:
-            for letter in await _newest(bus, names.topics(cluster).dead_letters, partition):
+            for letter in await _newest(bus, topic, partition):
                 key = letter.message_key
                 if letter.at < since or not isinstance(letter.code, str) or host not in {None, key}:
                     continue
