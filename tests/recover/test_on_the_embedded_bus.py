@@ -405,7 +405,7 @@ def test_a_copy_of_the_file_is_restored_into_a_new_one(start_manager: StartManag
     for command in commands("A disk from yesterday", 1):
         run(manager, command)
     assert held(manager) == {"w1": ("allocated", ["GPU-0"])}
-    assert (manager.folder / "broken.db").exists()
+    assert (manager.folder / "broken" / "bus.db").exists()
 
 
 def test_one_damaged_record_is_forgotten(start_manager: StartManager) -> None:

@@ -53,7 +53,8 @@ def run(manager: Manager, words: list[str], **replaced: str) -> str:
                 _await_deletion(manager)
             return output
         case _:
-            return _checked(subprocess.run(words, capture_output=True, text=True, check=False, cwd=manager.folder))
+            line = ["sh", "-c", " ".join(words)]  # which knows what an asterisk means
+            return _checked(subprocess.run(line, capture_output=True, text=True, check=False, cwd=manager.folder))
     return ""
 
 
