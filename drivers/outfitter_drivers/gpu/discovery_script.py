@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Collection, Sequence
 
 import anyio
@@ -220,7 +219,7 @@ class AllocateReleaseDriver(ScriptDriver, Preparation, Offers):
         indexes = tuple(gpu_names(parse_indexes(outcome.stdout)))
         del self._unknown[worker]
         self._allocated[worker] = indexes
-        self._offered_at[worker] = time.monotonic()
+        self._offered_at[worker] = anyio.current_time()
         return indexes
 
     async def _release(self, indexes: Sequence[str], worker: Worker, *, token: int | None = None) -> None:
@@ -244,7 +243,7 @@ class AllocateReleaseDriver(ScriptDriver, Preparation, Offers):
 
     async def _give_back_old(self, *, but: Worker) -> bool:
         """Give back some offers that others have had for longer than `offer_stands`. Returns whether there were any."""
-        since = time.monotonic() - self.offer_stands
+        since = anyio.current_time() - self.offer_stands
         old = [worker for worker in self._offers() if worker != but and self._offered_at.get(worker, 0.0) <= since]
         given_back = [await self._try_to_give_back(worker) for worker in old[:_MOST_GIVEN_BACK]]
         return any(given_back)

@@ -228,7 +228,7 @@ class Supervisor:
     async def _retry_after(self, delay: float) -> None:
         """Have the driver asked again after a delay, once for all failures so far: several failing amounts must not
         lead to more questions."""
-        due = time.monotonic() + delay
+        due = anyio.current_time() + delay
         if self._retry_at is not None and self._retry_at <= due:
             return
         self._retry_at = due
@@ -283,7 +283,7 @@ class Supervisor:
 
     async def _until_done(self, call: str, grant: api.Grant, act: Callable[[], Awaitable[None]]) -> None:
         backoff = Backoff(FIRST_DELAY_S, LONGEST_DELAY_S)
-        reports = DelayReports()
+        reports = DelayReports(anyio.current_time)
         while True:
             try:
                 await self._bounded(call, act)

@@ -7,7 +7,6 @@ manager may have had no room for it.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 from outfitter_proto.support.backoff import Backoff
@@ -20,7 +19,7 @@ LONGEST_S = 320.0
 class DelayReports:
     """The reports of one delay."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
         """`clock`: seconds."""
         self._clock = clock
         self._backoff = Backoff(FIRST_S, LONGEST_S)
