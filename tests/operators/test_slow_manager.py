@@ -15,7 +15,7 @@ from outfitter import NoManagerError, WaitedTooLongError
 from outfitter.session import worker_session
 from outfitter.session.worker_session import WorkerSession
 from outfitter_proto import codec, keys, names, topics
-from outfitter_proto.bus import Bus, Entry, connect
+from outfitter_proto.bus import Bus, BusUnavailableError, Entry, connect
 from outfitter_proto.bus.patience import Patience
 from outfitter_proto.records import (
     Allocation,
@@ -167,6 +167,39 @@ async def test_time_for_which_the_bus_holds_a_worker_back_is_no_sign_that_there_
                 tasks.start_soon(answer_late)
                 with pytest.raises(Exception, match="no such gpu"):
                     await asked.wait()
+
+
+@pytest.mark.parametrize("how", ["fails", "hangs"])
+async def test_an_outage_after_the_registration_is_no_sign_that_there_is_no_manager(
+    url: str, bus: Bus, caplog: pytest.LogCaptureFixture, how: str
+) -> None:
+    del bus  # it made the topics
+    works_again = anyio.Event()
+
+    async def be_away(point: str) -> None:
+        if point not in {"fetch:before", "stable_end:before", "open_reader:before"} or works_again.is_set():
+            return
+        if how == "hangs":
+            await works_again.wait()
+        else:
+            raise BusUnavailableError("the broker refuses connections")
+
+    async with FaultyBus(url) as faulty:
+        asked = session(faulty)
+        with caplog.at_level(logging.WARNING, "outfitter"), anyio.fail_after(WITHIN_S):
+            async with anyio.create_task_group() as tasks, asked:
+                faulty.script = be_away
+
+                async def come_back() -> None:
+                    while not any("waits on" in line for line in caplog.messages):  # noqa: ASYNC110
+                        await anyio.sleep(0.02)
+                    await answer(faulty, asked.registration)
+                    works_again.set()
+
+                tasks.start_soon(come_back)
+                with pytest.raises(Exception, match="no such gpu"):
+                    await asked.wait()
+    assert f"{HOST}/w/1: no answer for 0.2 s, and waits on: the ledger cannot be read now" in caplog.messages
 
 
 async def test_a_manager_that_wrote_longer_ago_and_says_nothing_is_not(bus: Bus) -> None:

@@ -57,7 +57,8 @@ LOOKUP_WITHIN = 1.5
 """The last seconds of `MANAGER_PATIENCE`, in which the session looks up the managers of other hosts."""
 
 LOOK_AGAIN = 5.0
-"""Seconds between two looks whether a manager that has not answered still lives, and time limit of each."""
+"""Seconds between two looks whether a manager that has not answered still lives, and time limit of the first. A look
+that was too slow gets twice the time when it is repeated."""
 
 DEREGISTER_WITHIN = 3.0
 """Time limit of deregistering in seconds. If it fails, the lease or the owner's death ends the allocation."""
@@ -354,9 +355,9 @@ class WorkerSession:
 
     async def _await_manager(self, patience: float) -> None:
         """Wait for the first record of any state; look up managers if none comes. While the host's manager shows that
-        it lives, go on: its machine may be slow. Say so once, and once more when it gives no signs of life. Time for
-        which the bus holds us back is no sign of anything."""
-        lookup, is_said, is_silence_said = self._lookup(), False, False
+        it lives, go on: its machine may be slow. Say so once, and once more when it gives no signs of life. While the
+        ledger cannot be read, or the bus holds us back, nobody's silence means anything."""
+        lookup, is_said, is_silence_said, within = self._lookup(), False, False, LOOK_AGAIN
         async with anyio.create_task_group() as group:
             with suppress(TimeoutError), self._bus.patience.limit(patience):
                 with suppress(TimeoutError), self._bus.patience.limit(max(0.0, patience - LOOKUP_WITHIN)):
@@ -367,8 +368,9 @@ class WorkerSession:
             group.cancel_scope.cancel()
         while self._waits_on and not self._is_answered:
             if not lookup.own_was_read:  # it was too slow
-                await self._look(lookup.run_own, within=LOOK_AGAIN)
-            sign = lookup.sign_of_life()
+                await self._look(lookup.run_own, within=within)
+                within *= 2
+            sign = lookup.sign_of_life() if lookup.own_was_read else "the ledger cannot be read now"
             if sign is None or self._is_answered:
                 break
             if not is_said:
