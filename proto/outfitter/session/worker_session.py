@@ -213,7 +213,7 @@ class WorkerSession:
         lookup = self._lookup()
         with anyio.move_on_after(LOOKUP_WITHIN):
             await lookup.run_own(self._host_partition.count)
-        raise self._waited_too_long(f"no verdict on {self.key}", lookup.end_of_manager())
+        raise self._waited_too_long(lookup.end_of_manager())
 
     async def confirm(self) -> Allocation | None:
         """Register again, wait until the manager has decided that, and return the newest record. `follow` must run."""
@@ -317,12 +317,16 @@ class WorkerSession:
                         f"start one with `outfitter serve --host {self.registration.host}`"
                     ) from error
                 if anyio.current_time() >= self._until:
-                    raise self._waited_too_long(f"no verdict on {self.key}", why) from error
+                    raise self._waited_too_long(why) from error
             await anyio.sleep(_TOPIC_POLL)
 
-    def _waited_too_long(self, what: str, why: str | None) -> WaitedTooLongError:
-        clauses = [f"{what} within {self.registration.wait_s:g} s", *([why] if why else [])]
-        return WaitedTooLongError(": ".join(clauses), code=ReasonCode.WAITED_TOO_LONG, record=self.record)
+    def _waited_too_long(self, why: str | None) -> WaitedTooLongError:
+        clause = f": {why}" if why else ""
+        return WaitedTooLongError(
+            f"no verdict on {self.key} within {self.registration.wait_s:g} s{clause}",
+            code=ReasonCode.WAITED_TOO_LONG,
+            record=self.record,
+        )
 
     async def _publish(self, message: Registration) -> None:
         entry = Entry(self.registration.host.encode(), codec.encode(message))

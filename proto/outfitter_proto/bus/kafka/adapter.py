@@ -69,8 +69,8 @@ _STABLE_POLL_S = 0.005, 0.1
 
 class KafkaBus(Bus):
     """See `Bus`. `url` is `kafka://host:9092[,host2:9092…]`. Log-in settings come from `login` and the environment (see
-    the module `login`). `client`: the client
-    id of all connections but writers' and members'. `transaction_timeout` is in seconds."""
+    the module `login`). `client`: the client id of all connections but those of writers and members.
+    `transaction_timeout` is in seconds."""
 
     def __init__(
         self,

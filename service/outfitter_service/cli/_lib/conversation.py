@@ -61,8 +61,8 @@ class Conversation:
         return await self._bus.publish(self._topics.registrations, self._partition, entry)
 
     async def wait_for(self, enough: Callable[[], bool], within: float) -> bool:
-        """Read answers until `enough()` is true, for at most `within` seconds, without those for which
-        the bus holds us back. Return whether it is true."""
+        """Read answers until `enough()` is true, for at most `within` seconds. Seconds for which the bus
+        holds us back do not count. Return whether it is true."""
         with suppress(TimeoutError), self._bus.patience.limit(within):
             async with side_by_side() as tasks:
                 tasks.start_soon(self._listen, self._answers, self._take_record)

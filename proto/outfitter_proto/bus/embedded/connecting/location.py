@@ -99,7 +99,7 @@ class Location(NamedTuple):
     @property
     def log(self) -> Path:
         """SQLite's write-ahead log, with all commits since the last checkpoint."""
-        return Path(f"{self.path}-wal")
+        return Path(f"{self.path}{_LOG}")
 
     @property
     def log_index(self) -> Path:
@@ -152,10 +152,10 @@ class Location(NamedTuple):
         Raises:
             BusConfigurationError: there is such a log, and this file has none.
         """
-        if _holds(self._log):
+        if _holds(self.log):
             if self.identity() is None:
                 raise BusConfigurationError(
-                    f"{self.path} is not there, but its log {self._log} is: the file was renamed, moved or deleted. "
+                    f"{self.path} is not there, but its log {self.log} is: the file was renamed, moved or deleted. "
                     "Stop every process on it and give the file its name back. If it is lost, remove the log, and a "
                     "new bus begins"
                 )
@@ -178,10 +178,6 @@ class Location(NamedTuple):
             return []
         except OSError as error:
             raise_for(error, f"the directory {self.path.parent} of the embedded bus cannot be listed", self.path)
-
-    @property
-    def _log(self) -> Path:
-        return self.path.with_name(f"{self.path.name}{_LOG}")
 
     def gone(self, identity: FileIdentity | None) -> BusConfigurationError:
         """The error that the file of an open connection is no longer at the path. `identity`: the file's."""

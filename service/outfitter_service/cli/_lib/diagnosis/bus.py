@@ -178,11 +178,9 @@ def _elsewhere(where: Connection) -> Iterator[Finding]:
 
     try:
         ledger, found = _asked(where, read)
-    except (
-        MissingBusError,
-        UnknownTopicError,
-        DamagedTopicError,
-    ):  # or `ledger` says it
+    except (MissingBusError, UnknownTopicError):  # nobody has served anybody there
+        return
+    except DamagedTopicError:  # `ledger` says it
         return
     except BusError:
         yield _UNREADABLE

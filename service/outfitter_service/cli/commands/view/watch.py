@@ -40,7 +40,6 @@ def watch(where: Connection, /, worker: options.WorkerNames | None, host: str | 
     import anyio
 
     standard_output.check()
-    standard_output.check()
     anyio.run(_follow, where, options.host_of(host, worker), worker, as_json)
 
 
