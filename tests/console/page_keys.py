@@ -55,6 +55,18 @@ def test_the_tiles_are_one_stop_and_arrows_move_between_them(page: Page) -> None
     expect_focus(page, "gpu-3")
 
 
+def test_arrows_faster_than_a_frame_leave_one_stop(page: Page) -> None:
+    page.locator("#sort").focus()
+    page.keyboard.press("Tab")
+    page.evaluate("""() => {
+        for (const key of ["ArrowRight", "ArrowDown"])
+            document.activeElement.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true }));
+    }""")
+    expect_focus(page, "gpu-4")
+    expect(page.locator("[data-host='gpu-4'][tabindex='0']")).to_have_count(1)
+    expect(page.locator(".host[tabindex='0']")).to_have_count(1)
+
+
 def test_enter_opens_and_escape_closes_and_returns(page: Page) -> None:
     page.locator("#sort").focus()
     page.keyboard.press("Tab")

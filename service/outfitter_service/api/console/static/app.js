@@ -93,7 +93,6 @@ function tileFrom(tile, key) {
 
 function moveTo(tile) {
   view.focus = tile.dataset.host;
-  tile.tabIndex = 0;
   tile.focus();
   draw();
 }
