@@ -316,8 +316,10 @@ def _lent_too_early(world: World, lives: Sequence[model.Log], host: Host) -> lis
 
 def _blamed_for_an_outage(world: World, host: Host, ledger: model.Log) -> list[str]:
     """No lease ends because of a silence in which the bus was away: its worker was once silent for a whole lease while
-    the broker could be reached. What a worker says after a newer run has begun is left out: it renews no lease."""
+    the broker could be reached. What a worker says after a newer run has begun is left out, and a registration of a run
+    that asks for something else than its first one: they renew no lease."""
     signs: dict[str, list[float]] = {}
+    asked: dict[str, dict[str, object]] = {}
     newer: dict[str, float] = {}
     newest: dict[str, str] = {}
     for log in world.broker.lives(TOPICS.registrations, host.partition):
@@ -328,6 +330,8 @@ def _blamed_for_an_outage(world: World, host: Host, ledger: model.Log) -> list[s
                 newer.setdefault(f"{worker}/{newest[worker]}", at)
             if said.get("type") == "register":
                 newest[worker] = run
+                if asked.setdefault(f"{worker}/{run}", said) != said:
+                    continue
             signs.setdefault(f"{worker}/{run}", []).append(at)
     wrong: list[str] = []
     for record, at in ledger.committed():
