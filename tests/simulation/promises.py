@@ -315,11 +315,10 @@ def _lent_too_early(world: World, lives: Sequence[model.Log], host: Host) -> lis
 
 
 def _blamed_for_an_outage(world: World, host: Host, ledger: model.Log) -> list[str]:
-    """No lease ends because of a silence in which the bus was away: its worker was once silent for a whole lease while
-    the broker could be reached. What a worker says after a newer run has begun is left out, and a registration of a run
-    that asks for something else than its first one: they renew no lease."""
-    signs: dict[str, list[float]] = {}
-    asked: dict[str, dict[str, object]] = {}
+    """No lease ends because of a silence in which the bus was away: its worker was once silent for a whole lease, since
+    it had a record, while the broker could be reached. What a worker says after a newer run has begun is left out, and
+    a registration of a run that asks for something else than its record: they renew no lease."""
+    signs: dict[str, list[tuple[float, object]]] = {}
     newer: dict[str, float] = {}
     newest: dict[str, str] = {}
     for log in world.broker.lives(TOPICS.registrations, host.partition):
@@ -330,20 +329,22 @@ def _blamed_for_an_outage(world: World, host: Host, ledger: model.Log) -> list[s
                 newer.setdefault(f"{worker}/{newest[worker]}", at)
             if said.get("type") == "register":
                 newest[worker] = run
-                if asked.setdefault(f"{worker}/{run}", said) != said:
-                    continue
-            signs.setdefault(f"{worker}/{run}", []).append(at)
+            signs.setdefault(f"{worker}/{run}", []).append((at, said.get("resources")))
     wrong: list[str] = []
+    answered: dict[str, float] = {}
     for record, at in ledger.committed():
         key = (record.key or b"").decode()
         if record.value is None or not key.startswith(f"{host.name}/"):
             continue
+        answered.setdefault(key, at)
         found = json.loads(record.value)
         lease_s = found["request"].get("lease_s")
         if found.get("reason_code") != "lease-expired" or lease_s is None:
             continue
-        heard = [sign for sign in signs.get(key, []) if sign < min(at, newer.get(key, at))]
-        silent_s = max((world.network.up_s(*span) for span in itertools.pairwise([*heard, at])), default=math.inf)
+        asked, end = (None, found["request"]["resources"]), min(at, newer.get(key, at))
+        heard = [sign for sign, resources in signs.get(key, []) if sign < end and resources in asked]
+        spans = [(begin, over) for begin, over in itertools.pairwise([*heard, at]) if over > answered[key]]
+        silent_s = max((world.network.up_s(*span) for span in spans), default=math.inf)
         if silent_s < lease_s - SHORT_OUTAGE_S:
             wrong.append(
                 f"PROMISE 7: the lease of {key} ended at {at - 1000:.3f}, though it was silent for {silent_s:.3f} s at "

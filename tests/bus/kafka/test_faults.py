@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import anyio
@@ -265,6 +265,32 @@ async def test_a_reader_says_whether_the_silence_is_the_topics_or_the_brokers(ow
                         assert await reader.fetch(timeout=0.1) == []
         finally:
             own_broker.resume()
+
+
+@pytest.mark.parametrize("harm", [Broker.pause, Broker.kill9], ids=["silent", "refusing"])
+async def test_a_reader_says_that_an_answer_is_late_before_a_request_has_failed(
+    own_broker: Broker, harm: Callable[[Broker], None]
+) -> None:
+    topic = KafkaBroker.new_cluster()
+    async with connect(own_broker.url) as bus:
+        await bus.create_topics([TopicSpec(topic, 1, {})])
+        async with await bus.open_reader(topic, 0, start=0, committed=False) as reader:
+            while not reader.has_answered:
+                assert await reader.fetch(timeout=1.0) == []
+            assert not reader.is_late
+            harm(own_broker)
+            try:
+                with anyio.fail_after(WITHIN):
+                    while not reader.is_late:
+                        assert await reader.fetch(timeout=0.1) == []
+            finally:
+                if harm is Broker.pause:
+                    own_broker.resume()
+                else:
+                    await own_broker.restarted()
+            with anyio.fail_after(WITHIN):
+                while reader.is_late:
+                    assert await reader.fetch(timeout=0.1) == []
 
 
 async def test_a_commit_that_succeeded_after_a_request_was_repeated_leaves_the_writer_tainted(

@@ -362,6 +362,30 @@ async def test_an_outage_that_nothing_but_the_input_notices_gives_a_whole_lease_
         assert manager.processor.liveness.leases.deadline("h/w/1") > deadline
 
 
+async def test_while_an_answer_of_the_bus_is_late_nobody_is_silent_and_then_everybody_has_a_whole_lease(
+    bus: FaultyBus, serve: Serve
+) -> None:
+    """An outage that is over before a request has failed: the first sample of the end may come before a heartbeat."""
+    async with serve(static(1)) as manager:
+        reader, leases = manager.processor.inputs.reader, manager.processor.liveness.leases
+
+        async def reader_is(*, late: bool) -> None:
+            bus.is_late = late
+            with anyio.fail_after(10):
+                while reader.is_late != late:  # noqa: ASYNC110 - it tells nobody
+                    await anyio.sleep(0.01)
+
+        await reader_is(late=True)
+        await manager.say(register("w", gpu=1, lease_s=SHORT), register("x", gpu=1, lease_s=None, wait_s=SHORT + 1.0))
+        await manager.state("w", "allocated")
+        await manager.state("x", "failed")  # so deadlines were checked, long after the lease
+        assert (await manager.records())["h/w/1"]["state"] == "allocated"
+        over = leases.deadline("h/w/1")
+        await reader_is(late=False)
+        assert leases.deadline("h/w/1") > over
+        await manager.state("w", "ended")
+
+
 async def test_a_newer_incarnation_waits_until_the_older_ones_lease_is_over(serve: Serve) -> None:
     async with serve(static(1)) as manager:
         await manager.say(register("w", "old", gpu=1, lease_s=SHORT))

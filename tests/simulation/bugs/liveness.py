@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,6 +15,7 @@ from outfitter_service.runtime.liveness.leases import Leases
 from outfitter_service.runtime.liveness.tracker import LivenessTracker
 from simulation.bugs.bug import Bug, jumping, nothing
 from simulation.hosts import workers
+from simulation.model import client
 from simulation.world import settings
 
 
@@ -72,6 +74,19 @@ def _grace(share: float) -> Iterator[None]:
 def _outages(renew_all: Callable[..., None]) -> Iterator[None]:
     """Leases are renewed in this way after an outage, where there are many."""
     with _crashing("down", "worker", "slow"), patch.object(Leases, "renew_all", renew_all):
+        yield
+
+
+@contextmanager
+def _short_outages() -> Iterator[None]:
+    """A fetch that is answered late is taken for one that was answered in time."""
+    with (
+        patch.object(settings, "TENACIOUS", 1.0),
+        patch.object(settings, "FAULTS", ("down", "slow", "compaction")),
+        patch.object(settings, "REFUSING", 1.0),
+        patch.object(settings, "PATIENT", 0.0),
+        patch.object(client, "LATE_S", math.inf),
+    ):
         yield
 
 
@@ -148,14 +163,20 @@ BUGS: tuple[Bug, ...] = (
     Bug(
         name="outage-blamed",
         what="nobody has a whole lease after an outage of the bus",
-        within=20,
+        within=100,
         patches=lambda: _outages(nothing),
     ),
     Bug(
         name="outage-blamed-on-the-quiet",
         what="after an outage of the bus only those have a whole lease whose lease was over by then",
-        within=20,
+        within=100,
         patches=lambda: _outages(_renew_what_is_over),
+    ),
+    Bug(
+        name="short-outage-blamed",
+        what="nobody has a whole lease after an outage of the bus in which no request failed",
+        within=60,
+        patches=_short_outages,
     ),
     Bug(
         name="leased-out-of-sight",

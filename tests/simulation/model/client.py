@@ -28,9 +28,10 @@ from outfitter_proto.bus import (
     UnknownTopicError,
     Writer,
 )
+from outfitter_proto.bus.kafka.reading.reader import LATE_S
 from simulation.bulk import batch_bytes
 from simulation.model import errors
-from simulation.model.broker import Broker, Producer
+from simulation.model.broker import LONG_POLL_S, Broker, Producer
 from simulation.model.errors import OutOfRangeError, RefusedError
 from simulation.model.group import Group
 from simulation.model.log import Log
@@ -38,6 +39,7 @@ from simulation.model.membership import ModelMembership
 from simulation.model.network import REQUEST_TIMEOUT_S, Link, LostError
 
 WATCHDOG_S = REQUEST_TIMEOUT_S + 1.0
+ANSWER_WITHIN_S = 2 * REQUEST_TIMEOUT_S
 TAKE_WITHIN_S = 3 * REQUEST_TIMEOUT_S
 BACKOFF_S = 0.02
 NEXT_TRANSACTION_S = 0.002
@@ -199,6 +201,7 @@ class ModelReader(Reader):
         self._place = log.place
         self._committed = committed
         self._asking: asyncio.Task[tuple[list[Message], int]] | None = None
+        self._asked_at = 0.0
         self.position = start
 
     @property
@@ -214,8 +217,10 @@ class ModelReader(Reader):
                 self._asking = asyncio.get_running_loop().create_task(self._ask(self.position, max_records))
             await asyncio.wait([self._asking], timeout=max(0.0, deadline - anyio.current_time()))
             if not self._asking.done():
+                self.is_late = anyio.current_time() - self._asked_at > LONG_POLL_S + LATE_S
                 return []
             asked, self._asking = self._asking, None
+            self.is_late = False
             try:
                 messages, after = asked.result()
             except (LostError, RefusedError) as error:
@@ -232,12 +237,23 @@ class ModelReader(Reader):
                 return messages
 
     async def _ask(self, position: int, most: int) -> tuple[list[Message], int]:
+        """Fetch, again and again while no answer comes, as the adapter does."""
         broker = self._bus._broker
-        found: tuple[list[Message], int] = await self._bus.link.ask(
-            "Fetch",
-            lambda: broker.fetch(self._log, position, min(most, self._bus._gives_records), committed=self._committed),
-        )
-        return found
+        self._asked_at = began = anyio.current_time()
+        while True:
+            try:
+                found: tuple[list[Message], int] = await self._bus.link.ask(
+                    "Fetch",
+                    lambda: broker.fetch(
+                        self._log, position, min(most, self._bus._gives_records), committed=self._committed
+                    ),
+                )
+            except LostError:
+                if anyio.current_time() > began + ANSWER_WITHIN_S:
+                    raise
+                await anyio.sleep(BACKOFF_S)
+            else:
+                return found
 
     async def seek(self, offset: int) -> None:
         await self.aclose()

@@ -51,12 +51,15 @@ Watch = Callable[[Process, str, str], None]
 
 
 class Network:
-    """All connections. `weather` may change at any time; `down`: nothing reaches the broker."""
+    """All connections. `weather` may change at any time; `down`: nothing reaches the broker. `refusing`: who asks then
+    is told so soon, as when the broker's process is gone, and not its machine."""
 
     def __init__(self, loop: Loop, seed: int) -> None:
         self.loop = loop
         self.world = loop.within(loop.world)
         self.weather = CALM
+        self.refusing = False
+        self.waiting: dict[asyncio.Future[Any], None] = {}  # in order, as a set of objects is not
         self._down_since: float | None = None
         self._outages: list[tuple[float, float]] = []
         self.dice = random.Random(f"{seed}/network")
@@ -75,6 +78,8 @@ class Network:
         now = self.loop.time()
         if down and self._down_since is None:
             self._down_since = now
+            for each in self.waiting if self.refusing else ():
+                self.loop.call_later(RESET_S, _give_up, each, context=self.world)
         elif not down and self._down_since is not None:
             self._outages.append((self._down_since, now))
             self._down_since = None
@@ -166,11 +171,15 @@ class Link:
         patience = REQUEST_TIMEOUT_S
         if (lost or late or hushed) and dice() < 0.5:
             patience = dice() * RESET_S  # the connection broke, and that was seen
+        elif network.down and network.refusing:
+            patience = RESET_S
         patience_over = loop.call_later(patience, _give_up, mine)
+        network.waiting[mine] = None
         try:
             result = await mine
         finally:
             patience_over.cancel()
+            del network.waiting[mine]
         network.watch(process, what, "answered")
         if weather.throttled and network.quota_dice.random() < weather.throttled:
             self._throttled_until = loop.time() + network.quota_dice.random() * THROTTLED_S

@@ -32,6 +32,7 @@ class Faults:
         self.loop, self.dice, self.setting = world.loop, world.dice, world.setting
         self.count = 0
         self._deaf_dice = random.Random(f"{world.seed}/deaf")
+        self._refusals = random.Random(f"{world.seed}/refusals")
         self._ambushed: dict[Process, float] = {}
         """Workers that are stopped, for so many seconds, as soon as the broker has their next registration."""
         self._trap: tuple[str, str, int, Callable[[Process], None]] | None = None
@@ -110,6 +111,7 @@ class Faults:
             bench.slow_s, bench.failing = dice.choice((0.0, 1.0, 8.0)), dice.choice((0.0, 0.3))
             self.world.note(bench.host, f"drivers take up to {bench.slow_s} s, and fail {bench.failing:.0%}")
         elif kind == "down":
+            self.world.network.refusing = self._refusals.random() < settings.REFUSING
             self.world.network.down = True
             seconds = dice.random() * 8
             self.world.note("broker", f"away for {seconds:.1f} s")

@@ -47,6 +47,8 @@ HAUNTED = 0.2
 BOOKED = 0.3
 """How many of the worlds of host scope have devices of a script with books of its own. Only the record of an ended
 worker tells the next manager of its offer, so no clock jumps there, and records are kept for long."""
+REFUSING = 0.5
+"""In how many of its outages the broker refuses connections, and does not just keep silent."""
 KEPT_S = 3600.0
 WALLED = 0.3
 """In how many of the worlds of host scope managers start in another PID namespace now and then."""

@@ -117,8 +117,9 @@ class PrefetchBuffer:
 
 class InputReader(PrefetchBuffer):
     """The messages that are decided in turn. `position`: the offset after the last fetched message, gaps included.
-    `obstacle`: why nothing can be fetched now, or None. `outages`: how many obstacles have ended. `lost`: the error if
-    `position` is out of range. `trouble`: the error if the bus was replaced; then reading has ended."""
+    `obstacle`: why nothing can be fetched now, or None. `is_late`: the bus owes an answer, perhaps because it is away.
+    `outages`: how many obstacles have ended. `lost`: the error if `position` is out of range. `trouble`: the error if
+    the bus was replaced; then reading has ended."""
 
     def __init__(
         self,
@@ -141,6 +142,7 @@ class InputReader(PrefetchBuffer):
         self._replaced: OffsetOutOfRangeError | None = None
         self.position = 0
         self.obstacle: str | None = None
+        self.is_late = False
         self.outages = 0
         self.lost: OffsetOutOfRangeError | None = None
         self.trouble: BusConfigurationError | None = None
@@ -200,6 +202,9 @@ class InputReader(PrefetchBuffer):
                 self.outages += 1
                 self._on_recovery()
                 self._wake()
+            elif self.is_late and not reader.is_late:
+                self._on_recovery()  # a short outage, in which no request failed
+            self.is_late = reader.is_late
             if messages:
                 self.put(messages)
                 self._wake()
@@ -212,3 +217,8 @@ class InputReader(PrefetchBuffer):
     def is_readable(self) -> bool:
         """Whether the bus can be read; if not, `obstacle` says why."""
         return self.obstacle is None
+
+    @property
+    def shows_silence(self) -> bool:
+        """Whether nobody is silent because of the bus."""
+        return self.is_readable and not self.is_late

@@ -50,7 +50,7 @@ class Deadlines:
     @property
     def unfinished(self) -> bool:
         """Whether some hosts or leases are left for the next turns."""
-        return bool(self._hosts) or (self._liveness.more_suspects and self._inputs.reader.is_readable)
+        return bool(self._hosts) or (self._liveness.more_suspects and self._inputs.reader.shows_silence)
 
     @property
     def unjudged_deaths(self) -> int:
@@ -84,7 +84,7 @@ class Deadlines:
         self._event_queue.extend(self._liveness.deaths(self._cursor.position))
 
     def _judge_silence(self) -> None:
-        if self._inputs.reader.is_readable:
+        if self._inputs.reader.shows_silence:
             # by the settled input: renewals of the commit under way do not count yet
             self._event_queue.extend(self._liveness.expired(self._inputs.lookahead.decided_before))
 

@@ -23,6 +23,9 @@ LONG_POLL = 0.5
 """Seconds for which a broker holds a fetch without records. It sends new records at once."""
 THROTTLED_POLL = 1.5
 """The same once a quota has held this reader back, because answers without records count in quotas, too."""
+LATE_S = 0.5
+"""Seconds beyond the poll from which on an answer is late. An outage that is over before a `fetch` of a second can tell
+is shorter than the usual grace of a lease."""
 DECODED_BYTES = 1024 * 1024
 """Bytes of decoded records in memory from which on no further batch is decompressed. One answer can have hundreds."""
 FALSE_ANSWER_PAUSE_S = 0.05
@@ -74,6 +77,7 @@ class KafkaReader(Reader):
         self._fetching: asyncio.Task[_Answer] | None = None
         self._closed = False
         self._poll = LONG_POLL
+        self._asked_at = 0.0  # by the clock of `patience`
 
     async def fetch(self, *, max_records: int = 1000, timeout: float = 1.0) -> list[Message]:
         """Return the next records; see `Reader.fetch`.
@@ -94,9 +98,10 @@ class KafkaReader(Reader):
             if not self._fetching.done():
                 # held back, it does not know what has come since: silence shows nothing
                 self.has_answered = self.has_answered and not self._cluster.patience.is_held_back
+                self.is_late = self._cluster.patience.now() - self._asked_at > self._poll + LATE_S
                 return []
             fetched, self._fetching = self._fetching, None
-            self.has_answered = False
+            self.has_answered = self.is_late = False
             try:
                 self._answer = fetched.result()
             finally:
@@ -190,6 +195,7 @@ class KafkaReader(Reader):
                 int(self._poll * 1000), 1, FETCH_BYTES, int(self._committed),
                 [(self._topic, [(self._partition, at, FETCH_BYTES)])],
             )  # fmt: skip
+            self._asked_at = self._cluster.patience.now()
             row = await self._cluster.ask_leader(self._topic, self._partition, request)
             if row is None:
                 self._poll = THROTTLED_POLL
