@@ -23,7 +23,7 @@ class Identity(Struct, frozen=True, kw_only=True):
     """One running manager (`instance`) of a `cluster`, as one `writer`. Its `scope` is "host" or "cluster". `host`: the
     one that it serves; None: many (cluster scope). `machine_id`: None if the machine has none (machine-id(5)).
     `boot_id`, `pid_ns` and `time_ns`: None if the manager watches no processes; `time_ns` also if the kernel has no
-    time namespaces. It has as many fields as records on the wire say of a manager."""
+    time namespaces."""
 
     cluster: str
     scope: str

@@ -12,7 +12,7 @@ from outfitter_service.runtime.processor.commit.quotas import REWRITTEN_BYTES
 
 
 class Limits(Struct, frozen=True, kw_only=True):
-    """The limits of one processor. Each has a default, and callers name the few that they change.
+    """The limits of one processor.
 
     `batch_records`: the most events in a commit. `lease_grace_s`: seconds between a lease's end and its judgement.
     `checkpoint_interval_s`, `checkpoint_records`: after so many seconds or messages a checkpoint is written, even if

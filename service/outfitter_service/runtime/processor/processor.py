@@ -55,8 +55,7 @@ SUPERSEDED_LEASE_S = 30.0
 
 
 class Processor:
-    """Serves the hosts of one scope from one partition of the bus. It has many attributes, because it puts its parts
-    together: no other class knows them all."""
+    """Serves the hosts of one scope from one partition of the bus, and puts its parts together."""
 
     def __init__(
         self,

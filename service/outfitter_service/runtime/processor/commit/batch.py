@@ -69,7 +69,7 @@ class Report(Struct):
 
 class Effects(Struct):
     """What the manager does once the commit is settled: it sends `commands` to drivers, and decides the `follow_ups`.
-    It begins empty, and a batch fills it: nobody passes its fields. `failed_events`: events that met a defect.
+    It begins empty, and a batch fills it. `failed_events`: events that met a defect.
     `renewed`: allocations whose worker gave a sign of life. `final_leases`: those whose last lease starts.
     `announced`: hosts whose records changed. `hosts`: hosts with changed allocations. `allocations`: these by key, None
     where deleted; `before`: the records before."""

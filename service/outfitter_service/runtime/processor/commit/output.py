@@ -14,7 +14,7 @@ from outfitter_service.runtime.changelog.snapshots import Piece
 
 
 class CommitOutput(Struct, kw_only=True):
-    """It begins empty, and a batch fills it: nobody passes its fields but `history`.
+    """It begins empty, and a batch fills it.
 
     `history`: whether history is written. `values`: the last record of each changed key with its encoded value; None is
     a tombstone. `fast_grants`: records and entries by key, in the order of their tokens. `stepless`: keys that were put
