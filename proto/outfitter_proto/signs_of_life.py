@@ -8,6 +8,8 @@ for a reader that has just begun and finds none. A writer that promises none is 
   outage of the bus is blamed on managers.
 - Signs of another instance than the checkpoint's do not count.
 - A sign names the manager's process. Where the reader can see that this process is gone, nothing is waited for.
+- A silent manager whose process the reader can see, or whose lock somebody holds on the reader's machine, is dead for
+  its workers, but need not be started: something keeps it from writing.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 import anyio
-from msgspec import UNSET, Struct
+from msgspec import UNSET, Struct, structs
 
 from outfitter_proto import codec, keys
 from outfitter_proto.bus.port import Bus, BusError, Message
@@ -28,6 +30,7 @@ from outfitter_proto.bus.reading import fetch_what_is_left, read_to
 from outfitter_proto.names import managers_topic
 from outfitter_proto.partitioning import partition_of
 from outfitter_proto.records import Beat, Checkpoint, ManagerIdentity
+from outfitter_proto.support import manager_lock
 from outfitter_proto.support.backoff import Backoff
 from outfitter_proto.support.processes import boot_id, is_gone, pid_namespace
 
@@ -57,13 +60,27 @@ UNSERVED = frozenset({Life.STOPPED, Life.DEAD})
 
 
 class Verdict(Struct, frozen=True):
-    """`at`: since when it is stopped, or when a dead one was last heard; None: that is not known."""
+    """`at`: since when it is stopped, or when a dead one was last heard; None: that is not known. `process`: of a dead
+    one, which runs on the reader's machine all the same; 0: one that the reader cannot name, None: no such process."""
 
     life: Life
     at: datetime | None = None
+    process: int | None = None
 
 
 UNKNOWN = Verdict(Life.UNKNOWN)
+
+
+def in_words(verdict: Verdict, ago: Callable[[datetime], str]) -> str:
+    """What has become of a manager that is stopped or dead: `was killed, or hangs: last heard 12s ago`. `ago`: how long
+    ago a moment was."""
+    since = "more than 3 min ago" if verdict.at is None else ago(verdict.at)
+    if verdict.life is Life.STOPPED:
+        return f"was stopped {since}"
+    if verdict.process is None:
+        return f"was killed, or hangs: last heard {since}"
+    name = f"process {verdict.process}" if verdict.process else "a process on this machine"
+    return f"lives ({name}), but was last heard {since}: see its log"
 
 
 class _Heard(NamedTuple):
@@ -130,6 +147,10 @@ class SignsOfLife:
     def of(self, checkpoint: Checkpoint, *, seen_at: float = -math.inf) -> Verdict:
         """Whether the writer of this checkpoint lives. `seen_at`: when the reader first saw a checkpoint of this
         instance, if it had begun to read signs before. See `judge`, which also knows what the host's record says."""
+        verdict = self._of(checkpoint, seen_at)
+        return structs.replace(verdict, process=self._process(checkpoint)) if verdict.life is Life.DEAD else verdict
+
+    def _of(self, checkpoint: Checkpoint, seen_at: float) -> Verdict:
         if checkpoint.beat_s is UNSET:
             return UNKNOWN
         key, partition = (checkpoint.writer, checkpoint.instance), checkpoint.input.partition
@@ -158,6 +179,15 @@ class SignsOfLife:
         """Whether the process of this checkpoint's writer is known to run on this machine."""
         heard = self._heard.get((checkpoint.writer, checkpoint.instance))
         return heard is not None and self._is_gone(heard) is False
+
+    def _process(self, checkpoint: Checkpoint) -> int | None:
+        """The process of a writer that runs on this machine, by its last sign, else by the machine's lock."""
+        heard = self._heard.get((checkpoint.writer, checkpoint.instance))
+        if heard is not None and heard.beat.process is not UNSET and self._is_gone(heard) is False:
+            return heard.beat.process.pid
+        host = keys.writer_names(checkpoint.writer).host
+        is_here = checkpoint.boot_id is not None and checkpoint.boot_id == self._here[0]
+        return manager_lock.holder(host) if is_here and host is not None else None
 
     def _is_gone(self, heard: _Heard) -> bool | None:
         process = heard.beat.process

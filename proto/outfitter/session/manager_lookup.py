@@ -16,7 +16,7 @@ from outfitter_proto.bus.port import Bus, BusError, BusUnavailableError, Message
 from outfitter_proto.bus.reading import read_to
 from outfitter_proto.partitioning import partition_of
 from outfitter_proto.records import Checkpoint, Host
-from outfitter_proto.signs_of_life import UNSERVED, Life, SignsOfLife, Verdict, judge, read_signs, responsible
+from outfitter_proto.signs_of_life import UNSERVED, Life, SignsOfLife, Verdict, in_words, judge, read_signs, responsible
 from outfitter_proto.support import manager_lock
 from outfitter_proto.support.processes import boot_id
 
@@ -162,9 +162,7 @@ class ManagerLookup:
         verdict = self.verdict
         if verdict.life not in UNSERVED:
             return None
-        at = None if verdict.at is None else _ago(verdict.at)
-        what = f"was stopped {at}" if verdict.life is Life.STOPPED else _killed(at)
-        return f"the manager of host {self.host!r} {what}"
+        return f"the manager of host {self.host!r} {in_words(verdict, _ago)}"
 
     def error(self) -> NoManagerError | BusUnavailableError:
         """Why a worker of `host` gets no answer: there is no manager, or its answer cannot be read."""
@@ -183,7 +181,7 @@ class ManagerLookup:
         elif verdict.life is Life.STOPPED and verdict.at is not None and checkpoint is not None:
             yield f"its manager {checkpoint.instance} was stopped {_ago(verdict.at)}"
         elif verdict.life is Life.DEAD:
-            yield f"its manager {_killed(None if verdict.at is None else _ago(verdict.at))}"
+            yield f"its manager {in_words(verdict, _ago)}"
         elif self._last_seen is not None:
             yield f"its manager last wrote {_ago(self._last_seen)} and has not reported that it stopped"
         elif self.own_was_read:
@@ -196,14 +194,8 @@ class ManagerLookup:
         listed = ", ".join(others[:_SHOWN]) + more if others else "none"
         yield f"other hosts served: {listed}" + ("" if self.complete else " (not all partitions were read)")
         start = f"--host {self.host}" if self._scope == HOST_SCOPE else "--scope cluster"
-        yield (
-            f"start one with `outfitter serve {start}`, or check host, bus {self._bus.url} "
-            f"and cluster {self._cluster!r}"
-        )
-
-
-def _killed(ago: str | None) -> str:
-    return f"was killed, or hangs: last heard {ago or 'more than 3 min ago'}"
+        remedy = f"start one with `outfitter serve {start}`, or " if verdict.process is None else ""
+        yield f"{remedy}check host, bus {self._bus.url} and cluster {self._cluster!r}"
 
 
 def _ago(at: datetime) -> str:

@@ -93,14 +93,17 @@ class ResourceSummary(Struct, frozen=True, kw_only=True):
 class HostItem(Struct, frozen=True, kw_only=True):
     """One host. `managed`: a manager serves it, as far as is known. `life`: `lives`, `stopped`, `dead` (it was killed,
     hangs, or cannot reach the bus), or `unknown`: it does not say on the bus that it lives, or that cannot be read.
-    `life_at`: since when it is stopped, or when a dead one was last heard. `unanswered`: how many
-    messages wait for a manager, if none serves the host; null: a manager does, or it is not known. `workers`: how many
-    are in each state. `manager`, `since` and `resources` are null if there is no record of the host itself."""
+    `life_at`: since when it is stopped, or when a dead one was last heard. `process`: of a dead one, which runs on the
+    API's machine all the same, so that its log says more; 0: it has no name there, null: no such process.
+    `unanswered`: how many messages wait for a manager, if none serves the host; null: a manager does, or it is not
+    known. `workers`: how many are in each state. `manager`, `since` and `resources` are null if there is no record of
+    the host itself."""
 
     host: str
     managed: bool
     life: Literal["lives", "stopped", "dead", "unknown"]
     life_at: datetime | None
+    process: int | None
     unanswered: int | None
     since: datetime | None
     manager: ManagerIdentity | None

@@ -10,7 +10,7 @@ from msgspec import UNSET, Raw, UnsetType
 
 from outfitter_proto import __version__
 from outfitter_proto.records import Allocation, Host, ResourceInventory
-from outfitter_proto.signs_of_life import UNSERVED
+from outfitter_proto.signs_of_life import UNSERVED, Life, Verdict
 from outfitter_service.api import items
 from outfitter_service.api.follower import Follower
 from outfitter_service.api.model.fleet import (
@@ -283,7 +283,8 @@ def _host(fleet: Fleet, host: str) -> items.HostItem:
     host."""
     item = fleet.once(host, "item", lambda: _host_of(fleet, host))
     verdict = fleet.life(host)
-    return item if (item.life, item.life_at) == (verdict.life, verdict.at) else _host_of(fleet, host)
+    shown = Verdict(Life(item.life), item.life_at, item.process)
+    return item if shown == verdict else _host_of(fleet, host)
 
 
 def _host_of(fleet: Fleet, host: str) -> items.HostItem:
@@ -293,6 +294,7 @@ def _host_of(fleet: Fleet, host: str) -> items.HostItem:
         managed=record is not None and verdict.life not in UNSERVED,
         life=verdict.life.value,
         life_at=verdict.at,
+        process=verdict.process,
         unanswered=fleet.unanswered.get(host),
         since=record.since if record is not None else None,
         manager=record.manager if record is not None else None,

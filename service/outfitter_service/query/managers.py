@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from datetime import datetime
 from typing import NamedTuple
 
 from outfitter_proto import keys, names
@@ -38,15 +37,6 @@ class UnservedHost(NamedTuple):
     def is_missed(self) -> bool:
         """Whether somebody must start the manager: it did not stop in order, or somebody waits for it."""
         return self.verdict.life is Life.DEAD or bool(self.waiting or self.unanswered)
-
-
-def in_words(verdict: Verdict, ago: Callable[[datetime], str]) -> str:
-    """What has become of a manager that is stopped or dead: `was killed, or hangs: last heard 12s ago`. `ago`: a
-    moment's age."""
-    since = None if verdict.at is None else f"{ago(verdict.at)} ago"
-    if verdict.life is Life.DEAD:
-        return f"was killed, or hangs: last heard {since or 'more than 3 minutes ago'}"
-    return f"was stopped {since}"
 
 
 async def lives(bus: Bus, cluster: str, ledger: LedgerView, host: str | None = None) -> dict[str, Verdict]:

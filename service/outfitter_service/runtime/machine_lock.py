@@ -144,19 +144,8 @@ def others(host: str) -> list[str]:
 
 
 def _holder(name: str, inode: int, uid: int | None) -> LockHolder:
-    peer = _peer(name)
-    return LockHolder(uid, peer.pid if peer.uid == uid else _process_with(inode))
-
-
-def _peer(name: str) -> LockHolder:
-    """The process behind a second socket of the same name. By this socket the holder names itself (SO_PEERCRED of
-    unix(7))."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as peer, suppress(OSError):
-        peer.setblocking(False)
-        peer.connect(name)
-        pid, uid, _ = struct.unpack("=3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-        return LockHolder(uid, pid)
-    return LockHolder()
+    peer = manager_lock.peer_of(name)
+    return LockHolder(uid, peer[0] if peer is not None and peer[1] == uid else _process_with(inode))
 
 
 def _refusal(host: str, holder: LockHolder) -> str:

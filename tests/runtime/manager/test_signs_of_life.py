@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import time
@@ -14,6 +15,7 @@ from typing import Any
 import anyio
 import pytest
 
+from outfitter_service.runtime.machine_lock import alone_on_machine
 from support.kafka.broker import Broker, KafkaBroker
 from support.managers.api import Api, running
 from support.managers.fleet import CONFIG, Fleet, hosts
@@ -126,6 +128,58 @@ def test_who_hangs_is_dead_and_lives_again_when_it_goes_on(served: Manager, api:
     finally:
         served.signal(signal.SIGCONT)
     assert judged(served, api, "lives")["managed"] is True
+
+
+def test_nobody_is_told_to_start_a_manager_that_lives_on_this_machine_but_does_not_write(
+    served: Manager, api: Api
+) -> None:
+    served.outfitter("register", "--worker", "w", "--resource", "gpu=7", "--lease", "none", "--wait", "20")
+    served.signal(signal.SIGSTOP)
+    try:
+        judged(served, api, "dead")
+        says_that_it_lives(served, served.pid)
+        assert host_of(api)["process"] == served.pid
+    finally:
+        served.signal(signal.SIGCONT)
+    assert judged(served, api, "lives")["process"] is None
+
+
+def test_who_was_started_again_and_has_written_nothing_yet_lives_by_the_machines_lock(
+    served: Manager, api: Api
+) -> None:
+    served.outfitter("register", "--worker", "w", "--resource", "gpu=7", "--lease", "none", "--wait", "20")
+    served.kill9()
+    judged(served, api, "dead")
+    with alone_on_machine(served.host, {}):
+        says_that_it_lives(served, os.getpid())
+    assert f"Start one with `outfitter serve --host {served.host}`" in warnings(served)
+
+
+def says_that_it_lives(manager: Manager, pid: int) -> None:
+    """Each command names the process, and none says that somebody must start one."""
+    said = {
+        name: "".join(served_by(manager, *arguments))
+        for name, arguments in {
+            "status": ["status"],
+            "top": ["top", "--once"],
+            "explain": ["explain", "w"],
+            "devices": ["devices", "--free"],
+            "doctor": ["doctor"],
+        }.items()
+    }
+    for name, text in said.items():
+        words = " ".join(text.split())
+        assert f"process {pid}" in words, (name, text)
+        assert "log" in words, (name, text)
+        assert "was killed" not in words, (name, text)
+        assert "tart one with" not in words, (name, text)
+        assert "before `outfitter serve` runs again" not in words, (name, text)
+        assert "start it again" not in words, (name, text)
+
+
+def served_by(manager: Manager, *arguments: str) -> tuple[str, str]:
+    done = manager.outfitter(*arguments)
+    return done.stdout, done.stderr
 
 
 def test_who_stopped_in_order_is_stopped_and_missed_only_once_somebody_asks_for_it(served: Manager, api: Api) -> None:

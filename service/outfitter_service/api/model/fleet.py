@@ -132,7 +132,8 @@ class Fleet:
                 if announce:
                     checkpoint = self._responsible(host)
                     key = None if checkpoint is None else checkpoint.writer
-                    data = {"key": key, "host": host, "life": life.life, "life_at": life.at, "unanswered": count}
+                    data: dict[str, object] = {"key": key, "host": host, "unanswered": count}
+                    data |= {"life": life.life, "life_at": life.at, "process": life.process}
                     self.events.add("manager", host, msgspec.json.encode(data))
 
     def _responsible(self, host: str) -> Checkpoint | None:

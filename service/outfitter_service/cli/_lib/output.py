@@ -67,9 +67,9 @@ def age(seconds: float) -> str:
     return "0s"
 
 
-def age_of(moment: datetime) -> str:
-    """How long ago a moment was."""
-    return age(max(0.0, (datetime.now(UTC) - moment).total_seconds()))
+def ago(moment: datetime) -> str:
+    """How long ago a moment was: `12s ago`."""
+    return f"{age(max(0.0, (datetime.now(UTC) - moment).total_seconds()))} ago"
 
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> None:

@@ -30,6 +30,7 @@ def host(
     state: str = "ok",
     reason: str | None = None,
     life: Any = "unknown",
+    process: int | None = None,
     unanswered: int | None = None,
 ) -> HostItem:
     summary = ResourceSummary(state=state, reason=reason, amount=1, sharing="exclusive", total=1, healthy=1)
@@ -38,6 +39,7 @@ def host(
         managed=managed and life not in {"dead", "stopped"},
         life=life,
         life_at=NOW - 3 * MINUTE if life in {"dead", "stopped"} else None,
+        process=process,
         unanswered=unanswered,
         since=NOW,
         manager=None,
@@ -133,6 +135,12 @@ TROUBLES: dict[str, tuple[dict[str, Any], bool, str, str]] = {
         True,
         "The manager of h was killed, or hangs  3m",
         "Workers with devices there: 0, waiting: 0. Nobody answers before",
+    ),
+    "not heard": (
+        {"hosts": [host(life="dead", process=77)]},
+        True,
+        "The manager of h lives, but was not heard  3m",
+        "Nobody answers before it writes again, and its log says why it does not: process 77 for h.",
     ),
     "stopped, and a worker waits": (
         {"hosts": [host(life="stopped")], "queue": [waiter()]},

@@ -79,7 +79,7 @@ def test_run_hold_and_a_context_end_after_their_wait_and_say_what_has_become_of_
         finally:
             for process in asked.values():
                 process.kill()
-    hangs = f"the manager of host '{hanging.host}' was killed, or hangs: last heard "
+    hangs = f"the manager of host '{hanging.host}' lives (process {hanging.pid}), but was last heard "
     assert {name: code for name, (code, _, _) in ended.items()} == {"run": 124, "hold": 124, "client": 0}, ended
     for name, (_, out, err) in ended.items():
         assert f"no verdict on {hanging.host}/w-{name}/" in out + err, name

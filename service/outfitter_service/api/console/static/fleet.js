@@ -77,8 +77,8 @@ export function isMissed(host) {
 }
 
 const nameless = name => ({
-  name, managed: false, life: "unknown", lifeAt: null, unanswered: null, manager: null, since: null, resources: null,
-  devices: [], waiting: [],
+  name, managed: false, life: "unknown", lifeAt: null, process: null, unanswered: null, manager: null, since: null,
+  resources: null, devices: [], waiting: [],
 });
 
 const isOf = (holder, worker, incarnation) => holder.worker === worker && holder.incarnation === incarnation;
@@ -103,8 +103,9 @@ export class Fleet {
   restore(hosts, devices, queue, failed, letters) {
     const parts = new Map();
     for (const item of hosts) {
-      const { host: name, managed, life, life_at: lifeAt, unanswered, manager, since, resources } = item;
-      parts.set(name, { ...nameless(name), managed, life, lifeAt, unanswered, manager, since, resources });
+      const { host: name, life_at: lifeAt, ...same } = item;
+      const { managed, life, process, unanswered, manager, since, resources } = same;
+      parts.set(name, { ...nameless(name), managed, life, lifeAt, process, unanswered, manager, since, resources });
     }
     const part = name => parts.get(name) ?? parts.set(name, nameless(name)).get(name);
     for (const device of devices) part(device.host).devices.push(device);
@@ -158,9 +159,10 @@ export class Fleet {
     if (this.failed.size > KEPT) this.failed.delete(this.failed.keys().next().value);
   }
 
-  #putLife({ host: name, life, life_at: lifeAt, unanswered }) {
+  #putLife({ host: name, life, life_at: lifeAt, process, unanswered }) {
     const host = this.hosts.get(name);
-    if (host) this.#put({ ...host, life, lifeAt, unanswered, managed: host.manager !== null && !UNSERVED.has(life) });
+    const managed = host?.manager !== null && !UNSERVED.has(life);
+    if (host) this.#put({ ...host, life, lifeAt, process, unanswered, managed });
   }
 
   #putHost(name, record) {
@@ -183,8 +185,9 @@ export class Fleet {
     const isGone = device => device.holders.length && !namesOf(device).some(each => listedNames.has(each));
     for (const device of oneEach(host.devices.filter(isGone))) devices.push(unlisted(device, short));
     const { manager = null, since = null } = record ?? {};
-    const { life, lifeAt } = lifeAfter(host, manager), managed = manager !== null && !UNSERVED.has(life);
-    const next = { ...host, managed, life, lifeAt, manager, since, devices, resources: record && resources };
+    const { life, lifeAt, process = null } = lifeAfter(host, manager);
+    const managed = manager !== null && !UNSERVED.has(life);
+    const next = { ...host, managed, life, lifeAt, process, manager, since, devices, resources: record && resources };
     if (record === null && !devices.length && !host.waiting.length) this.hosts.delete(name);
     else this.#put(next);
   }

@@ -90,10 +90,13 @@ function managerView(host, now) {
   if (host.life === "stopped")
     return html`<p>No manager: it was stopped ${duration(now - Date.parse(host.lifeAt))} ago. Start
       <code>outfitter serve</code> there.</p>`;
-  if (host.life === "dead")
-    return html`<p>Its manager was killed, or hangs: ${host.lifeAt
-      ? html`last heard ${duration(now - Date.parse(host.lifeAt))} ago` : "not heard for minutes"}. Start
-      <code>outfitter serve</code> there.</p>`;
+  if (host.life === "dead") {
+    const heard = host.lifeAt ? `last heard ${duration(now - Date.parse(host.lifeAt))} ago` : "not heard for minutes";
+    return host.process === null
+      ? html`<p>Its manager was killed, or hangs: ${heard}. Start <code>outfitter serve</code> there.</p>`
+      : html`<p>Its manager lives${host.process ? ` (process ${host.process})` : nothing}, but was ${heard}: see its
+        log.</p>`;
+  }
   return html`<p>Managed for ${duration(now - Date.parse(manager.since))} by Outfitter ${manager.version}.</p>`;
 }
 

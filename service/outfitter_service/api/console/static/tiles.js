@@ -24,12 +24,13 @@ export function countsOf(fleet) {
 }
 
 const UNSERVED = { dead: "no manager (killed, or hangs)", stopped: "no manager (stopped)" };
+const unserved = host => (host.process === null ? UNSERVED[host.life] ?? "no manager" : "its manager is not heard");
 
 /** What a tile says to those who do not see it: its name first. */
 function labelOf(host) {
   const parts = STATES.filter(state => host.counts[state]).map(state => `${host.counts[state]} ${state}`);
   if (host.failing) parts.unshift(`${count(host.failing, "resource")} failing`);
-  if (!host.managed) parts.unshift(UNSERVED[host.life] ?? "no manager");
+  if (!host.managed) parts.unshift(unserved(host));
   if (host.waiting.length) parts.push(`${host.waiting.length} waiting`);
   return `${host.name}: ${parts.join(", ") || "no devices"}`;
 }

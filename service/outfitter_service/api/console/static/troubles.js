@@ -14,7 +14,8 @@ export function troublesOf(fleet, feed, now) {
   const found = [
     ...lentTwice(hosts),
     ...outage(feed),
-    ...killed(hosts.filter(host => host.life === "dead")),
+    ...killed(hosts.filter(host => host.life === "dead" && host.process === null)),
+    ...silent(hosts.filter(host => host.life === "dead" && host.process !== null)),
     ...withoutManager(hosts.filter(host => host.life !== "dead" && isMissed(host))),
     ...failingDrivers(hosts),
     ...unhealthy(hosts.filter(host => host.counts.unhealthy)),
@@ -69,6 +70,20 @@ function killed(hosts) {
     title: `The manager of ${where(hosts)} was killed, or hangs`,
     text: `${affected(hosts)}Nobody answers before ${code("outfitter serve")} runs again`
       + `${hosts.length === 1 ? "" : `: ${names(hosts)}`}.`,
+    since: heard.length ? oldest(heard) : null,
+    ...atFirst(hosts),
+  }];
+}
+
+function silent(hosts) {
+  if (!hosts.length) return [];
+  const heard = hosts.map(host => host.lifeAt).filter(Boolean);
+  const processes = hosts.map(({ name, process }) => (process ? `process ${process} for ${name}` : name));
+  return [{
+    urgent: true,
+    title: `The manager of ${where(hosts)} lives, but was not heard`,
+    text: `${affected(hosts)}Nobody answers before it writes again, and its log says why it does not: `
+      + `${some(processes)}.`,
     since: heard.length ? oldest(heard) : null,
     ...atFirst(hosts),
   }];

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 import anyio
 
 from outfitter_proto.bus import Bus, BusError, DamagedTopicError, MissingBusError, UnknownTopicError
-from outfitter_service.cli._lib import broker_check
+from outfitter_service.cli._lib import broker_check, output
 from outfitter_service.cli._lib.diagnosis.finding import UNCONFIGURED, Finding, Machine, Verdict
 from outfitter_service.config import ConfigurationError, Connection, Settings, connection, inspect
 
@@ -168,6 +168,7 @@ def _where(machine: Machine) -> Connection | None:
 
 def _elsewhere(where: Connection) -> Iterator[Finding]:
     """What the ledger says of this host's manager."""
+    from outfitter_proto.signs_of_life import in_words
     from outfitter_service.query import ledger_view
     from outfitter_service.query.managers import UnservedHost, unserved
     from outfitter_service.runtime.identity import machine_id
@@ -188,7 +189,10 @@ def _elsewhere(where: Connection) -> Iterator[Finding]:
     record, here = ledger.hosts_record(where.host), machine_id()
     if record is None or record.manager.stopped_at is not None:
         return
-    if found:
+    if found and found[0].verdict.process is not None:
+        seen = f"the manager of host {where.host!r} {in_words(found[0].verdict, output.ago)}"
+        yield Finding(Verdict.WARNING, seen, "do what its log says: something keeps it from writing to the bus")
+    elif found:
         at = found[0].verdict.at
         heard = "for more than 3 minutes" if at is None else f"since {at:%Y-%m-%dT%H:%M:%SZ}"
         seen = f"the manager of host {where.host!r} was killed, or hangs: it was not heard {heard}"

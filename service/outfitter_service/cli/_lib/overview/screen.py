@@ -140,7 +140,8 @@ _UNSERVED = {"dead": "no manager: killed", "stopped": "no manager: stopped"}
 
 def _remark(view: HostView) -> str:
     """What a host's signs do not say."""
-    said = [] if view.item.managed else [_UNSERVED.get(view.item.life, "no manager")]
+    unserved = "not heard" if view.item.process is not None else _UNSERVED.get(view.item.life, "no manager")
+    said = [] if view.item.managed else [unserved]
     said += [f"{name} fails" for name in view.failing]
     if view.waiting:
         said.append(f"{len(view.waiting)} wait")

@@ -65,7 +65,7 @@ def _outage(picture: Picture, _views: Sequence[HostView], _now: datetime) -> Ite
 
 
 def _killed(_picture: Picture, views: Sequence[HostView], _now: datetime) -> Iterator[Trouble]:
-    if dead := [view for view in views if view.item.life == "dead"]:
+    if dead := [view for view in views if view.item.life == "dead" and view.item.process is None]:
         heard = [view.item.life_at for view in dead if view.item.life_at is not None]
         yield Trouble(
             urgent=True,
@@ -73,6 +73,22 @@ def _killed(_picture: Picture, views: Sequence[HostView], _now: datetime) -> Ite
             text=f"{_affected(dead)} Nobody answers before `outfitter serve` runs again: {_names(dead)}.",
             since=min(heard, default=None),
         )
+
+
+def _silent(_picture: Picture, views: Sequence[HostView], _now: datetime) -> Iterator[Trouble]:
+    if silent := [view for view in views if view.item.life == "dead" and view.item.process is not None]:
+        heard = [view.item.life_at for view in silent if view.item.life_at is not None]
+        yield Trouble(
+            urgent=True,
+            title=f"The manager of {_where(silent)} lives, but was not heard",
+            text=f"{_affected(silent)} Nobody answers before it writes again, and its log says why it does not: "
+            f"{', '.join(_process(view) for view in silent[:_NAMED])}{_more(silent)}.",
+            since=min(heard, default=None),
+        )
+
+
+def _process(view: HostView) -> str:
+    return f"process {view.item.process} for {view.name}" if view.item.process else view.name
 
 
 def _without_manager(_picture: Picture, views: Sequence[HostView], _now: datetime) -> Iterator[Trouble]:
@@ -241,6 +257,7 @@ _LOOKS: tuple[Callable[[Picture, Sequence[HostView], datetime], Iterable[Trouble
     _lent_twice,
     _outage,
     _killed,
+    _silent,
     _without_manager,
     _failing_drivers,
     _ill_devices,
@@ -266,8 +283,11 @@ def _where(hosts: Sequence[HostView]) -> str:
 
 
 def _names(hosts: Sequence[HostView]) -> str:
-    more = f" and {len(hosts) - _NAMED} more" if len(hosts) > _NAMED else ""
-    return ", ".join(view.name for view in hosts[:_NAMED]) + more
+    return ", ".join(view.name for view in hosts[:_NAMED]) + _more(hosts)
+
+
+def _more(hosts: Sequence[HostView]) -> str:
+    return f" and {len(hosts) - _NAMED} more" if len(hosts) > _NAMED else ""
 
 
 def _sentence(reason: str | None) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 from msgspec import Struct
 
-from outfitter_proto.signs_of_life import UNKNOWN, UNSERVED, Verdict
+from outfitter_proto.signs_of_life import UNKNOWN, UNSERVED, Verdict, in_words
 from outfitter_service.cli._lib import options, output
 from outfitter_service.cli._lib.options import WORKER_FORMS
 from outfitter_service.query.errors import warn
@@ -136,7 +136,7 @@ def _totals(devices: Iterable[tuple[DeviceEntry, bool]]) -> Iterator[str]:
 
 def _warn_of_absent(host: Host, verdict: Verdict, only: str | None) -> None:
     from outfitter_proto.records import ReasonCode
-    from outfitter_service.query import device_lines, managers
+    from outfitter_service.query import device_lines
 
     for resource, inventory in host.resources.items():
         if only not in {None, resource}:
@@ -150,7 +150,7 @@ def _warn_of_absent(host: Host, verdict: Verdict, only: str | None) -> None:
             why = inventory.reason or "its record has no room for the reason"
             warn(f"the driver of {resource} on {host.host} fails now: {why}")
     if verdict.life in UNSERVED:
-        why = managers.in_words(verdict, output.age_of)
+        why = in_words(verdict, output.ago)
         warn(f"no manager serves {host.host} now (it {why}): its last manager's data is shown")
 
 

@@ -152,13 +152,14 @@ def _delay(holder: DeviceHolder) -> str:
 
 
 def _manager(explanation: Explanation, host: Host | None, verdict: Verdict) -> str:
-    from outfitter_service.query import managers
+    from outfitter_proto.signs_of_life import in_words
 
     name = explanation.host
     if host is None:
         return f"No manager of {name} is known: start one with `outfitter serve --host {name}`."
     if not explanation.managed:
-        return f"The manager of {name} {managers.in_words(verdict, _age)}; nothing changes until one runs."
+        until = "one runs" if verdict.process is None else "it writes again"
+        return f"The manager of {name} {in_words(verdict, output.ago)}; nothing changes until {until}."
     return f"The manager of {name} has run for {_age(host.manager.since)}."
 
 

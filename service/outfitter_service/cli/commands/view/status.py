@@ -127,17 +127,19 @@ async def _warn_of_managers(bus: Bus, cluster: str, ledger: LedgerView, host: st
         return
     for unserved in found:
         if unserved.is_missed:
-            warn(f"{manager_in_words(unserved)}. Start one with `outfitter serve --host {unserved.host}`")
+            runs = unserved.verdict.process is not None
+            remedy = "" if runs else f". Start one with `outfitter serve --host {unserved.host}`"
+            warn(f"{manager_in_words(unserved)}{remedy}")
 
 
 def manager_in_words(unserved: UnservedHost) -> str:
     """What has become of the manager of a host, and who waits for it."""
-    from outfitter_service.query import managers
+    from outfitter_proto.signs_of_life import in_words
 
     waiting = [f"{unserved.waiting} of its workers wait"] if unserved.waiting else []
     if unserved.unanswered:
         waiting.append(f"{unserved.unanswered} messages lie unanswered")
-    said = managers.in_words(unserved.verdict, output.age_of)
+    said = in_words(unserved.verdict, output.ago)
     return "; ".join([f"the manager of host {unserved.host!r} {said}", *waiting])
 
 

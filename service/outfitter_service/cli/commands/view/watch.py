@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from outfitter_proto import keys, names
-from outfitter_proto.signs_of_life import UNKNOWN, UNSERVED, Life, Verdict
+from outfitter_proto.signs_of_life import UNKNOWN, UNSERVED, Life, Verdict, in_words
 from outfitter_service.cli._lib import options, output, standard_output
 from outfitter_service.query.errors import warn
 
@@ -181,20 +181,18 @@ class _Words:
         """`life`: whether a host's manager lives."""
         self._states: dict[str, str] = {}
         self._life = life
-        self._said: dict[str, Life | None] = {}
+        self._said: dict[str, tuple[Life, int | None] | None] = {}
 
     def show_lives(self, only: str | None) -> None:
         """Print of which managers something else is to be said now, without a record of their hosts that says it."""
         for host, said in list(self._said.items()):
-            if only in {None, host} and _end_of(self._life(host)) is not said:
+            if only in {None, host} and _end_of(self._life(host)) != said:
                 output.say(f"{_clock()}  {host}  {self._manager(host)}")
 
     def _manager(self, host: str) -> str:
-        from outfitter_service.query import managers
-
         verdict = self._life(host)
         self._said[host] = _end_of(verdict)
-        return f"its manager {managers.in_words(verdict, output.age_of)}" if _end_of(verdict) else "managed"
+        return f"its manager {in_words(verdict, output.ago)}" if _end_of(verdict) else "managed"
 
     def show(self, worker: options.WorkerNames | None, change: Change) -> None:
         if _is_selected(worker, change):
@@ -232,9 +230,9 @@ class _Words:
                 return f"{change.key}  has a new record of type {record.__struct_config__.tag}"
 
 
-def _end_of(verdict: Verdict) -> Life | None:
-    """Stopped or dead; None: neither, as far as is known."""
-    return verdict.life if verdict.life in UNSERVED else None
+def _end_of(verdict: Verdict) -> tuple[Life, int | None] | None:
+    """Stopped or dead, with the process that runs all the same; None: neither, as far as is known."""
+    return (verdict.life, verdict.process) if verdict.life in UNSERVED else None
 
 
 def _inventory(inventory: object) -> str:
