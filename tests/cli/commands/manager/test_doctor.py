@@ -7,6 +7,7 @@ import os
 import re
 import resource
 import socket
+import subprocess
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -32,7 +33,8 @@ from outfitter_service.runtime.machine_lock import LockHolder, socket_name
 from support.api import checkpoint
 from support.documents import ROOT
 from support.kafka.broker import KafkaBroker
-from support.managers.process import StartManager, add_device
+from support.kafka.small_disk import SmallDisk
+from support.managers.process import OUTFITTER, StartManager, add_device
 from support.processes.command_line import outfitter
 
 pytestmark = pytest.mark.slow
@@ -54,6 +56,28 @@ def test_all_is_well_on_a_bus_with_topics(tmp_path: Path) -> None:
     assert outfitter("topics", "create", "--bus", bus, cwd=tmp_path).returncode == 0
     code, found = doctor(tmp_path, f'bus = "{bus}"\n')
     assert (code, found["configuration"], found["topics"], found["pidfd"]) == (0, [], [], [])
+
+
+def test_a_disk_without_room_for_the_bus_is_named_with_what_is_free_and_what_is_needed(tmp_path: Path) -> None:
+    folder = tmp_path / "disk/bus"  # of a mode of its own: everybody may write to the disk itself
+    (config := tmp_path / "outfitter.toml").write_text(f'bus = "sqlite:///{folder}/bus.db"\nhttp = "127.0.0.1:0"\n')
+
+    def run(disk: SmallDisk, *words: str) -> subprocess.CompletedProcess[str]:
+        command = [*disk.within, *OUTFITTER, *words, "--config", str(config)]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+    with SmallDisk(folder.parent, megabytes=64) as disk:
+        assert run(disk, "topics", "create").returncode == 0
+        assert "is free" not in run(disk, "doctor").stdout
+        disk.fill()
+        done = run(disk, "doctor", "--json")
+        assert done.returncode == 1
+        [finding] = {item["check"]: item["findings"] for item in json.loads(done.stdout)["checks"]}["topics"]
+        assert (finding["verdict"], finding["seen"]) == (
+            "problem",
+            f"the disk of {folder} has 0.0 MB free; the bus needs 16.8 MB for its write-ahead log",
+        )
+        assert "make room" in finding["remedy"]
 
 
 def test_a_bus_that_is_not_there_is_not_checked_and_not_made(tmp_path: Path) -> None:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_EMBEDDED = "sqlite:"
+
 _UNREADABLE = Finding(
     Verdict.NOT_CHECKED, "the bus cannot be read", "put right what `brokers` or `topics` says, then run this again"
 )
@@ -45,6 +47,9 @@ def brokers(machine: Machine) -> Iterator[Finding]:
 def topics(machine: Machine) -> Iterator[Finding]:
     """Whether the bus can be reached, and its topics are as they must be. On the embedded bus also its files' modes."""
     where = connection(machine.config, machine.given)
+    if (room := _lack_of_room(where.bus)) is not None:
+        yield room
+        return
     try:
         found = _asked(where, lambda bus: _differences(bus, where))
     except MissingBusError as error:
@@ -53,6 +58,27 @@ def topics(machine: Machine) -> Iterator[Finding]:
     for item in found:
         verdict = Verdict.PROBLEM if item.fatal else Verdict.WARNING
         yield Finding(verdict, item.in_words(), item.remedy)
+
+
+def _lack_of_room(url: str) -> Finding | None:
+    """That the disk of an embedded bus is full, or nearly so; None: it is not, or that cannot be told."""
+    from outfitter_proto.bus.embedded.connecting.database import JOURNAL_SIZE_LIMIT
+    from outfitter_proto.bus.embedded.connecting.location import parse
+
+    if not url.startswith(_EMBEDDED):
+        return None
+    folder = parse(url).path.parent
+    try:
+        disk = os.statvfs(folder)
+    except OSError:
+        return None
+    free = disk.f_bavail * disk.f_frsize
+    if free >= JOURNAL_SIZE_LIMIT:
+        return None
+    seen = f"the disk of {folder} has {free / 1e6:.1f} MB free; the bus needs {JOURNAL_SIZE_LIMIT / 1e6:.1f} MB"
+    return Finding(
+        Verdict.PROBLEM, f"{seen} for its write-ahead log", "make room there: nothing can be written once it is full"
+    )
 
 
 async def _differences(bus: Bus, where: Connection) -> list[TopicDifference]:
