@@ -24,7 +24,7 @@ from outfitter_service.runtime.instruments import Instruments
 MOST_UNHEARD = 1
 """Signs that may be without an acknowledgement. With more the checkpoint says that there are none: readers take a
 writer for dead three intervals after the last one that they have."""
-LAST_WITHIN_S = 1.0
+LAST_WITHIN_S = 5.0
 """How long an orderly stop waits for the last sign."""
 
 
