@@ -205,6 +205,23 @@ async def test_that_its_driver_is_not_configured_any_more_is_said_of_what_stays_
         assert "the driver of gpu must take them back, but is not configured" in record["reason"]
 
 
+async def test_a_restart_with_a_driver_that_takes_nothing_back_names_whoever_has_devices_of_the_other_one(
+    serve: Serve, bench: Bench, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with serve(preparing(bench.name)) as manager:
+        await manager.say(register("w", gpu=1), register("next", gpu=1))
+        await manager.state("w", "allocated")
+    async with serve(preparing(bench.name)):
+        assert "which was to take them back" not in capsys.readouterr().out
+    async with serve(static(1)) as manager:
+        said = capsys.readouterr().out
+        assert "devices were granted by another driver, which was to take them back, and this one will not" in said
+        assert f"devices={{'h/w': ['{bench.ids[0]}']}}" in said
+        assert "workers=1" in said
+        await manager.say(deregister("w"))
+        await manager.state("w", "ended")
+
+
 async def test_a_driver_that_prepares_is_refused_for_a_resource_that_is_shared(serve: Serve, bench: Bench) -> None:
     """Taking the devices back from one of their workers would take them from all."""
     async with serve(preparing(bench.name, 'sharing = "shared"')) as manager:

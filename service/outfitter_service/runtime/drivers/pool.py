@@ -15,6 +15,7 @@ import structlog
 from anyio.abc import TaskGroup
 
 from outfitter_drivers import api
+from outfitter_proto.keys import AllocationKey
 from outfitter_proto.records import FINAL_STATES, Allocation
 from outfitter_service.core import model as m
 from outfitter_service.metrics import Metrics
@@ -27,6 +28,8 @@ log = structlog.get_logger("outfitter.drivers")
 
 HOSTS_AT_ONCE = 50
 """Hosts whose drivers are started in one turn of the event loop."""
+MOST_NAMED = 8
+"""Most workers that one warning names."""
 
 
 class DriverCalls(Protocol):
@@ -42,6 +45,8 @@ class DriverCalls(Protocol):
 
     def see_restored(self, record: Allocation) -> None: ...
 
+    def warn_of_other_drivers(self, records: Iterable[Allocation]) -> None: ...
+
     def see_committed(self, record: Allocation) -> None: ...
 
 
@@ -55,6 +60,8 @@ class DriverPool:
         processes that workers leave behind; None: nobody looks for them."""
         self._loaded = {name: resource for name, resource in loaded.items() if resource.served is not None}
         self._offers = {name for name, resource in self._loaded.items() if resource.served and resource.served.offers}
+        self._warned: set[tuple[str, AllocationKey]] = set()
+        """The grants of another driver that were said already, with their resources."""
         self._metrics = metrics
         self._survivors = survivors
         self._hosts: dict[str, dict[str, Supervisor]] = {}
@@ -150,6 +157,27 @@ class DriverPool:
         for supervisor, amount in self._offering(record):
             supervisor.offers.assume(supervisor.worker(record), amount)
         self.see_committed(record)
+
+    def warn_of_other_drivers(self, records: Iterable[Allocation]) -> None:
+        """Warn once of grants whose driver was to take the devices back, where the driver of now does no such thing:
+        what was prepared is never undone, and a script that keeps books never strikes them out."""
+        held: dict[str, dict[str, list[str]]] = {}
+        for record in records:
+            for resource in record.prepared or () if record.state not in FINAL_STATES else ():
+                loaded = self._loaded.get(resource)  # without one the devices stay held, which is said at their release
+                if loaded is None or loaded.spec.confirms or (resource, record.key) in self._warned:
+                    continue
+                self._warned.add((resource, record.key))
+                ids = [info.get("id", "") for info in record.resources.get(resource, ())]
+                held.setdefault(resource, {})[f"{record.host}/{record.worker}"] = ids
+        for resource, workers in held.items():
+            log.warning(
+                "devices were granted by another driver, which was to take them back, and this one will not",
+                resource=resource,
+                devices=dict(islice(workers.items(), MOST_NAMED)),
+                workers=len(workers),
+                remedy="configure the former driver again and restart before these workers end, or tell it by hand",
+            )
 
     def see_committed(self, record: Allocation) -> None:
         """The record is committed. If its worker went without a grant, what drivers set aside for it is given back."""

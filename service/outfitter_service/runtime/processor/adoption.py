@@ -67,6 +67,7 @@ class Adoption(Struct, frozen=True):
                 self.drivers.perform(command, record)
             if not (record.state in FINAL_STATES and was_long_ended(record, restored.checkpoint)):
                 self.drivers.see_restored(record)
+        self.drivers.warn_of_other_drivers(ledger.allocations.values())
 
     async def _check_history(self) -> None:
         """Begin a snapshot if history has nothing: the topic was recreated while nobody served.
