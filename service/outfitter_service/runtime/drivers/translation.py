@@ -9,6 +9,7 @@ import asyncio
 import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 import anyio
 import anyio.lowlevel
@@ -19,6 +20,8 @@ from outfitter_proto import environment
 from outfitter_proto.records import Health
 from outfitter_proto.support import descriptors
 from outfitter_service.core import model as m
+
+T = TypeVar("T")
 
 REASON_LENGTH = 2000
 """Most characters of a driver's message in a record."""
@@ -192,6 +195,20 @@ def _check_names(resource: str, device: m.KnownDevice) -> None:
         )
 
 
+def within_limit(resource: str, devices: Iterable[T]) -> Iterator[T]:
+    """What a driver reports, one after another.
+
+    Raises:
+        PermanentDriverError: there are more than `MOST_DEVICES`.
+    """
+    for count, device in enumerate(devices):
+        if count == MOST_DEVICES:
+            raise api.PermanentDriverError(
+                f"the driver of {resource} reported more than {MOST_DEVICES} devices, which is the limit"
+            )
+        yield device
+
+
 async def known_devices(resource: str, devices: Iterable[api.Device]) -> tuple[m.KnownDevice, ...]:
     """A driver's devices, each as often as the driver names it: the core merges repeated ones. Each turn of the event
     loop checks some of them.
@@ -200,11 +217,7 @@ async def known_devices(resource: str, devices: Iterable[api.Device]) -> tuple[m
         PermanentDriverError: there are more than `MOST_DEVICES`, or one that `known_device` refuses.
     """
     checked: list[m.KnownDevice] = []
-    for device in devices:
-        if len(checked) == MOST_DEVICES:
-            raise api.PermanentDriverError(
-                f"the driver of {resource} reported more than {MOST_DEVICES} devices, which is the limit"
-            )
+    for device in within_limit(resource, devices):
         checked.append(known_device(resource, device))
         if len(checked) % AT_A_STRETCH == 0:
             await anyio.lowlevel.checkpoint()

@@ -64,6 +64,23 @@ class Factory(ExternalResourceDriverFactory):
 """
 
 
+MANY_DRIVER = """
+from outfitter.drivers import Device, ExternalResourceDriver, ExternalResourceDriverFactory, ExternalResourceInfo
+from outfitter.drivers import Inventory
+
+class Driver(ExternalResourceDriver, Inventory):
+    async def retrieve_resource_info(self, amount, worker):
+        return [ExternalResourceInfo({"index": str(index)}) for index in range(10_001)]
+
+    async def inventory(self, host):
+        yield [Device(name=str(index), properties={}) for index in range(10_001)]
+
+class Factory(ExternalResourceDriverFactory):
+    def create_external_resource_driver(self, config):
+        return Driver()
+"""
+
+
 def discover(config: Path, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*OUTFITTER, "discover", *arguments, "--config", str(config)],
@@ -111,6 +128,18 @@ def test_a_driver_that_names_no_device_is_a_failure(tmp_path: Path) -> None:
     done = discover(config, "gpu")
     assert (done.returncode, done.stdout) == (1, "")
     assert "the driver of gpu names no device" in done.stderr
+
+
+@pytest.mark.parametrize("amount", [(), ("--amount", "10")])
+def test_more_devices_than_a_manager_takes_are_refused_with_its_words(tmp_path: Path, amount: tuple[str, ...]) -> None:
+    (tmp_path / "many_driver.py").write_text(MANY_DRIVER)
+    config = tmp_path / "outfitter.toml"
+    config.write_text(
+        'external-resources = ["card"]\n[external-resource.card]\namount = 1\ndriver = "many_driver:Factory"\n'
+    )
+    done = discover(config, "card", *amount, PYTHONPATH=str(tmp_path))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "the driver of card reported more than 10000 devices, which is the limit" in done.stderr
 
 
 def test_it_prints_as_many_as_are_asked_for(config: Path) -> None:

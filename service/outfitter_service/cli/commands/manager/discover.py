@@ -202,12 +202,13 @@ async def _inventory(driver: Inventory, worker: Worker) -> list[Device]:
         OutfitterCliError: it failed, took too long, named none, or named what is no device.
     """
     from outfitter_drivers.api import Device
+    from outfitter_service.runtime.drivers.translation import within_limit
 
     found: list[Device] = []
     with _within_its_limit(driver, worker.resource):  # type: ignore[arg-type]  # whatever has an inventory is a driver
         reports = driver.inventory(worker.host)
         async for report in reports:
-            found = list(report)
+            found = list(within_limit(worker.resource, report))
             break
         if isinstance(reports, AsyncGenerator):
             await reports.aclose()
@@ -225,9 +226,10 @@ async def _ask(driver: ExternalResourceDriver, amount: int, worker: Worker) -> l
         OutfitterCliError: it failed, took too long, or named fewer devices than `amount`.
     """
     from outfitter_drivers.api import ExternalResourceInfo
+    from outfitter_service.runtime.drivers.translation import within_limit
 
     with _within_its_limit(driver, worker.resource):
-        infos = list(await driver.retrieve_resource_info(amount, worker) or ())
+        infos = list(within_limit(worker.resource, await driver.retrieve_resource_info(amount, worker) or ()))
     if wrong := [info for info in infos if not isinstance(info, ExternalResourceInfo)]:
         raise OutfitterCliError(
             f"the driver of {worker.resource} returned {wrong[0]!r}, which is no ExternalResourceInfo"
