@@ -1,5 +1,6 @@
 """Preparing, taking back, devices that change under their holders, and restarts with another configuration."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -8,9 +9,11 @@ from hypothesis import strategies as st
 from msgspec import UNSET, structs
 
 from outfitter_proto.records import MAX_LISTED_DEVICES, Health, Owner, Survivors
+from outfitter_service.core import delays
 from outfitter_service.core import model as m
-from outfitter_service.core.decide import implied
+from outfitter_service.core.decide import Decision, implied
 from outfitter_service.core.state.ledger import Ledger, PutAllocation
+from outfitter_service.core.state.sizes import shortest
 from support.core.core_driver import CoreDriver, asks, device, ill
 
 PREPARES = m.ResourceSpec(name="gpu", amount=1, prepares=True)
@@ -407,6 +410,57 @@ def test_while_it_is_taken_back_the_record_says_what_that_waits_for_and_afterwar
         assert (core.state("w"), core["w"].reason, core["w"].delayed_by) == ("releasing", f"{why}; {said}", said)
     unprepared(core, "w")
     assert (core.state("w"), core["w"].reason, core["w"].delayed_by) == ("ended", why, UNSET)
+
+
+SEEN: tuple[str, int] = ("b", 1)
+"""The boot and PID namespace of `OWNER`."""
+OWNER = Owner(pid=7, start_ticks=7, pid_ns=SEEN[1], boot_id=SEEN[0])
+NAMED = "process 8 (sh) of the worker still runs"
+
+
+def left_behind(words: str, sees: tuple[str | None, int | None]) -> CoreDriver:
+    """The owner of the worker `w` has died, and its release is delayed by what `words` say."""
+    core = CoreDriver(GPU, sees=sees)
+    core.report("a")
+    core.register("w", 1, owner=OWNER, survivors=Survivors(uid=0))
+    core.die("w")
+    delayed(core, "w", words)
+    return core
+
+
+@pytest.mark.parametrize("ending", [CoreDriver.deregister, CoreDriver.die])
+@pytest.mark.parametrize("sees", [(None, None), ("b", 2), ("another", 1)])
+def test_a_wait_for_processes_that_the_manager_does_not_see_is_ended_by_who_knows_better(
+    ending: Callable[[CoreDriver, str], Decision], sees: tuple[str | None, int | None]
+) -> None:
+    core = left_behind(NAMED, sees)
+    why = core["w"].reason
+    core.expire("w")
+    assert (core["w"].delayed_by, core.decisions[-1].commands) == (NAMED, [])
+    ending(core, "w")
+    assert core.decisions[-1].commands == [m.Unprepare(allocation="h/w/1", token=1)]
+    assert (core.state("w"), core["w"].delayed_by) == ("releasing", "")
+    assert why == f"{core['w'].reason}; {NAMED}"
+    ending(core, "w")
+    assert (core.decisions[-1].commands, core.decisions[-1].kind) == ([], "repeated")
+    unprepared(core, "w")
+    assert (core.state("w"), core["w"].reason_code, core["w"].delayed_by) == ("ended", "owner-died", UNSET)
+
+
+@pytest.mark.parametrize("ending", [CoreDriver.deregister, CoreDriver.die])
+@pytest.mark.parametrize(("words", "sees"), [(NAMED, SEEN), (delays.of_driver("gpu", "says: no"), (None, None))])
+def test_nobody_else_ends_a_wait_for_processes_or_for_a_driver(
+    ending: Callable[[CoreDriver, str], Decision], words: str, sees: tuple[str | None, int | None]
+) -> None:
+    core = left_behind(words, sees)
+    ending(core, "w")
+    assert (core["w"].delayed_by, core.decisions[-1].commands, core.decisions[-1].kind) == (words, [], "repeated")
+
+
+def test_the_shortest_record_tells_whose_words_delay_it() -> None:
+    for words, is_named in ((NAMED, True), (delays.of_driver("gpu", "says: still in use by process 8"), False)):
+        record = shortest(left_behind(words, (None, None))["w"])
+        assert delays.is_out_of_sight(record, (None, None)) is is_named
 
 
 def test_words_that_are_repeated_or_come_late_change_nothing() -> None:

@@ -20,6 +20,7 @@ from outfitter_proto.records import (
     Survivors,
     Unwatched,
 )
+from outfitter_service.core import delays
 from outfitter_service.core import model as m
 from outfitter_service.core.decide import Rules
 from support.core.core_driver import HOST
@@ -28,6 +29,8 @@ from support.core.world import World, known
 pytestmark = pytest.mark.timeout(600)  # 250 examples take as long as a busy machine lets them
 
 OWNER = Owner(pid=1, start_ticks=1, pid_ns=1, boot_id="b")
+SIGHTS: st.SearchStrategy[delays.Sight] = st.sampled_from([("b", 1), ("b", 2)])
+"""Where a manager sees the processes of `OWNER`, and where it does not."""
 WORKERS = st.sampled_from(["v", "w", "x", "y", "z"])
 INCARNATIONS = st.sampled_from(["1", "2", "3"])
 AMOUNTS = st.integers(1, 3)
@@ -307,8 +310,14 @@ class Core(RuleBasedStateMachine):
                 self.world.say(m.DriverReport(host=HOST, resource=command.resource, failure=failure))
             case m.Prepare(allocation=key, token=token):
                 self.world.say(m.Prepared(allocation=key, token=token, error=None if well else "no"))
+            case m.Unprepare(allocation=key, token=token) if self.world.is_out_of_sight(key):
+                words = delays.out_of_sight(self.world.ledger.allocations[key].delayed_by or "")
+                self.world.say(m.ReleaseDelayed(allocation=key, token=token, reason=words))
+                if repeat:
+                    commands.remove(command)
             case m.Unprepare(allocation=key, token=token) if count > 1:
-                self.world.say(m.ReleaseDelayed(allocation=key, token=token, reason=f"used by {count}"))
+                words = f"process {count} still runs" if well else delays.of_driver("gpu", f"says: used by {count}")
+                self.world.say(m.ReleaseDelayed(allocation=key, token=token, reason=words))
                 if not repeat:
                     commands.append(command)
             case m.Unprepare(allocation=key, token=token):
@@ -355,9 +364,10 @@ class Core(RuleBasedStateMachine):
     def fail_commit(self) -> None:
         self.world.fail_commit()
 
-    @rule()
-    def crash(self) -> None:
-        self.world.crash()
+    @rule(sees=SIGHTS)
+    def crash(self, sees: delays.Sight) -> None:
+        """The manager starts again, where it sees the owners' processes or not."""
+        self.world.crash(structs.replace(self.world.rules, sees=sees))
 
     @rule(renamed=st.booleans(), names=st.one_of(st.none(), st.sets(st.sampled_from(RESOURCES["npu"]))), worker=WORKERS)
     def replace_driver(self, renamed: bool, names: set[str] | None, worker: str) -> None:

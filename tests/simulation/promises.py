@@ -300,8 +300,13 @@ def _lent_too_early(world: World, lives: Sequence[model.Log], host: Host) -> lis
                     grants.setdefault(device, []).append((at, key, (life, token)))
     wrong: list[str] = []
     said_over = _said_over(world, host.name)
+    named = _named_survivors(world, lives, host.name) if world.setting.walled else None
     for held in [held for worker in world.workers for held in worker.holdings if held.key.startswith(f"{host.name}/")]:
+        if held.left and named is not None and held.key not in named:
+            continue  # perhaps no manager has ever seen them
         until = min(held.until, said_over.get(held.key, math.inf))
+        if held.left and named is not None:
+            until = min(until, named[held.key])
         for device in itertools.filterfalse(host.bench.is_hidden, held.devices):
             began = ranks.get((held.key, held.token), {})
             own = max((life for life, at in began.items() if at <= held.since), default=0), held.token
@@ -312,6 +317,31 @@ def _lent_too_early(world: World, lives: Sequence[model.Log], host: Host) -> lis
                         f"until {until - 1000:.3f}"
                     )
     return sorted(set(wrong))[:5]
+
+
+def _named_survivors(world: World, lives: Sequence[model.Log], host: str) -> dict[str, float]:
+    """The runs whose records named processes that their worker left behind; and when a manager that did not see them
+    let the devices go, because somebody deregistered the run once more."""
+    partition = partition_of(host, world.setting.partitions)
+    said: dict[str, list[float]] = {}
+    for log in world.broker.lives(TOPICS.registrations, partition):
+        for record, at in log.committed():
+            message = json.loads(record.value or b"{}") if record.key == host.encode() else {}
+            if message.get("type") == "deregister":
+                said.setdefault(f"{host}/{message['worker']}/{message['incarnation']}", []).append(at)
+    named: dict[str, float] = {}
+    for ledger in lives:
+        for record, at in ledger.committed():
+            key, found = (record.key or b"").decode(), json.loads(record.value or b"{}")
+            if found.get("type") != "allocation" or found["host"] != host:
+                continue
+            words = found.get("delayed_by", "no word")
+            if words.startswith("process"):
+                named.setdefault(key, math.inf)
+            known = int(found.get("reason_code") == "deregistered")
+            if key in named and words == "" and sum(each <= at for each in said.get(key, [])) > known:
+                named[key] = min(named[key], at)
+    return named
 
 
 def _blamed_for_an_outage(world: World, host: Host, ledger: model.Log) -> list[str]:

@@ -77,7 +77,7 @@ class Allocation(Struct, frozen=True, kw_only=True, tag_field="type", tag="alloc
     `aliases`: the other names of devices by id, from the drivers of all resources. A device held under one name is held
     under all.
     `delayed_by`: why a `releasing` record's devices are not free yet: their driver's words, or the processes that the
-    worker left behind; `reason` ends with it.
+    worker left behind; `reason` ends with it. Empty: nothing that anybody waits for any more.
     `warnings`: sentences about the registration, such as unknown fields.
     `unwatched`: why the manager does not watch the owner's process (see `Unwatched`). It is set if the host's record
     does not show this to the worker, or if the worker requested no lease: then `request.lease_s` is the manager's

@@ -22,6 +22,7 @@ from outfitter_proto.records import (
     Transition,
 )
 from outfitter_service.core import model as m
+from outfitter_service.core.delays import Sight
 from outfitter_service.core.state import sizes
 from outfitter_service.core.state.host_state import HostState
 from outfitter_service.core.state.ledger import Change, DropAllocation, Ledger, PutAllocation
@@ -45,8 +46,8 @@ class Rules(Struct, frozen=True, kw_only=True):
     changes one record where it can, and what ends or releases is written as short as possible. `news`: a record is
     written again where it only says more: that a newer incarnation registered, why a worker waits, what delays a
     release. Else that is left to a later look at the host, and final records lack long labels and operators.
-    `forgets_hosts`: delete a host's record once no allocation of it is retained. `per_worker`: follows from
-    `specs`, the resources that say so there.
+    `forgets_hosts`: delete a host's record once no allocation of it is retained. `sees`: whose processes the manager
+    can find. `per_worker`: follows from `specs`, the resources that say so there.
 
     Limits per host against a flood of names: `max_waiting` workers wait, `max_live` live workers have no exclusive
     device, the requests of both and their shared devices are `max_items` (see `sizes.items`). `max_final` final records
@@ -64,6 +65,7 @@ class Rules(Struct, frozen=True, kw_only=True):
     brief: bool = False
     news: bool = True
     forgets_hosts: bool = False
+    sees: Sight = (None, None)
     max_waiting: int = 10_000
     max_live: int = 10_000
     max_items: int = 100_000

@@ -16,8 +16,8 @@ from msgspec import UNSET, structs
 
 from outfitter_proto.keys import AllocationKey, host_key
 from outfitter_proto.records import FINAL_STATES, NO_TOKEN, Allocation, AllocationState, ReasonCode
+from outfitter_service.core import delays, queue
 from outfitter_service.core import model as m
-from outfitter_service.core import queue
 from outfitter_service.core.decision import DecisionBuilder, Rules
 from outfitter_service.core.state.host_state import Ending, HostState
 from outfitter_service.core.state.ledger import DropRecord, Ledger, PutRecord
@@ -26,6 +26,10 @@ from outfitter_service.core.states import ALLOCATED, ENDED, FAILED, PENDING, PRE
 
 LOOKED_AT = 8
 """How many final records a decision looks at that it may not delete yet. In a flood there are thousands of them."""
+
+_ENDS_WAIT = (ReasonCode.DEREGISTERED, ReasonCode.OWNER_DIED)
+"""What ends the wait for processes that a manager does not see. It knows the death of an owner there by one thing only:
+the end of the owner's boot, with which all processes have ended."""
 
 
 def end_if_live(builder: DecisionBuilder, key: AllocationKey, code: ReasonCode, reason: str) -> None:
@@ -39,7 +43,10 @@ def end(builder: DecisionBuilder, record: Allocation, code: ReasonCode, reason: 
     """End a record, through `releasing` where a driver must take the devices back first."""
     state = record.state
     if state == RELEASING:
-        builder.set_kind("repeated")
+        if code in _ENDS_WAIT and delays.is_out_of_sight(record, builder.rules.sees):
+            _end_wait(builder, record, reason)
+        else:
+            builder.set_kind("repeated")
         return
     if state == PREPARING or (state == ALLOCATED and needs_unprepare(builder.rules, record)):
         _release(builder, record, code, reason, outcome=ENDED)
@@ -56,6 +63,19 @@ def end(builder: DecisionBuilder, record: Allocation, code: ReasonCode, reason: 
     )
     if builder.host_state(record.host).queue:
         queue.schedule(builder, record.host)
+
+
+def _end_wait(builder: DecisionBuilder, record: Allocation, reason: str) -> None:
+    """Go on with a release that waits for processes that nobody here sees."""
+    builder.step(
+        Step.REFRESH,
+        f"the devices wait no longer for processes that this manager does not see: {reason}",
+        record,
+        grows=False,
+        reason=_release_reason(record),
+        delayed_by="",
+    )
+    builder.command(m.Unprepare(allocation=record.key, token=record.token or NO_TOKEN))
 
 
 def _release(

@@ -30,6 +30,7 @@ from outfitter_proto.records import (
 )
 from outfitter_proto.support.causes import side_by_side
 from outfitter_service.config import Connection
+from outfitter_service.core import delays
 from outfitter_service.query.errors import OutfitterCliError, warn
 from outfitter_service.query.held_devices import HeldDevices
 
@@ -217,6 +218,12 @@ def awaited_owner(record: Allocation, host: Host | None) -> str | None:
         f"its process {owner.pid} is out of the manager's sight, and nobody sends heartbeats for it: it keeps its "
         "devices until a manager sees its end, the machine restarts, or somebody deregisters it"
     )
+
+
+def awaits_unseen_survivors(record: Allocation, host: Host | None) -> bool:
+    """Whether the devices stay held for processes that the worker left behind, and that the manager cannot see. `host`:
+    the record of the allocation's host."""
+    return host is not None and delays.is_out_of_sight(record, (host.manager.boot_id, host.manager.pid_ns or None))
 
 
 def warnings_of(record: Allocation) -> list[str]:

@@ -13,6 +13,7 @@ from outfitter_proto import __version__
 from outfitter_proto.keys import host_writer, partition_writer
 from outfitter_proto.records import ManagerIdentity
 from outfitter_proto.support.processes import boot_id, pid_namespace, time_namespace
+from outfitter_service.core.delays import Sight
 from outfitter_service.runtime.clock import Clock
 
 SUSPEND_THRESHOLD_S = 1.0
@@ -34,6 +35,11 @@ class Identity(Struct, frozen=True, kw_only=True):
     boot_id: str | None
     pid_ns: int | None
     time_ns: int | None = None
+
+    @property
+    def sees(self) -> Sight:
+        """Whose processes the manager can find."""
+        return self.boot_id, self.pid_ns
 
     def manager(self, since: datetime, stopped_at: datetime | None = None) -> ManagerIdentity:
         """The manager, as host records name it. `since`: when it started; `stopped_at`: when it stopped, or None."""

@@ -14,6 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 from msgspec import structs
 
@@ -28,7 +29,7 @@ from support.api import allocation
 from support.bus.faulty_bus import FaultyBus, no_faults
 from support.checker.verdict import verdict
 from support.drivers.preparing import BENCHES, Bench
-from support.managers.in_process import another, deregister, preparing, register, static
+from support.managers.in_process import InProcessManager, another, deregister, preparing, register, static
 from support.processes.owners import body, owner_of
 
 IDLE = "import sys; sys.stdin.read()"
@@ -138,6 +139,122 @@ async def test_a_manager_that_cannot_see_the_owner_does_not_wait_for_survivors(s
         await manager.state("w", "ended", RUN)
         [step] = [step for step in await manager.history() if step.get("to") == "ended"]
         assert step["explanation"].endswith("this manager does not see them")
+
+
+@pytest.fixture
+async def named(serve: Serve, start: Start) -> subprocess.Popen[bytes]:
+    """A process that has outlived the owner of the only device. A manager of machine `m` has named it and was killed;
+    `next` waits."""
+    survivor, owner = start(), start(OUTFITTER_WORKER="another")
+    async with serve(static(1), identity=another(machine_id="m")) as manager:
+        await manager.say(asking(owner.pid), register("next", gpu=1, lease_s=None))
+        await manager.state("w", "allocated", RUN)
+        owner.kill()
+        await manager.until(lambda records: records.get(KEY, {}).get("delayed_by"))
+    return survivor
+
+
+OUT_OF_SIGHT = "as an earlier manager saw; this one does not see the worker's processes"
+UNSEEING: dict[str, dict[str, Any]] = {
+    "another PID namespace": {"machine_id": "m", "pid_ns": 1},
+    "another machine, perhaps": {"machine_id": None, "boot_id": "another"},
+    "cluster scope": {"machine_id": "m", "pid_ns": None, "boot_id": None},
+}
+
+
+async def _waits(manager: InProcessManager, survivor: subprocess.Popen[bytes]) -> None:
+    record = await manager.until(lambda records: OUT_OF_SIGHT in records[KEY].get("delayed_by", "") and records[KEY])
+    assert record["state"] == "releasing"
+    assert record["delayed_by"].startswith(f"process {survivor.pid} ")
+    assert record["delayed_by"].count(OUT_OF_SIGHT) == 1
+    assert record["reason"] == f"process {record['request']['owner']['pid']} ended; {record['delayed_by']}"
+    assert (await manager.records())["h/next/1"]["state"] == "pending"
+
+
+@pytest.mark.parametrize("sees", UNSEEING)
+async def test_a_device_waits_for_processes_that_an_earlier_manager_has_named_until_somebody_deregisters_the_worker(
+    serve: Serve, named: subprocess.Popen[bytes], url: str, sees: str
+) -> None:
+    for _ in range(2):
+        async with serve(static(1), identity=another(**UNSEEING[sees])) as manager:
+            await manager.say(register("silent", gpu=1, lease_s=0.1))
+            await manager.state("silent", "ended")
+            await _waits(manager, named)
+    async with serve(static(1), identity=another(**UNSEEING[sees])) as manager:
+        await manager.say(deregister("w", RUN))
+        ended = await manager.state("w", "ended", RUN)
+        assert (ended["reason_code"], ended.get("delayed_by")) == ("owner-died", None)
+        assert ended["reason"] == f"process {ended['request']['owner']['pid']} ended"
+        await manager.state("next", "allocated")
+    assert (await verdict(url)).violations == ()
+
+
+async def test_a_manager_that_sees_the_named_processes_looks_again(
+    serve: Serve, named: subprocess.Popen[bytes], url: str
+) -> None:
+    async with serve(static(1), identity=another(machine_id="m", pid_ns=1)) as manager:
+        await _waits(manager, named)
+    async with serve(static(1), identity=another(machine_id="m")) as manager:
+        await manager.until(lambda records: OUT_OF_SIGHT not in records[KEY]["delayed_by"])
+        await manager.say(deregister("w", RUN), register("after"))
+        await manager.state("after", "pending")
+        assert (await manager.records())[KEY]["delayed_by"].startswith(f"process {named.pid} ")
+        named.kill()
+        await manager.state("next", "allocated")
+        [step] = [step for step in await manager.history() if step.get("to") == "ended"]
+        assert "this manager does not see them" not in step["explanation"]
+    assert (await verdict(url)).violations == ()
+
+
+@pytest.mark.parametrize("after", [{}, {"pid_ns": 1}])
+async def test_the_named_processes_have_ended_with_their_machines_boot(
+    serve: Serve, named: subprocess.Popen[bytes], after: dict[str, int]
+) -> None:
+    async with serve(static(1), identity=another(machine_id="m", pid_ns=1)) as manager:
+        await _waits(manager, named)
+    async with serve(static(1), identity=another(machine_id="m", boot_id="the next", **after)) as manager:
+        await manager.state("next", "allocated")
+
+
+async def test_what_its_driver_says_afterwards_is_no_process_that_a_manager_has_named(
+    serve: Serve, start: Start, tmp_path: Path
+) -> None:
+    """A manager that sees no processes lends the device as soon as its driver lets it."""
+    bench = BENCHES[str(tmp_path)] = Bench(str(tmp_path), 1)
+    survivor = start()
+    async with serve(preparing(bench.name)) as manager:
+        await manager.say(asking())
+        await manager.state("w", "allocated", RUN)
+        bench.users[bench.ids[0]] = "process 4711"
+        await manager.say(deregister("w", RUN))
+        await manager.until(lambda records: records.get(KEY, {}).get("delayed_by"))
+        survivor.kill()
+        await manager.until(lambda records: "still in use by process 4711" in records[KEY]["delayed_by"])
+    bench.users.clear()
+    async with serve(preparing(bench.name), identity=another(pid_ns=1)) as manager:
+        await manager.state("w", "ended", RUN)
+
+
+async def test_a_manager_without_the_driver_does_not_forget_the_processes_that_were_named(
+    serve: Serve, start: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bench = BENCHES[str(tmp_path)] = Bench(str(tmp_path), 1)
+    survivor = start()
+    async with serve(preparing(bench.name)) as manager:
+        await manager.say(asking())
+        await manager.state("w", "allocated", RUN)
+        await manager.say(deregister("w", RUN))
+        await manager.until(lambda records: records.get(KEY, {}).get("delayed_by"))
+    capsys.readouterr()
+    said = ""
+    async with serve(static(name="fpga")) as manager:
+        with anyio.fail_after(20):
+            while "devices stay held" not in said:
+                await anyio.sleep(0.02)
+                said += capsys.readouterr().out
+        assert (await manager.records())[KEY]["delayed_by"].startswith(f"process {survivor.pid} ")
+        survivor.kill()
+        await manager.until(lambda records: "is not configured" in records[KEY]["delayed_by"])
 
 
 async def test_nobody_claims_that_no_process_of_another_user_namespace_is_left(serve: Serve) -> None:

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from unittest.mock import patch
 
 from outfitter_service.runtime.survivors.processes import Mark, Search
-from simulation.bugs.bug import Bug
+from outfitter_service.runtime.survivors.survivor_watch import SurvivorWatch
+from simulation.bugs.bug import Bug, nothing
 from simulation.hosts import workers
 from simulation.hosts.owners import Survivors
 from simulation.world import settings
@@ -28,7 +29,21 @@ def _searching(times: int) -> Iterator[None]:
     with (
         patch.object(Survivors, "find", find_so_often),
         patch.object(settings, "HAUNTED", 1.0),
+        patch.object(settings, "WALLED", 0.0),
         patch.object(settings, "FAULTS", ("worker", "slow", "compaction")),
+        patch.object(workers, "CRASHES", 0.9),
+    ):
+        yield
+
+
+@contextmanager
+def _forgetting() -> Iterator[None]:
+    """Looked for where managers start in another PID namespace, and workers leave much behind."""
+    with (
+        patch.object(SurvivorWatch, "out_of_sight", nothing),
+        patch.object(settings, "HAUNTED", 1.0),
+        patch.object(settings, "WALLED", 1.0),
+        patch.object(settings, "FAULTS", ("kill", "end", "worker", "slow")),
         patch.object(workers, "CRASHES", 0.9),
     ):
         yield
@@ -52,5 +67,11 @@ BUGS: tuple[Bug, ...] = (
         what="a process is lost that goes on as another one for the second time",
         within=20,
         patches=lambda: _searching(2),
+    ),
+    Bug(
+        name="named-survivors-forgotten",
+        what="a manager lends what processes have that an earlier one has named, and that it does not see",
+        within=100,
+        patches=_forgetting,
     ),
 )

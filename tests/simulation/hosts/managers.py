@@ -176,6 +176,7 @@ class HostManager(Manager):
                 lease_s=job.lease_s,
                 retention_s=job.retention_s,
                 chunk=job.chunk,
+                sees=identity.sees,
             ),
             limits=job.limits,
             instruments=instruments,

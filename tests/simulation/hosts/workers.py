@@ -44,11 +44,14 @@ LONGEST_LEASE_S = 15.0
 
 class Holding:
     """A worker believes that devices (each by its one physical name) are its own, from `since` until `until` (its clock
-    is everybody's)."""
+    is everybody's). `left`: not it, but processes that it has left behind."""
 
-    __slots__ = ("devices", "key", "since", "token", "until")
+    __slots__ = ("devices", "key", "left", "since", "token", "until")
 
-    def __init__(self, key: str, devices: list[str], token: int, since: float, until: float) -> None:
+    def __init__(
+        self, key: str, devices: list[str], token: int, since: float, until: float, *, left: bool = False
+    ) -> None:
+        self.left = left
         self.key = key
         self.devices = devices
         self.token = token
@@ -342,7 +345,7 @@ class Worker:
     async def _outlive(self, owners: Owners, dice: random.Random, held: Holding) -> None:
         """What a worker has left behind uses its devices. It goes on as another process now and then."""
         self._told("left processes behind", held.key)
-        used = Holding(held.key, held.devices, held.token, self._loop.time(), math.inf)
+        used = Holding(held.key, held.devices, held.token, self._loop.time(), math.inf, left=True)
         self.holdings.append(used)
         pid = owners.leave_behind(held.key)
         for _ in range(dice.choice((1, 3))):

@@ -228,7 +228,7 @@ class World:
     def _pid_ns(self, job: Job) -> int:
         """Where the job's next manager runs: in another PID namespace than workers now and then, but not in the end."""
         is_walled = self.setting.walled and not self.over and self._walls.random() < 0.5
-        return PID_NS + 1 if is_walled and not any(host.owners.survivors for host in job.hosts) else PID_NS
+        return PID_NS + 1 if is_walled else PID_NS
 
     def _configure(self, job: Job) -> None:
         """What the job's next manager is configured with: what is usual, as always in the end, or something else.

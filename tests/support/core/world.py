@@ -27,6 +27,7 @@ from outfitter_proto.records import (
     Source,
     Transition,
 )
+from outfitter_service.core import delays
 from outfitter_service.core import model as m
 from outfitter_service.core.decide import Decision, Rules, decide, decide_in_full, implied, is_due, renumber
 from outfitter_service.core.hosts import host_record
@@ -274,6 +275,7 @@ class World:
                 assert self.ledger.host_state(HOST).scan_from is None, "somebody has not been looked at"
                 self._check_nothing_stalls()
                 self._check_held_back()
+                self._check_releases()
                 self._check_time()
                 for key in self.registered - self.gone:
                     assert key in self.topic, f"{key} was registered and has no answer"
@@ -385,6 +387,18 @@ class World:
             wants_alone, wants_shared = self.wants(record)
             claimed_alone |= wants_alone
             claimed_shared |= wants_shared
+
+    def is_out_of_sight(self, key: str) -> bool:
+        """Whether the devices of a record wait for processes that the manager does not see."""
+        record = self.ledger.allocations.get(key)
+        return record is not None and delays.is_out_of_sight(record, self.rules.sees)
+
+    def _check_releases(self) -> None:
+        """At rest somebody takes devices back, or waits for processes that nobody here sees."""
+        asked = {command.allocation for command in self.commands if isinstance(command, m.Unprepare)}
+        for key, record in self.ledger.allocations.items():
+            if record.state == AllocationState.RELEASING:
+                assert key in asked or self.is_out_of_sight(key), f"nobody takes back the devices of {key}"
 
     def _check_held_back(self) -> None:
         """At rest a device is held back only while somebody holds one that its driver, or no driver, names."""

@@ -244,7 +244,12 @@ async def serving(
     pool = DriverPool(loaded, metrics=metrics, survivors=SurvivorWatch(identity))
     processor = Processor(
         assignment_of(bus, identity, partition=partition, partitions=partitions, scope=scope, clock=clock),
-        rules=Rules(writer=identity.writer, specs={name: each.spec for name, each in loaded.items()}, **rules),
+        rules=Rules(
+            writer=identity.writer,
+            specs={name: each.spec for name, each in loaded.items()},
+            sees=identity.sees,
+            **rules,
+        ),
         limits=_silent(limits or Limits(lease_grace_s=0.1)),
         instruments=Instruments.of(metrics, clock),
         drivers=pool,

@@ -12,6 +12,7 @@ from msgspec import UNSET, structs
 
 from outfitter_proto.codec import MAX_MESSAGE_BYTES, encode
 from outfitter_proto.records import FINAL_STATES, HOLDING_STATES, Allocation, Register, ResolvedRequest
+from outfitter_service.core import delays
 from outfitter_service.core.state.infos import GrantInfos
 from outfitter_service.core.states import PENDING, Step
 
@@ -140,7 +141,7 @@ def shortest(record: Allocation) -> Allocation:
         unavailable={},
         warnings=UNSET if record.warnings is UNSET else [],
         reason=record.reason and record.reason[:SHORTEST_REASON],
-        delayed_by=UNSET if record.delayed_by is UNSET else "",
+        delayed_by=UNSET if record.delayed_by is UNSET else delays.shortest(record.delayed_by),
     )
 
 

@@ -11,6 +11,7 @@ from anyio.abc import TaskGroup
 from outfitter_drivers import api
 from outfitter_proto.keys import AllocationKey
 from outfitter_proto.records import Allocation
+from outfitter_service.core import delays
 from outfitter_service.core import model as m
 from outfitter_service.runtime.drivers.supervisor import Emit, Supervisor
 from outfitter_service.runtime.survivors.survivor_watch import SurvivorWatch
@@ -99,6 +100,13 @@ class CommandRunner:
         self._emit(m.Prepared(allocation=command.allocation, token=command.token, error=error))
 
     async def _unprepare(self, command: m.Unprepare, record: Allocation) -> None:
+        unseen = None if self._survivors is None else self._survivors.out_of_sight(record)
+        if unseen is not None:
+            # whatever ends the wait is decided, and leads to this command again
+            self._under_way.discard(command)
+            self._delay(command, unseen)
+            return
+        survivors = await self._until_survivors_are_gone(command, record)
         absent = self._absent(record)
         if absent:
             # a manager that starts with this driver configured asks the driver to take the devices back
@@ -109,11 +117,9 @@ class CommandRunner:
                 incarnation=record.incarnation,
                 resources=absent,
             )
-            drivers = f"the driver of {', '.join(absent)}"
-            reason = f"{drivers} must take them back, but is not configured: configure it and restart"
-            self._emit(m.ReleaseDelayed(allocation=command.allocation, token=command.token, reason=reason))
+            words = "must take them back, but is not configured: configure it and restart"
+            self._delay(command, delays.of_driver(", ".join(absent), words))
             return
-        survivors = await self._until_survivors_are_gone(command, record)
         checked: list[bool] = []
         for supervisor, grant in self._grants(record):
             await supervisor.unprepare(grant)
@@ -127,8 +133,9 @@ class CommandRunner:
     async def _until_survivors_are_gone(self, command: m.Unprepare, record: Allocation) -> str | None:
         """Wait for the processes that the worker left behind, before a driver touches their devices. Returns what came
         of the search, for history."""
+        if self._survivors is None:
+            return None
+        return await self._survivors.wait_until_gone(record, lambda reason: self._delay(command, reason))
 
-        def delayed(reason: str) -> None:
-            self._emit(m.ReleaseDelayed(allocation=command.allocation, token=command.token, reason=reason))
-
-        return None if self._survivors is None else await self._survivors.wait_until_gone(record, delayed)
+    def _delay(self, command: m.Unprepare, reason: str) -> None:
+        self._emit(m.ReleaseDelayed(allocation=command.allocation, token=command.token, reason=reason))

@@ -19,6 +19,7 @@ from outfitter_drivers import api
 from outfitter_proto.keys import AllocationKey
 from outfitter_proto.records import NO_TOKEN, Allocation, ReasonCode, Token
 from outfitter_proto.support.backoff import Backoff
+from outfitter_service.core import delays
 from outfitter_service.core import model as m
 from outfitter_service.metrics import Metrics
 from outfitter_service.runtime.drivers.building import ServableDriver
@@ -290,7 +291,7 @@ class Supervisor:
             except DriverCallError as error:
                 reason = error.failure.reason
                 self._log_of(grant.worker).warning(f"{call} failed, will be repeated", error=reason)
-                words = f"the driver of {self.name} says: {reason}"[:LONGEST_WORDS]
+                words = delays.of_driver(self.name, f"says: {reason}")[:LONGEST_WORDS]
                 if reports.is_due:
                     reports.report(words)
                     self._emit(

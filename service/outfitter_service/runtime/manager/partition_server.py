@@ -45,6 +45,7 @@ class PartitionServer:
                 wait_s=settings.wait,
                 retention_s=settings.ended_retention,
                 forgets_hosts=identity.host is None,
+                sees=identity.sees,
             ),
             limits=structs.replace(
                 limits,

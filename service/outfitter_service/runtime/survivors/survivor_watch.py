@@ -20,6 +20,7 @@ from msgspec import UNSET
 from outfitter_proto.records import Allocation, Survivors
 from outfitter_proto.support.backoff import Backoff
 from outfitter_proto.support.processes import user_namespace
+from outfitter_service.core import delays
 from outfitter_service.runtime.clock import SYSTEM, Clock
 from outfitter_service.runtime.identity import Identity
 from outfitter_service.runtime.survivors import processes
@@ -58,13 +59,27 @@ class SurvivorWatch:
     ) -> None:
         """`identity`: the manager's, which says whose processes it can see. `search` finds processes in a thread."""
         self.now = clock.monotonic
-        self._sees = (identity.boot_id, identity.pid_ns)
+        self._sees = identity.sees
         self._search = search
         self._wanted: set[Mark] = set()
         self._next: _Result | None = None
         self._searching = anyio.Lock()
         self._rests_until = 0.0
         self._limiter = anyio.CapacityLimiter(2)
+
+    def out_of_sight(self, record: Allocation) -> str | None:
+        """The delay of a release whose processes an earlier manager has seen, and this one does not see; else None."""
+        if not record.delayed_by or not delays.is_out_of_sight(record, self._sees):
+            return None
+        reason = delays.out_of_sight(record.delayed_by)
+        log.warning(
+            "devices stay held",
+            host=record.host,
+            worker=record.worker,
+            incarnation=record.incarnation,
+            reason=reason,
+        )
+        return reason
 
     async def wait_until_gone(self, record: Allocation, delayed: Callable[[str], None]) -> str | None:
         """Wait until no process of the allocation is left. `delayed` is called with the reason while some are. Returns

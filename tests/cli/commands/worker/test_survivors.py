@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -55,6 +57,13 @@ WAYS = {
 }
 
 
+APART = (
+    "unshare", *([] if os.geteuid() == 0 else ["--user", "--map-root-user"]), "--pid", "--fork", "--kill-child",
+    "--mount-proc",
+)  # fmt: skip
+"""What starts a program in a PID namespace of its own."""
+
+
 @contextmanager
 def worker(manager: Manager, *command: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
     """A worker that has a device and has started a program, and that program's pid."""
@@ -87,6 +96,38 @@ def test_a_program_that_outlives_its_worker_keeps_the_device(one_gpu: Manager, w
         one_gpu.wait_for(lambda: f"{program} (sleep)" in str((one_gpu.record("w") or {}).get("delayed_by")))
         assert record["resources"]["gpu"]
     one_gpu.wait_for_state("w", "ended")
+
+
+def test_programs_that_a_manager_has_named_keep_the_device_from_one_that_cannot_see_them(
+    start_manager: StartManager,
+) -> None:
+    """As if the manager's container had been made anew. A manager beside the programs looks again."""
+    first = start_manager(gpus=1)
+    apart = Manager(first.folder, first.config.read_text(), host=first.host, program=[*APART, *OUTFITTER])
+    with first.popen("run", "--worker", "w", "--", "sh", "-c", A_RUN_LEAVES_IT) as run:
+        program = int(line_of(run))
+        try:
+            run.kill()
+            first.wait_for(lambda: f"{program} (sleep)" in str((first.record("w") or {}).get("delayed_by")))
+            first.kill9()
+            apart.start()
+            apart.outfitter("register", "--worker", "next", "--lease", "none")
+            words = "as an earlier manager saw; this one does not see the worker's processes"
+            apart.wait_for(lambda: words in str((apart.record("w") or {}).get("delayed_by")))
+            assert f"{program} (sleep)" in apart.wait_for_state("w", "releasing")["delayed_by"]
+            assert words in apart.outfitter("status").stdout
+            assert words in apart.outfitter("explain", "next").stdout
+            [command] = re.findall("If these processes have ended: `(.*)`", apart.outfitter("explain", "w").stdout)
+            apart.kill9()
+            apart.start()
+            apart.wait_for_state("next", "pending")
+            assert apart.record("w")["delayed_by"].count(words) == 1
+            assert apart.outfitter(*shlex.split(command)[1:]).returncode == 0
+            apart.wait_for_state("w", "ended")
+            apart.wait_for_state("next", "allocated")
+        finally:
+            apart.kill9()
+            os.kill(program, signal.SIGKILL)
 
 
 def test_survivors_of_nobody_are_refused() -> None:

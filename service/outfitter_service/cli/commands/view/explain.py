@@ -88,6 +88,8 @@ def _sentences(record: Allocation, explanation: Explanation, host: Host | None, 
         yield from _holding(record, explanation)
     if ledger_view.awaited_owner(record, host) is not None:
         yield f"If that process has ended: `{_deregistration(record)}`."
+    if ledger_view.awaits_unseen_survivors(record, host):
+        yield f"If these processes have ended: `{_deregistration(record)}`."
     yield _manager(explanation, host, verdict)
 
 
