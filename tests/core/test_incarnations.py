@@ -277,6 +277,26 @@ def test_heartbeats_of_unknown_and_ended_workers_are_refused() -> None:
     assert "is over (ended: deregistered: done)" in str(core.heartbeat("w").refused)
 
 
+def test_a_heartbeat_that_was_under_way_when_the_wait_ended_is_late_and_no_dead_letter() -> None:
+    core = core_with("a")
+    core.register("holder", 1)
+    core.register("w", 1, wait_s=4.0, lease_s=60.0)
+    core.pass_time(5)
+    assert core["w", "1"].state == "failed"
+    late = core.heartbeat("w")
+    assert (late.kind, late.refused, late.changes, late.renewed) == ("late", None, [], [])
+    core.pass_time(61)
+    assert "is over (failed: " in str(core.heartbeat("w").refused)
+
+
+def test_a_heartbeat_that_was_under_way_when_the_lease_ended_is_late_and_no_dead_letter() -> None:
+    core = core_with("a")
+    core.register("w", 1, lease_s=60.0)
+    core.expire("w")
+    assert core["w", "1"].state == "ended"
+    assert (core.heartbeat("w").kind, core.decisions[-1].refused) == ("late", None)
+
+
 def test_heartbeats_write_nothing() -> None:
     core = core_with("a")
     core.register("w", 1)

@@ -162,12 +162,22 @@ def heartbeat(builder: DecisionBuilder, message: Heartbeat) -> None:
     record = builder.record(key)
     if record is None:
         builder.refuse(f"heartbeat from {key}, which is not registered here; register first")
+    elif record.state in FINAL_STATES and _was_under_way(builder, record):
+        builder.set_kind("late")
     elif record.state in FINAL_STATES:
         builder.refuse(f"heartbeat from {key}, which is over ({record.state}: {record.reason})")
     elif not _is_current(builder, key, record):
         builder.refuse(f"heartbeat from {key}, an older incarnation of its worker: it renews nothing")
     else:
         builder.renew(key)
+
+
+def _was_under_way(builder: DecisionBuilder, record: Allocation) -> bool:
+    """Whether a worker may not know yet that its run is over: it ended less than a lease ago, and not by its word."""
+    lease_s = record.request.lease_s
+    if lease_s is None or record.reason_code in (ReasonCode.DEREGISTERED, ReasonCode.WITHDRAWN):
+        return False
+    return builder.now < record.since + timedelta(seconds=lease_s)
 
 
 def deregister(builder: DecisionBuilder, message: Deregister, source: Source, warnings: Sequence[str]) -> None:
