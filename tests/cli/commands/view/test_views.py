@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from support.managers.process import Manager, add_device, files_config
+from support.managers.process import Manager, StartManager, add_device, files_config
 from support.processes import command_line
 
 pytestmark = pytest.mark.slow
@@ -364,3 +364,15 @@ def test_a_device_that_was_renamed_while_lent_is_one_line_which_is_held_in_every
     assert "GPU-new is held by holder" in explained
     assert "It holds gpu GPU-new." in manager.outfitter("explain", "holder").stdout
     assert manager.metric("outfitter_devices", resource="gpu", state="free") == 0
+
+
+def test_a_shared_device_that_is_held_and_reported_no_more_is_counted_as_held(
+    start_manager: StartManager, tmp_path: Path
+) -> None:
+    manager = start_manager(files_config(tmp_path / "gpus", gpus=2, amount=2) + 'sharing = "shared"\n')
+    manager.outfitter("register", "--worker", "w", "--lease", "none", "--wait", "10")
+    assert "gpu: 2 devices: 2 free, 0 held, 0 unhealthy, 0 unknown\n" in manager.outfitter("devices").stdout
+    add_device(tmp_path / "gpus", 0, health="unhealthy", reason="XID 79")
+    (tmp_path / "gpus/gpu1").unlink()
+    told = "gpu: 2 devices: 0 free, 2 held, 1 unhealthy (1 of them held), 1 unknown (1 of them held)\n"
+    manager.wait_for(lambda: told in manager.outfitter("devices").stdout)

@@ -118,12 +118,13 @@ def _totals(devices: Iterable[tuple[DeviceEntry, bool]]) -> Iterator[str]:
     counts: dict[str, Counter[str]] = {}
     for device, is_served in devices:
         line = device.line()
+        is_held = bool(line.holders) and not line.is_free  # whoever shares a healthy device leaves it free for others
         of_resource = counts.setdefault(line.resource, Counter())
         of_resource["all"] += 1
         of_resource["free"] += line.is_free and is_served
-        of_resource["held"] += line.is_taken
+        of_resource["held"] += is_held
         of_resource[line.health] += 1
-        of_resource[f"{line.health} and held"] += line.is_taken
+        of_resource[f"{line.health} and held"] += is_held
         of_resource["unserved"] += line.is_free and not is_served
     for resource, found in sorted(counts.items()):
         parts = [f"{found['free']} free", f"{found['held']} held"]
