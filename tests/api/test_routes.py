@@ -231,6 +231,10 @@ async def test_a_page_that_has_not_changed_is_not_sent_again() -> None:
         ("history", {"since": "0.5"}, 400, "the parameter since is no time"),
         ("history", {"since": "2026-01-31T12:00:00"}, 400, "with a timezone"),
         ("hosts", [("limit", "1"), ("limit", "2")], 400, "the parameter limit is given twice"),
+        ("workers", {"limit": "1e3"}, 400, "the parameter limit is no whole number"),
+        ("workers", {"limit": "+5"}, 400, "the parameter limit is no whole number"),
+        ("workers", {"limit": "5.0"}, 400, "the parameter limit is no whole number"),
+        ("openapi.json", {"x": "1"}, 400, "unknown field `x`"),
     ],
 )  # fmt: skip
 async def test_an_error_is_a_problem_that_says_what_is_wrong(path: str, query: Any, status: int, detail: str) -> None:

@@ -12,7 +12,7 @@ from outfitter_service.api.follower import Follower
 from outfitter_service.api.metrics import CONTENT_TYPE, ApiMetrics
 from outfitter_service.api.routes import BASE, ROUTES
 from outfitter_service.api.stream import MOST_STREAMS, Streams
-from outfitter_service.api.typed import RefusedError, problem, serve
+from outfitter_service.api.typed import NoQuery, RefusedError, parameters, problem, serve
 from outfitter_service.http.connections import MOST, Connections
 
 log = structlog.get_logger("outfitter.api")
@@ -29,7 +29,8 @@ def add_to(app: web.Application, follower: Follower, guard: access.Guard, *, pag
     streams = Streams(follower, guard)
     document = msgspec.json.encode(openapi.document(ROUTES, EVENTS, secured=guard.secured))
 
-    async def send_document(_: web.Request) -> web.Response:
+    async def send_document(request: web.Request) -> web.Response:
+        parameters(request, NoQuery)
         return web.Response(body=document, headers={"Content-Type": "application/json"})
 
     async def stop_streams(_: web.Application) -> None:

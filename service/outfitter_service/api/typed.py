@@ -86,6 +86,8 @@ def parameters(request: web.Request, kind: type[Struct]) -> Any:
             raise RefusedError(400, f"the parameter {name} is given twice")
         if name in _times(kind) and "-" not in query[name][1:]:  # a number would be seconds since the epoch
             raise RefusedError(400, f"the parameter {name} is no time: write RFC 3339, such as 2026-01-31T12:00:00Z")
+        if name in _numbers(kind) and not (query[name].isascii() and query[name].isdecimal()):
+            raise RefusedError(400, f"the parameter {name} is no whole number: write digits, such as 100")
     given = {name: query.getall(name) if name in _lists(kind) else query[name] for name in query}
     try:
         return msgspec.convert(given, kind, strict=False)
@@ -96,6 +98,11 @@ def parameters(request: web.Request, kind: type[Struct]) -> Any:
 def _times(kind: type[Struct]) -> frozenset[str]:
     """The parameters that are times."""
     return _parameters_of(kind, msgspec.inspect.DateTimeType)
+
+
+def _numbers(kind: type[Struct]) -> frozenset[str]:
+    """The parameters that are whole numbers."""
+    return _parameters_of(kind, msgspec.inspect.IntType)
 
 
 def _lists(kind: type[Struct]) -> frozenset[str]:
