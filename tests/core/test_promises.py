@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from msgspec import structs
 
+from outfitter_proto.keys import allocation_key
 from outfitter_proto.records import (
+    NO_TOKEN,
     Deregister,
     Health,
     Heartbeat,
@@ -193,6 +195,24 @@ class Core(RuleBasedStateMachine):
             self.world.say(m.OwnerDied(allocation=f"{HOST}/{worker}/{run}", detail="gone"))
         else:
             self.world.message(Deregister(host=HOST, worker=worker, incarnation=run))
+
+    @rule(worker=WORKERS, dies=st.booleans(), sees=SIGHTS, ends=st.sampled_from(["dies", "leaves", "is silent"]))
+    def lose_sight(self, worker: str, dies: bool, sees: delays.Sight, ends: str) -> None:
+        """The manager has named what somebody has left behind, and starts again where it may not see that."""
+        world, run = self.world, f"run-{self.world.offset}"
+        key = allocation_key(HOST, worker, run)
+        self.leave_processes_behind(worker, "gpu", dies, committed=True)
+        record = world.ledger.allocations.get(key)
+        token = record.token or NO_TOKEN if record is not None else NO_TOKEN
+        world.say(m.ReleaseDelayed(allocation=key, token=token, reason="process 8 still runs"))
+        world.commit()
+        self.crash(sees)
+        if world.is_out_of_sight(key):
+            world.commands = [command for command in world.commands if command.allocation != key]
+        if ends == "leaves":
+            world.message(Deregister(host=HOST, worker=worker, incarnation=run))
+        else:
+            world.say(m.OwnerDied(allocation=key, detail="gone") if ends == "dies" else m.LeaseExpired(allocation=key))
 
     @rule(worker=WORKERS, incarnation=INCARNATIONS)
     def heartbeat(self, worker: str, incarnation: str) -> None:
