@@ -203,9 +203,9 @@ class Reader(Closable):
     has_answered: bool = True
     """Whether the bus has answered this reader since its last error; False before the first answer. Without that an
     empty list proves nothing."""
-    is_late: bool = False
-    """Whether the bus owed this reader an answer when the last `fetch` returned: it may be away, and no request has
-    failed yet."""
+    late_s: float = 0.0
+    """For how many seconds the bus had owed this reader an answer when the last `fetch` returned; 0: it owed none. It
+    may be away, and no request has failed yet."""
 
     @abstractmethod
     async def fetch(self, *, max_records: int = 1000, timeout: float = 1.0) -> list[Message]:

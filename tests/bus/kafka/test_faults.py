@@ -277,11 +277,11 @@ async def test_a_reader_says_that_an_answer_is_late_before_a_request_has_failed(
         async with await bus.open_reader(topic, 0, start=0, committed=False) as reader:
             while not reader.has_answered:
                 assert await reader.fetch(timeout=1.0) == []
-            assert not reader.is_late
+            assert not reader.late_s
             harm(own_broker)
             try:
                 with anyio.fail_after(WITHIN):
-                    while not reader.is_late:
+                    while not reader.late_s:
                         assert await reader.fetch(timeout=0.1) == []
             finally:
                 if harm is Broker.pause:
@@ -289,7 +289,7 @@ async def test_a_reader_says_that_an_answer_is_late_before_a_request_has_failed(
                 else:
                     await own_broker.restarted()
             with anyio.fail_after(WITHIN):
-                while reader.is_late:
+                while reader.late_s:
                     assert await reader.fetch(timeout=0.1) == []
 
 

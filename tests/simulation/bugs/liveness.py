@@ -174,7 +174,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         name="short-outage-blamed",
-        what="nobody has a whole lease after an outage of the bus in which no request failed",
+        what="silence counts during an outage of the bus in which no request failed",
         within=60,
         patches=_short_outages,
     ),

@@ -217,10 +217,11 @@ class ModelReader(Reader):
                 self._asking = asyncio.get_running_loop().create_task(self._ask(self.position, max_records))
             await asyncio.wait([self._asking], timeout=max(0.0, deadline - anyio.current_time()))
             if not self._asking.done():
-                self.is_late = anyio.current_time() - self._asked_at > LONG_POLL_S + LATE_S
+                owed = anyio.current_time() - self._asked_at - LONG_POLL_S
+                self.late_s = owed if owed > LATE_S else 0.0
                 return []
             asked, self._asking = self._asking, None
-            self.is_late = False
+            self.late_s = 0.0
             try:
                 messages, after = asked.result()
             except (LostError, RefusedError) as error:

@@ -39,14 +39,14 @@ CHANGES = {"commit:after", "publish:after", "add_partitions:after"}
 
 
 class FaultyBus(Bus):
-    """See the module. `script` may be replaced at any time, and so may `is_late`, which its readers say. `named` and
+    """See the module. `script` may be replaced at any time, and so may `late_s`, which its readers say. `named` and
     `written` are the topics, by identity, that writers were opened for and have written to; `looked_for` the identities
     that somebody was about to take."""
 
     def __init__(self, url: str, script: Script = no_faults) -> None:
         self.url = url
         self.script = script
-        self.is_late = False
+        self.late_s = 0.0
         self.named: dict[str, set[str]] = defaultdict(set)
         self.written: dict[str, set[str]] = defaultdict(set)
         self.looked_for: set[str] = set()
@@ -179,8 +179,8 @@ class _FaultyReader(Reader):
         self.position = inner.position
 
     @property
-    def is_late(self) -> bool:  # type: ignore[override]
-        return self._bus.is_late
+    def late_s(self) -> float:  # type: ignore[override]
+        return self._bus.late_s
 
     async def fetch(self, *, max_records: int = 1000, timeout: float = 1.0) -> list[Message]:
         await self._bus.script("fetch:before")

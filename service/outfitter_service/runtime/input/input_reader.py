@@ -127,16 +127,20 @@ class InputReader(PrefetchBuffer):
         *,
         wake: Callable[[], None],
         on_recovery: Callable[[], None],
+        on_late: Callable[[float], None],
         outage: OutageLog,
         most: int = READ_AHEAD,
     ) -> None:
         """`wake` is called when there are messages or errors to handle, `on_recovery` when reading works again after an
-        outage. `most`: records that are read ahead."""
+        outage, `on_late` after a late answer, with the seconds for which it was owed. `most`: records that are read
+        ahead."""
         super().__init__(most)
         self._outage = outage
         self._assignment = assignment
         self._wake = wake
         self._on_recovery = on_recovery
+        self._on_late = on_late
+        self._late_since = 0.0
         self._resumed = anyio.Event()
         self._fetching = anyio.CancelScope()
         self._replaced: OffsetOutOfRangeError | None = None
@@ -202,12 +206,19 @@ class InputReader(PrefetchBuffer):
                 self.outages += 1
                 self._on_recovery()
                 self._wake()
-            elif self.is_late and not reader.is_late:
-                self._on_recovery()  # a short outage, in which no request failed
-            self.is_late = reader.is_late
+            self._note_lateness(reader)
             if messages:
                 self.put(messages)
                 self._wake()
+
+    def _note_lateness(self, reader: Reader) -> None:
+        """A short outage, in which no request fails, is an answer that comes late."""
+        now = anyio.current_time()
+        if reader.late_s and not self.is_late:
+            self._late_since = now - reader.late_s
+        elif self.is_late and not reader.late_s:
+            self._on_late(now - self._late_since)
+        self.is_late = reader.late_s > 0
 
     @property
     def _activity(self) -> str:

@@ -107,6 +107,7 @@ class Processor:
             assignment,
             wake=wakeup.set,
             on_recovery=self.liveness.renew_all,
+            on_late=self.liveness.leases.postpone,
             outage=instruments.outage,
             most=limits.read_ahead,
         )

@@ -98,10 +98,12 @@ class KafkaReader(Reader):
             if not self._fetching.done():
                 # held back, it does not know what has come since: silence shows nothing
                 self.has_answered = self.has_answered and not self._cluster.patience.is_held_back
-                self.is_late = self._cluster.patience.now() - self._asked_at > self._poll + LATE_S
+                owed = self._cluster.patience.now() - self._asked_at - self._poll
+                self.late_s = owed if owed > LATE_S else 0.0
                 return []
             fetched, self._fetching = self._fetching, None
-            self.has_answered = self.is_late = False
+            self.has_answered = False
+            self.late_s = 0.0
             try:
                 self._answer = fetched.result()
             finally:
