@@ -25,6 +25,7 @@ from outfitter_proto.records import (
     Register,
     Source,
 )
+from outfitter_service.core import delays
 from outfitter_service.core import model as m
 from outfitter_service.core.decide import Rules, implied
 from outfitter_service.core.state.ledger import Ledger, PutAllocation, PutRecord
@@ -110,6 +111,10 @@ class RecordedWriter:
         self.now += timedelta(milliseconds=1)
         self.batch = self._new_batch()
         self.check()
+
+    def is_out_of_sight(self, key: str) -> bool:
+        record = self.ledger.allocations.get(key)
+        return record is not None and delays.is_out_of_sight(record, self.rules.sees)
 
     def settle(self) -> None:
         for _ in range(1000):
