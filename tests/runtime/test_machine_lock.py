@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from outfitter_proto.support import manager_lock
 from outfitter_service.runtime import machine_lock
 from outfitter_service.runtime.machine_lock import ManagerExistsError, alone_on_machine, holder_of, socket_name
 from support.managers.process import ManagerError, StartManager
@@ -84,6 +85,15 @@ def test_a_manager_is_named_to_those_who_may_not_look_into_its_process(
     monkeypatch.setattr(machine_lock, "_process_with", lambda _: None)
     with alone_on_machine(host, {}):
         assert f"process {os.getpid()} of " in refusal(host, {})
+
+
+def test_a_manager_is_named_however_often_somebody_asks(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each `outfitter status` of a host whose manager is silent asks, and nobody may look into root's processes."""
+    monkeypatch.setattr(machine_lock, "_process_with", lambda _: None)
+    with alone_on_machine(host, {}):
+        for _ in range(100):
+            assert manager_lock.holder(host) == os.getpid()
+            assert holder_of(socket_name(host)).pid == os.getpid()
 
 
 def test_a_stranger_keeps_no_service_from_starting_that_has_a_directory_of_its_own(

@@ -18,6 +18,7 @@ import socket
 import stat
 import struct
 import sys
+import threading
 from collections.abc import Container, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -162,10 +163,26 @@ def _socket(host: str) -> Iterator[None]:
         socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as name_plate,
     ):
         lock.bind(socket_name(host))
-        with suppress(OSError):  # another process has it, and the refusal names no process
+        try:
             name_plate.bind(socket_name(host))
-            name_plate.listen(8)
-        yield
+            name_plate.listen()
+        except OSError:  # another process has it, and the refusal names no process
+            yield
+            return
+        answering = threading.Thread(target=_answer, args=(name_plate,), name="outfitter name plate", daemon=True)
+        answering.start()
+        try:
+            yield
+        finally:
+            name_plate.shutdown(socket.SHUT_RDWR)
+            answering.join()
+
+
+def _answer(name_plate: socket.socket) -> None:
+    """Let go of each caller, whom the kernel has told the process: it tells nobody once the queue is full."""
+    with suppress(OSError):  # the manager ends, or has no descriptor left
+        while True:
+            name_plate.accept()[0].close()
 
 
 @contextmanager
