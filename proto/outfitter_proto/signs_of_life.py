@@ -80,7 +80,7 @@ def in_words(verdict: Verdict, ago: Callable[[datetime], str]) -> str:
     if verdict.process is None:
         return f"was killed, or hangs: last heard {since}"
     name = f"process {verdict.process}" if verdict.process else "a process on this machine"
-    return f"lives ({name}), but was last heard {since}: see its log"
+    return f"lives ({name}), but was last heard {since}: see its log, and whether it is stopped or on another bus"
 
 
 class _Heard(NamedTuple):

@@ -289,7 +289,10 @@ async def test_a_manager_that_hangs_is_waited_for_no_longer_than_the_worker_may_
     monkeypatch.setattr(manager_lock, "is_held", lambda host: host == HOST)
     monkeypatch.setattr(SignsOfLife, "runs_here", lambda *_: True)
     await has_manager(bus, wrote=4000, beat_s=20.0, boot=boot_id())
-    lives = "lives (a process on this machine), but was last heard more than 3 min ago: see its log"
+    lives = (
+        "lives (a process on this machine), but was last heard more than 3 min ago: see its log, and whether it is "
+        "stopped or on another bus"
+    )
     hangs = f"the manager of host '{HOST}' {lives}"
     asked = session(bus, wait_s=0.5, manager_patience=None if waits_for_manager else 0.2)
     with (

@@ -66,9 +66,18 @@ def test_a_disk_without_room_for_the_bus_is_named_with_what_is_free_and_what_is_
         command = [*disk.within, *OUTFITTER, *words, "--config", str(config)]
         return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
+    def within(disk: SmallDisk, script: str) -> None:
+        subprocess.run([*disk.within, "sh", "-c", script], check=True)
+
     with SmallDisk(folder.parent, megabytes=64) as disk:
         assert run(disk, "topics", "create").returncode == 0
         assert "is free" not in run(disk, "doctor").stdout
+        within(disk, f"chmod 777 {folder}; head -c 54M /dev/zero > {folder}/nearly")
+        done = run(disk, "doctor", "--json")
+        room, modes = {item["check"]: item["findings"] for item in json.loads(done.stdout)["checks"]}["topics"]
+        assert (done.returncode, room["verdict"]) == (1, "warning")
+        assert "everybody may write" in modes["seen"]
+        within(disk, f"chmod 700 {folder}; rm {folder}/nearly")
         disk.fill()
         done = run(disk, "doctor", "--json")
         assert done.returncode == 1

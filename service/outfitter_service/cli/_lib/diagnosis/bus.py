@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _EMBEDDED = "sqlite:"
+_FULL = 1 << 20
+"""Free bytes below which a disk counts as full: no commit is larger."""
 
 _UNREADABLE = Finding(
     Verdict.NOT_CHECKED, "the bus cannot be read", "put right what `brokers` or `topics` says, then run this again"
@@ -49,7 +51,8 @@ def topics(machine: Machine) -> Iterator[Finding]:
     where = connection(machine.config, machine.given)
     if (room := _lack_of_room(where.bus)) is not None:
         yield room
-        return
+        if room.verdict is Verdict.PROBLEM:
+            return
     try:
         found = _asked(where, lambda bus: _differences(bus, where))
     except MissingBusError as error:
@@ -76,8 +79,9 @@ def _lack_of_room(url: str) -> Finding | None:
     if free >= JOURNAL_SIZE_LIMIT:
         return None
     seen = f"the disk of {folder} has {free / 1e6:.1f} MB free; the bus needs {JOURNAL_SIZE_LIMIT / 1e6:.1f} MB"
+    verdict = Verdict.PROBLEM if free < _FULL else Verdict.WARNING
     return Finding(
-        Verdict.PROBLEM, f"{seen} for its write-ahead log", "make room there: nothing can be written once it is full"
+        verdict, f"{seen} for its write-ahead log", "make room there: nothing can be written once it is full"
     )
 
 
@@ -217,7 +221,7 @@ def _elsewhere(where: Connection) -> Iterator[Finding]:
         return
     if found and found[0].verdict.process is not None:
         seen = f"the manager of host {where.host!r} {in_words(found[0].verdict, output.ago)}"
-        yield Finding(Verdict.WARNING, seen, "do what its log says: something keeps it from writing to the bus")
+        yield Finding(Verdict.WARNING, seen, "see its log, and let it go on if it is stopped (state T in ps)")
     elif found:
         at = found[0].verdict.at
         heard = "for more than 3 minutes" if at is None else f"since {at:%Y-%m-%dT%H:%M:%SZ}"

@@ -21,12 +21,14 @@ class _Examination(threading.Thread):
         self._machine = machine
 
     def run(self) -> None:
+        found: list[Finding] = []
         try:
-            self.findings = list(self._check(self._machine))
+            found.extend(self._check(self._machine))
         except Exception as error:  # noqa: BLE001 - whatever happens to one check, the others go on
             remedy = "do what the message says, then run this again"
             texts = dict.fromkeys(str(cause) or type(cause).__name__ for cause in causes(error))
-            self.findings = [Finding(Verdict.PROBLEM, text, remedy) for text in texts]
+            found += [Finding(Verdict.PROBLEM, text, remedy) for text in texts]
+        self.findings = found
 
 
 def examine(checks: Sequence[Check], machine: Machine, within: float) -> dict[str, list[Finding]]:

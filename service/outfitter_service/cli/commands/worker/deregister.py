@@ -174,10 +174,9 @@ def _warn_of_older_runs(before: Mapping[AllocationKey, Stored], ended: Allocatio
 
     for record, _ in before.values():
         if record.key != ended.key and record.state in HOLDING_STATES:
-            warn(
-                f"an older run of {record.worker} is still {record.state}: "
-                f"`outfitter deregister --worker {record.worker} --incarnation {record.incarnation}` ends it, too"
-            )
+            command = f"outfitter deregister --worker {record.worker} --incarnation {record.incarnation}"
+            first = "; first make sure that nothing uses its devices" if record.delayed_by else ""
+            warn(f"an older run of {record.worker} is still {record.state}: `{command}` ends it, too{first}")
 
 
 async def _no_answer_text(conversation: Conversation, message: Deregister, offset: int, wait: float) -> str:
