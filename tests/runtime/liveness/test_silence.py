@@ -386,6 +386,34 @@ async def test_while_an_answer_of_the_bus_is_late_nobody_is_silent_and_afterward
         await manager.state("w", "ended")
 
 
+async def test_an_answer_that_never_comes_is_an_outage_whose_length_is_added_to_no_lease(
+    bus: FaultyBus, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Everybody has a whole lease after it, however long it lasted."""
+    async with serve(static(1)) as manager:
+        reader, added = manager.processor.inputs.reader, list[float]()
+        monkeypatch.setattr(reader, "_on_late", added.append)
+
+        async def deaf(point: str) -> None:
+            if point.startswith(("fetch", "open_reader")):
+                raise BusUnavailableError("away")
+
+        bus.late_s = 1.0
+        with anyio.fail_after(10):
+            while not reader.is_late:  # noqa: ASYNC110 - it tells nobody
+                await anyio.sleep(0.01)
+        bus.script, bus.late_s = deaf, 0.0
+        with anyio.fail_after(10):
+            while manager.processor.ready:  # noqa: ASYNC110 - it tells nobody
+                await anyio.sleep(0.01)
+        bus.script = no_faults
+        await manager.ready()
+        with anyio.fail_after(10):
+            while reader.is_late:  # noqa: ASYNC110 - it tells nobody
+                await anyio.sleep(0.01)
+        assert added == []
+
+
 async def test_a_newer_incarnation_waits_until_the_older_ones_lease_is_over(serve: Serve) -> None:
     async with serve(static(1)) as manager:
         await manager.say(register("w", "old", gpu=1, lease_s=SHORT))

@@ -196,6 +196,7 @@ class InputReader(PrefetchBuffer):
                 await anyio.sleep(RETRY_S)
 
     async def _fetch(self, reader: Reader) -> None:
+        self.is_late = False  # what an earlier reader waited for ended in an error, and so is an outage
         while True:
             await self.wait_for_room()
             messages = await reader.fetch(max_records=self._most, timeout=1.0)

@@ -140,7 +140,10 @@ TROUBLES: dict[str, tuple[dict[str, Any], bool, str, str]] = {
         {"hosts": [host(life="dead", process=77)]},
         True,
         "The manager of h lives, but was not heard  3m",
-        "Nobody answers before it writes again, and its log says why it does not: process 77 for h.",
+        (
+            "Nobody answers before it writes again. See its log, and whether it is stopped or on another bus: "
+            "process 77 for h."
+        ),
     ),
     "stopped, and a worker waits": (
         {"hosts": [host(life="stopped")], "queue": [waiter()]},

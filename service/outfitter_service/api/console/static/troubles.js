@@ -82,8 +82,8 @@ function silent(hosts) {
   return [{
     urgent: true,
     title: `The manager of ${where(hosts)} lives, but was not heard`,
-    text: `${affected(hosts)}Nobody answers before it writes again, and its log says why it does not: `
-      + `${some(processes)}.`,
+    text: `${affected(hosts)}Nobody answers before it writes again. See its log, and whether it is stopped or on `
+      + `another bus: ${some(processes)}.`,
     since: heard.length ? oldest(heard) : null,
     ...atFirst(hosts),
   }];

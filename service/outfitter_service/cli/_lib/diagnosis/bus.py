@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 import anyio
 
 from outfitter_proto.bus import Bus, BusError, DamagedTopicError, MissingBusError, UnknownTopicError
+from outfitter_proto.bus.schemes import is_local
 from outfitter_service.cli._lib import broker_check, output
 from outfitter_service.cli._lib.diagnosis.finding import UNCONFIGURED, Finding, Machine, Verdict
 from outfitter_service.config import ConfigurationError, Connection, Settings, connection, inspect
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_EMBEDDED = "sqlite:"
 _FULL = 1 << 20
 """Free bytes below which a disk counts as full: no commit is larger."""
 
@@ -68,7 +68,7 @@ def _lack_of_room(url: str) -> Finding | None:
     from outfitter_proto.bus.embedded.connecting.database import JOURNAL_SIZE_LIMIT
     from outfitter_proto.bus.embedded.connecting.location import parse
 
-    if not url.startswith(_EMBEDDED):
+    if not is_local(url):
         return None
     folder = parse(url).path.parent
     try:

@@ -81,8 +81,8 @@ def _silent(_picture: Picture, views: Sequence[HostView], _now: datetime) -> Ite
         yield Trouble(
             urgent=True,
             title=f"The manager of {_where(silent)} lives, but was not heard",
-            text=f"{_affected(silent)} Nobody answers before it writes again, and its log says why it does not: "
-            f"{', '.join(_process(view) for view in silent[:_NAMED])}{_more(silent)}.",
+            text=f"{_affected(silent)} Nobody answers before it writes again. See its log, and whether it is stopped "
+            f"or on another bus: {', '.join(_process(view) for view in silent[:_NAMED])}{_more(silent)}.",
             since=min(heard, default=None),
         )
 
