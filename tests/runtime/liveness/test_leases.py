@@ -117,7 +117,9 @@ def test_one_that_was_told_ended_and_began_anew_is_told_once_in_the_next_round()
 @settings(max_examples=200, deadline=None)
 @given(
     st.lists(
-        st.tuples(st.sampled_from(["start", "renew", "drop", "due"]), st.sampled_from("abc"), st.integers(1, 9)),
+        st.tuples(
+            st.sampled_from(["start", "renew", "postpone", "drop", "due"]), st.sampled_from("abc"), st.integers(1, 9)
+        ),
         max_size=60,
     ),
     st.sampled_from([None, 1, 2]),
@@ -135,6 +137,9 @@ def test_due_is_what_a_plain_list_of_deadlines_says(steps: list[tuple[str, str, 
             leases.renew(key, now)
             if key in lengths:
                 deadlines[key] = now + lengths[key] + 1
+        elif what == "postpone":
+            leases.postpone(number)
+            deadlines = {each: at + number for each, at in deadlines.items()}
         elif what == "drop":
             leases.drop(key)
             lengths.pop(key, None)

@@ -267,7 +267,8 @@ def test_an_older_run_that_still_holds_its_devices_is_named_when_the_current_one
     done = manager.outfitter("deregister", "--worker", "w")
     assert done.returncode == 0
     ending = f"outfitter deregister --worker w --incarnation {older['incarnation']}"
-    assert f"an older run of w is still allocated: `{ending}` ends it, too" in done.stderr
+    hint = f"`{ending}` ends it, too; first make sure that nothing uses its devices"
+    assert f"an older run of w is still allocated: {hint}" in done.stderr
     assert manager.outfitter(*ending.split()[1:]).returncode == 0
     assert {record["state"] for record in manager.records()} == {"ended"}
 

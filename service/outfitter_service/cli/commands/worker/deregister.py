@@ -175,8 +175,10 @@ def _warn_of_older_runs(before: Mapping[AllocationKey, Stored], ended: Allocatio
     for record, _ in before.values():
         if record.key != ended.key and record.state in HOLDING_STATES:
             command = f"outfitter deregister --worker {record.worker} --incarnation {record.incarnation}"
-            first = "; first make sure that nothing uses its devices" if record.delayed_by else ""
-            warn(f"an older run of {record.worker} is still {record.state}: `{command}` ends it, too{first}")
+            warn(
+                f"an older run of {record.worker} is still {record.state}: `{command}` ends it, too; "
+                "first make sure that nothing uses its devices"
+            )
 
 
 async def _no_answer_text(conversation: Conversation, message: Deregister, offset: int, wait: float) -> str:
