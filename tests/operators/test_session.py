@@ -410,17 +410,19 @@ def test_importing_and_constructing_starts_and_opens_nothing(tmp_path: Path) -> 
 
 
 def test_leaving_leaves_no_thread_and_no_file_behind(real: WorkerSetup) -> None:
+    """The manager beside it in this process opens and closes files as well. So one more is none left behind."""
+
     def ours() -> list[threading.Thread]:
         return [thread for thread in threading.enumerate() if thread.name.startswith("outfitter-")]
 
-    with real.context({"gpu": 1}, lease=None):
-        [thread] = ours()
-        open_files = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
-    thread.join(20)
-    with real.context({"gpu": 1}, lease=None):
-        [thread] = ours()
-        assert len(os.listdir("/proc/self/fd")) <= open_files  # noqa: PTH208
-    thread.join(20)
+    rounds, open_files = 20, 0
+    for number in range(rounds):
+        with real.context({"gpu": 1}, lease=None):
+            [thread] = ours()
+            if number == 0:
+                open_files = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+        thread.join(20)
+    assert len(os.listdir("/proc/self/fd")) < open_files + rounds // 2  # noqa: PTH208
     assert ours() == []
 
 
