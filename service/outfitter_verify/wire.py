@@ -262,7 +262,7 @@ def _request(body: Mapping[str, Any]) -> Request:
 @dataclass(frozen=True, slots=True)
 class Inventory:
     """One resource in a host's record: its listed devices, whether each is healthy (`whole`: the list is complete), and
-    the names of each device (`names_left_out`: not of all)."""
+    the names of each device (`names_left_out`: not of all, in records of version 0.2)."""
 
     state: str
     healthy: Mapping[str, bool]

@@ -135,8 +135,8 @@ class ResourceInventory(Struct, frozen=True, kw_only=True):
     `total` and `healthy`: the numbers of all and of healthy devices. `devices` lists at most `MAX_LISTED_DEVICES` of
     them, in the driver's order.
     `names`: all names of each device with several names. After a restart the former names stay until the driver has
-    reported. `names_left_out`: of how many more devices the record has no room for the names. Left out: of none.
-    `names_digest`: a digest of all names, those without room included. Left out: unknown. Empty: no report has all.
+    reported. `names_left_out` and `names_digest`: version 0.2 had no room for the names of so many more devices, and
+    wrote a digest of all. Nobody writes them any more.
     `on_demand`: the driver has no inventory, and the manager calls it for each worker. Left out: it has one.
     `known`: names of devices that were known before. It is set while a worker holds a device that is no longer
     reported: a new device may be the same one under another name, and is held back. After a restart the former names

@@ -61,7 +61,7 @@ class Rules(Struct, frozen=True, kw_only=True):
     wait_s: float | None = None
     retention_s: float = 3600.0
     chunk: int = 256
-    max_bytes: int = 800_000
+    max_bytes: int = sizes.MAX_BYTES
     brief: bool = False
     news: bool = True
     forgets_hosts: bool = False
@@ -275,7 +275,7 @@ class DecisionBuilder:
         if held != (state in HOLDING_STATES):
             self._moved.append((unshortened, -1 if held else 1))
             host_state = self.host_state(after.host)
-            if held and (key in host_state.suspects or host_state.incomplete or host_state.has_old_names):
+            if held and (key in host_state.suspects or host_state.has_refused or host_state.has_old_names):
                 self.reschedule(after.host)
         return after
 

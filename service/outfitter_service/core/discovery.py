@@ -12,9 +12,9 @@ from outfitter_service.core import model as m
 from outfitter_service.core.decision import DecisionBuilder, Rules
 from outfitter_service.core.hosts import host_record, refreshed, with_health
 from outfitter_service.core.placement import policy
-from outfitter_service.core.state import held_back_devices
+from outfitter_service.core.state import held_back_devices, names_room
 from outfitter_service.core.state.host_state import HostState, QueueEntry, queue_entry
-from outfitter_service.core.state.infos import other_names
+from outfitter_service.core.state.infos import names_held, other_names
 from outfitter_service.core.state.ledger import PutRecord, SetInventory, SetScan
 from outfitter_service.core.state.overlay import HostOverlay
 from outfitter_service.core.state.resource_state import ResourceState
@@ -61,23 +61,16 @@ def _reported(
     host_state, specs = overlay.host_state, builder.rules.specs
     inventory = ResourceState.of(event.devices, asked=max(event.asked, before.asking))
     inventory = structs.replace(inventory, asking_for=before.asking_for, asked_for=before.asking_for)
-    if inventory.as_reported == before.as_reported:
+    if before.reported and inventory.as_reported == before.as_reported:
         # the very same tuples, so that the host's state keeps its indexes
-        inventory = structs.replace(
-            before, asked=inventory.asked, asking=0, is_retry_due=False, failure=None, reported=True,
-            asked_for=before.asking_for,
-        )  # fmt: skip
-        if before.reported:
-            return inventory, {}
-    else:
-        inventory = structs.replace(inventory, linked=_still_linked(host_state, event.resource, inventory))
-        expected = host_state.expected_names(event.resource)
-        told = (inventory.names, inventory.names_reported)
-        if expected is not None and host_state.live and not any(map(expected.are_in, told)):
-            inventory = structs.replace(inventory, expected_names=expected)
+        same = structs.replace(
+            before, asked=inventory.asked, asking=0, is_retry_due=False, failure=None, asked_for=before.asking_for
+        )
+        return same, {}
+    inventory = structs.replace(inventory, linked=_still_linked(host_state, event.resource, inventory))
     if event.resource in specs:
         inventory = held_back_devices.with_known_names(host_state, specs[event.resource], before, inventory)
-    changed = held_back_devices.reassessed(host_state, specs, {**host_state.inventories, event.resource: inventory})
+    changed = _reassessed(builder, host_state, {**host_state.inventories, event.resource: inventory})
     return changed.pop(event.resource, inventory), changed
 
 
@@ -90,6 +83,15 @@ def _concerned(
     if record is not None and record.state == PENDING:
         concerned.append(queue_entry(record))
     return sorted(concerned)
+
+
+def _reassessed(
+    builder: DecisionBuilder, host_state: HostState, inventories: dict[str, ResourceState]
+) -> dict[str, ResourceState]:
+    """Those of a host's inventories that change, by their names' room and by what is held back."""
+    rules = builder.rules
+    refused = names_room.reassessed(host_state, rules.specs, inventories, rules.max_bytes)
+    return {**refused, **held_back_devices.reassessed(host_state, rules.specs, {**inventories, **refused})}
 
 
 def _put_inventories(
@@ -114,26 +116,18 @@ def _put_inventories(
 
 
 def release_held_back(builder: DecisionBuilder, host: str) -> bool:
-    """Release held-back devices if a holder that caused this has ended, and forget names that only holders needed if
-    nobody holds a device any more. Returns whether there is any of it."""
+    """Release held-back devices if a holder that caused this has ended, take reports again for which there is room now,
+    and forget names that only holders needed if nobody holds a device any more. Returns whether there is any of it."""
     host_state = builder.host_state(host)
-    forgotten = {} if host_state.live else _without_expected_names(host_state)
     outlives_names = host_state.has_old_names and not host_state.live
-    if host_state.suspects <= host_state.live.keys() and not forgotten and not outlives_names:
+    is_settled = host_state.suspects <= host_state.live.keys() and not outlives_names
+    if is_settled and not host_state.has_refused:
         return False
-    inventories = {**host_state.inventories, **forgotten}
-    reassessed = held_back_devices.reassessed(host_state, builder.rules.specs, inventories)
-    _put_inventories(builder, host_state, {**forgotten, **reassessed}, host_state.queue)
+    changed = _reassessed(builder, host_state, host_state.inventories)
+    if is_settled and not changed:
+        return False
+    _put_inventories(builder, host_state, changed, host_state.queue)
     return True
-
-
-def _without_expected_names(host_state: HostState) -> dict[str, ResourceState]:
-    """The inventories whose drivers have reported, and need not tell the names from before a restart any more."""
-    return {
-        resource: structs.replace(host_state.inventories[resource], expected_names=None)
-        for resource in host_state.incomplete
-        if host_state.inventory(resource).reported
-    }
 
 
 def _failure_now(
@@ -171,22 +165,9 @@ def _still_linked(host_state: HostState, resource: str, inventory: ResourceState
     groups = [tuple(names) for names in host_state.connected(resource) if len(names) > 1]
     if not groups:
         return ()
-    lacking: set[str] = set()
-    for record in host_state.live.values():
-        for device_id, others in _names_held(record):
-            if (names_now := other_names(device_id, others, host_state.classes)) != list(others):
-                lacking.update((device_id, *names_now))
+    lacking = names_room.lacking_names(host_state)
     reported = {frozenset(names) for names in inventory.names}
     return tuple([names for names in groups if not lacking.isdisjoint(names) and frozenset(names) not in reported])
-
-
-def _names_held(record: Allocation) -> Iterator[tuple[str, list[str]]]:
-    """The ids of a record's devices, each with its other names in the record."""
-    aliases = record.aliases
-    for infos in record.resources.values():
-        for info in infos:
-            device_id = info["id"]
-            yield device_id, (aliases.get(device_id, m.NO_NAMES) if aliases is not UNSET else m.NO_NAMES)
 
 
 def _aliases_now(host_state: HostState, record: Allocation) -> dict[str, list[str]] | UnsetType:
@@ -195,7 +176,7 @@ def _aliases_now(host_state: HostState, record: Allocation) -> dict[str, list[st
         return record.aliases
     aliases = {
         device_id: others
-        for device_id, recorded in _names_held(record)
+        for device_id, recorded in names_held(record)
         if (others := other_names(device_id, recorded, host_state.classes))
     }
     return aliases or UNSET
@@ -203,8 +184,6 @@ def _aliases_now(host_state: HostState, record: Allocation) -> dict[str, list[st
 
 def _serves_the_same(before: ResourceState, after: ResourceState) -> bool:
     """Whether two inventories serve the same requests."""
-    if before.expected_names != after.expected_names:
-        return False
     if before.reported != after.reported or before.failure != after.failure or before.linked != after.linked:
         return False
     return before.devices is after.devices or [_seen_by_requests(device) for device in before.devices] == [

@@ -79,7 +79,6 @@ def grant(ledger: Ledger, rules: Rules, event: m.Incoming, now: datetime) -> Fas
     if (
         host_state is None
         or host_state.queue
-        or host_state.incomplete
         or message.operators
         or len(message.labels) >= FEW_ITEMS
         or message.worker in host_state.incarnations
@@ -96,6 +95,7 @@ def grant(ledger: Ledger, rules: Rules, event: m.Incoming, now: datetime) -> Fas
     if (
         free_list is None
         or host_state.inventories[resource].failure is not None
+        or host_state.inventories[resource].refused is not None
         or spec.shared
         or spec.on_demand
         or spec.prepares

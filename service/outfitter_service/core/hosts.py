@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any
 
 from msgspec import UNSET, UnsetType, structs
 
@@ -13,9 +12,8 @@ from outfitter_proto.records import MAX_LISTED_DEVICES, Health, Host, InventoryD
 from outfitter_service.core import reasons
 from outfitter_service.core.decision import Rules
 from outfitter_service.core.model import KnownDevice, ResourceSpec, SpecState
-from outfitter_service.core.state import device_names
+from outfitter_service.core.state import names_room
 from outfitter_service.core.state.held_back_devices import names_to_keep
-from outfitter_service.core.state.host_state import has_names
 from outfitter_service.core.state.infos import info
 from outfitter_service.core.state.resource_state import ResourceState
 
@@ -34,79 +32,52 @@ def host_record(
         for name, spec in rules.specs.items()
     }
     for name, recorded in before.resources.items() if held else ():
-        if name not in resources and has_names(recorded):
+        if name not in resources and recorded.names is not UNSET:
             resources[name] = _not_configured(name, recorded)
-    resources = fitting(resources, rules.max_bytes // 2, before.resources)
+    resources = fitting(resources, names_room.record_bytes(rules.max_bytes))
     if resources == before.resources:
         return None
     return structs.replace(before, resources=resources, since=now)
 
 
-def fitting(
-    resources: dict[str, ResourceInventory], most: int, before: Mapping[str, ResourceInventory]
-) -> dict[str, ResourceInventory]:
-    """The resources of a host, shortened to `most` bytes. `before`: those of its record until now.
+def fitting(resources: dict[str, ResourceInventory], most: int) -> dict[str, ResourceInventory]:
+    """The resources of a host, shortened to `most` bytes.
 
     The largest resource is shortened again and again. It loses half of its listed devices, then its reason, half of the
-    names, half of the known names, and is left out at last. The numbers of devices stay. A resource of which names are
-    left out keeps its entry, however long: without it a reader would believe that the record has all names.
+    known names, and is left out at last. The numbers of devices stay. The names of devices with several names stay, and
+    whatever has some: see `names_room`.
     """
-    whole, resources = resources, dict(resources)
+    resources = dict(resources)
     sizes = {name: len(name) + len(encode(inventory)) for name, inventory in resources.items()}
     longest = dict(sizes)
     while longest and sum(sizes.values()) > most:
         name = max(longest, key=longest.__getitem__)
-        shorter = _shorter(resources[name], whole[name], before.get(name))
+        shorter = _shorter(resources[name])
         if shorter is not None:
             resources[name] = shorter
             sizes[name] = longest[name] = len(name) + len(encode(shorter))
             continue
         del longest[name]
-        if resources[name].names_left_out is UNSET:
+        if resources[name].names is UNSET:
             del resources[name], sizes[name]
     return resources
 
 
-def _digest(whole: ResourceInventory, before: ResourceInventory | None) -> str | UnsetType:
-    """The digest of all names where some have no room. `whole`: the inventory before it was shortened."""
-    if whole.names_left_out is UNSET:
-        return device_names.digest(whole.names or ())
-    if before is not None and whole.names == before.names:
-        return before.names_digest
-    return ""
-
-
-def _shorter(
-    inventory: ResourceInventory, whole: ResourceInventory, before: ResourceInventory | None
-) -> ResourceInventory | None:
+def _shorter(inventory: ResourceInventory) -> ResourceInventory | None:
     """The inventory one step shorter, or None if nothing can be left out any more."""
     if inventory.devices:
         return structs.replace(inventory, devices=inventory.devices[: len(inventory.devices) // 2])
     if inventory.reason:
         return structs.replace(inventory, reason=None)
-    if inventory.names:
-        kept = inventory.names[: len(inventory.names) // 2]
-        left_out = (inventory.names_left_out or 0) + len(inventory.names) - len(kept)
-        names_digest = _digest(whole, before)
-        return structs.replace(inventory, names=kept or UNSET, names_left_out=left_out, names_digest=names_digest)
     if inventory.known:
         return structs.replace(inventory, known=inventory.known[: len(inventory.known) // 2])
-    if inventory.names_left_out is not UNSET and inventory.total is not UNSET:
-        return structs.replace(inventory, amount=None, total=UNSET, healthy=UNSET, known=UNSET)
     return None
-
-
-def _recorded_names(before: ResourceInventory | None) -> dict[str, Any]:
-    """The fields of an inventory with the names of devices, as they were recorded."""
-    if before is None:
-        return {}
-    return {"names": before.names, "names_left_out": before.names_left_out, "names_digest": before.names_digest}
 
 
 def _not_configured(name: str, before: ResourceInventory) -> ResourceInventory:
     """A resource that is not configured any more, and whose names may be those of held devices."""
     reason = reasons.not_configured(name)
-    return ResourceInventory(state=SpecState.DISABLED, reason=reason, sharing=before.sharing, **_recorded_names(before))
+    return ResourceInventory(state=SpecState.DISABLED, reason=reason, sharing=before.sharing, names=before.names)
 
 
 def _inventory(
@@ -120,13 +91,15 @@ def _inventory(
             amount=spec.amount,
             sharing=sharing,
             known=names_to_keep(spec, before),
-            **_recorded_names(before if held else None),
+            names=before.names if held and before is not None else UNSET,
         )
     devices = inventory.devices if inventory else ()
     if inventory is None or (inventory.failure is None and not inventory.reported):
         state, reason = "not-reported", reasons.not_reported(spec)
     elif inventory.failure is not None:
         state, reason = "driver-failed", inventory.failure.reason
+    elif inventory.refused is not None:
+        state, reason = "driver-failed", reasons.names_refused(spec.name, inventory.refused)
     else:
         state, reason = "reported", None
     return ResourceInventory(
@@ -142,28 +115,21 @@ def _inventory(
         healthy=inventory.healthy if inventory else 0,
         on_demand=spec.on_demand or UNSET,
         known=_known(spec, inventory, before),
-        **_names(inventory, before),
+        names=_names(inventory, before),
     )
 
 
-def _names(inventory: ResourceState | None, before: ResourceInventory | None) -> dict[str, Any]:
-    """The fields with the names of each device that has several.
+def _names(inventory: ResourceState | None, before: ResourceInventory | None) -> list[list[str]] | UnsetType:
+    """The names of each device that has several.
 
     A name that is forgotten here could let a device be lent twice after a restart: other resources may have devices
     that only this driver knows to be the same. So they stay as recorded until the driver's first report.
     """
+    if inventory is not None and inventory.refused is not None:
+        return list(map(list, inventory.refused.kept)) or UNSET
     if inventory is None or not inventory.reported:
-        return _recorded_names(before)
-    names = list(map(list, inventory.names)) or UNSET
-    expected = inventory.expected_names
-    if expected is None:
-        return {"names": names}
-    left_out = max(expected.count - len(inventory.names), 1)
-    return {
-        "names": names,
-        "names_left_out": left_out,
-        "names_digest": UNSET if expected.digest is None else expected.digest,
-    }
+        return before.names if before is not None else UNSET
+    return list(map(list, inventory.names)) or UNSET
 
 
 def _known(

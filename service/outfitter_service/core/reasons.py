@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from outfitter_proto.records import MAX_REASON
 from outfitter_service.core.model import ResourceSpec, SpecState
-from outfitter_service.core.state.resource_state import ResourceState
+from outfitter_service.core.state.resource_state import RefusedNames, ResourceState
 
 NAMED_DEVICES = 8
 """Most devices that a reason names."""
@@ -101,10 +101,12 @@ def not_configured(resource: str) -> str:
     return f"{resource} is not configured any more; the names of its devices count while somebody holds a device"
 
 
-def names_unknown(resource: str) -> str:
+def names_refused(resource: str, refused: RefusedNames) -> str:
+    """Why nothing of a resource is granted although its driver has reported, and what would be valid."""
     return (
-        f"the driver of {resource} has not named all devices again that it knew under several names before a restart, "
-        "and one of them may be held under another name"
+        f"the report of the driver of {resource} is refused: the names of its devices take {refused.size} bytes, and "
+        f"the host's record has {refused.room} of its {refused.most} left for them, after the resources that are "
+        f"configured before it; let the driver report fewer or shorter aliases, or configure {resource} earlier"
     )
 
 

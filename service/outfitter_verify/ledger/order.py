@@ -219,7 +219,7 @@ class Order:
 def _could_have_it(host: Host, waiter: Written, held: Collection[str]) -> bool:
     """Whether the whole request is free and healthy. No device counts for two of its resources.
 
-    Never while the record lacks names: after a restart the manager lends nothing until their driver has reported."""
+    Never while the record lacks names: a manager of version 0.2 lent nothing until their driver had reported."""
     if any(inventory.names_left_out for inventory in host.inventories.values()):
         return False
     taken: set[str] = set()

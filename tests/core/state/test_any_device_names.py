@@ -11,6 +11,7 @@ from msgspec import structs
 
 from outfitter_proto.records import HOLDING_STATES, Allocation
 from outfitter_service.core import model as m
+from outfitter_service.core.state import names_room
 from outfitter_service.core.state.host_state import exclusive_ids
 from outfitter_service.core.state.ledger import Ledger, PutAllocation, PutRecord, SetInventory
 from support.core.core_driver import HOST, CoreDriver, asks, ill, restarted
@@ -22,9 +23,9 @@ NAMES = {"d": ("d0", "d1"), "e": ("a0", "b0", "c0")}
 CHANGED = st.sampled_from([None, None, *"abc"])
 """The resource whose configuration has changed when the manager starts again, if any."""
 
-CROWDS = st.sampled_from([(0, 0), (0, 0), (0, 0), (30, 0), (30, 30), (260, 0)])
+CROWDS = st.sampled_from([(0, 0), (0, 0), (0, 0), (12, 0), (30, 0), (30, 30), (260, 0)])
 """How many more devices a driver reports, and which of them have other names than before: more names than a record has
-room for, or more devices than it lists."""
+room for (12: only together with those of another driver), or more devices than it lists."""
 
 
 def crowded(resource: str, count: int, since: int) -> list[m.KnownDevice]:
@@ -148,12 +149,52 @@ class Names(RuleBasedStateMachine):
     @rule(changed=CHANGED, state=st.sampled_from([None, m.SpecState.DISABLED]))
     def restart(self, changed: str | None, state: m.SpecState | None) -> None:
         """The manager starts again; a resource may not be configured then, or not be in effect."""
+        self.forget_refused()
         specs = {name: spec for name, spec in self.specs.items() if name != changed or state is not None}
         if changed is not None and state is not None:
             specs[changed] = structs.replace(specs[changed], state=state)
         self.core = restarted(self.core, configured=specs.values(), **self.bounds)
         self.unreported = {name for name, spec in specs.items() if spec.state == m.SpecState.OK}
         self.look()
+
+    def recorded(self, resource: str) -> list[tuple[str, ...]]:
+        entry = self.core.host_state.record.resources.get(resource)
+        return [tuple(group) for group in (entry.names or [])] if entry is not None else []
+
+    def forget_refused(self) -> None:
+        """Of a refused report a restart knows what the host's record and the holders' records say."""
+        refused = [name for name, inventory in self.core.host_state.inventories.items() if inventory.refused]
+        for name in refused:
+            self.told[name] = self.recorded(name)
+        groups = [group for name in self.core.host_state.record.resources for group in self.recorded(name)]
+        for key, held in self.held.items() if refused else ():
+            aliases = self.core.ledger.allocations[key].aliases or {}
+            for device_id, names in held.items():
+                held[device_id] = names & _one([*groups, (device_id, *aliases.get(device_id, ()))], device_id)
+
+    def forget_without_room(self) -> None:
+        """Names for which there is no room any more count until a restart, or not before their driver's report."""
+        told = [[group for group in groups if len(group) > 1] for groups in self.told.values()]
+        if sum(map(names_room.size, told)) > self.room:
+            for name in self.told.keys() & self.unreported:
+                self.told[name] = self.recorded(name)
+
+    @property
+    def room(self) -> int:
+        return names_room.most_bytes(self.bounds["max_bytes"])
+
+    def judge_refusals(self) -> None:
+        """The record has all names of what is not refused, and nothing is refused that had room."""
+        recorded = {name: names_room.size(self.recorded(name)) for name in self.core.host_state.record.resources}
+        assert sum(recorded.values()) <= self.room
+        for name, inventory in self.core.host_state.inventories.items():
+            if not inventory.reported or name not in recorded:
+                continue
+            if inventory.refused is None:
+                assert self.recorded(name) == list(inventory.names)
+            else:
+                others = sum(size for other, size in recorded.items() if other != name)
+                assert names_room.size(inventory.names) + others > self.room, f"{name} is refused for nothing"
 
     def forget(self) -> None:
         """Nobody holds a device: what a resource said that is not in effect any more counts no longer."""
@@ -175,6 +216,7 @@ class Names(RuleBasedStateMachine):
     def look(self) -> None:
         live = {key: one for key, one in self.core.ledger.allocations.items() if one.state in HOLDING_STATES}
         self.held = {key: held for key, held in self.held.items() if key in live}
+        self.forget_without_room()
         if not self.held:
             self.forget()  # whoever holds a device now has got it since then
         for key in live.keys() - self.held.keys():
@@ -187,9 +229,7 @@ class Names(RuleBasedStateMachine):
                 if self.bounds["max_bytes"] < 100_000:
                     continue  # the record may have no room for them
                 assert known >= names, f"{key} knows {device_id} as {known}, and not as {names}"
-        if not live:
-            incomplete = set(self.core.host_state.incomplete)
-            assert incomplete <= self.unreported, "names of the past hold up a host for ever"
+        self.judge_refusals()
         self.rebuild()
 
     def look_at_both(self, one: Allocation, other: Allocation) -> None:

@@ -9,13 +9,10 @@ import pytest
 from anyio import to_thread
 
 from outfitter_drivers.api import Device
-from outfitter_proto import topics
-from outfitter_proto.bus import TopicSpec
 from outfitter_service.runtime.drivers.translation import known_device
 from outfitter_verify import verify
 from runtime.conftest import Serve
-from support.bus.faulty_bus import FaultyBus
-from support.managers.in_process import CLUSTER, HOST, deregister, register
+from support.managers.in_process import HOST, deregister, register
 
 RESOURCES = """
 lease-grace = "0s"
@@ -96,21 +93,14 @@ async def test_a_device_stays_lent_when_the_driver_that_knows_its_names_no_longe
         assert report.violations == ()
 
 
-CROWDED = """
+TWO = """
 lease-grace = "0s"
-external-resources = [{resources}]
-[external-resource.a]
+external-resources = ["gpu", "port"]
+[external-resource.gpu]
 amount = 1
 driver = "static"
-param.count = 60
-[external-resource.b]
-amount = 1
-driver = "static"
-param.devices = "y"
-param.device.y.id = "PCI-0"
-"""
-CONNECTING = """
-[external-resource.c]
+param.count = 1
+[external-resource.port]
 amount = 1
 driver = "files"
 param.path = "{folder}"
@@ -118,49 +108,40 @@ param.poll-interval = "20ms"
 """
 
 
-def named(folder: Path, *, first: str) -> None:
-    """60 files of devices of `a`, under more names than a record has room for. The first is named
-    `first` as well."""
+def named(folder: Path, count: int) -> None:
+    """60 files of devices with so many aliases of 200 characters each."""
     folder.mkdir(exist_ok=True)
     for number in range(60):
-        names = [f"a:{number}", *[f"{number}-{each}-".ljust(200, "n") for each in range(4)]]
+        names = [f"{number}-{each}-".ljust(200, "n") for each in range(count)]
         hidden = folder / f".{number}"
-        hidden.write_text(f"id=UUID-{number}\naliases={';'.join([*names, first] if number == 0 else names)}\n")
+        hidden.write_text(f"id=port-{number}\naliases={';'.join(names)}\n")
         hidden.rename(folder / f"{number:02}")
 
 
-@pytest.mark.parametrize("then", ["its resource is removed", "another name replaces it"])
-async def test_a_name_for_which_no_record_has_room_stays_that_of_its_device_while_it_is_held(
-    serve: Serve, tmp_path: Path, bus: FaultyBus, url: str, then: str
+async def test_a_report_with_more_names_than_the_record_has_room_for_is_refused_and_what_was_lent_stays(
+    serve: Serve, tmp_path: Path, url: str
 ) -> None:
-    settings = {name: {one.name: one.value for one in of_topic} for name, of_topic in topics.required(CLUSTER).items()}
-    less = {"max.message.bytes": "15000"}
-    await bus.create_topics([TopicSpec(name, 1, config | less, 1) for name, config in settings.items()])
-    alone = CROWDED.format(resources='"a", "b"')
-    full = CROWDED.format(resources='"a", "b", "c"') + CONNECTING.format(folder=tmp_path / "c")
-    async with serve(alone) as manager:
-        await manager.until(lambda records: resource(records, "a").get("total") == 60)
-        await manager.say(register("w1", lease_s=None, a=60))
-        await manager.state("w1", "allocated")
+    config = TWO.format(folder=tmp_path / "ports")
+    named(tmp_path / "ports", 1)
+    async with serve(config) as manager:
+        await manager.until(lambda records: resource(records, "port").get("state") == "reported")
+        await manager.say(register("w1", lease_s=None, port=1))
+        lent = (await manager.state("w1", "allocated"))["resources"]["port"][0]["id"]
+        named(tmp_path / "ports", 64)
+        await manager.until(lambda records: resource(records, "port").get("state") == "driver-failed")
         await manager.stop()
-    named(tmp_path / "c", first="PCI-0")
-    async with serve(full) as manager:
-        await manager.until(lambda records: resource(records, "c").get("names_left_out"))
-        assert "a:0" not in (await manager.state("w1", "allocated")).get("aliases", {})
-        await manager.stop()
-    if then == "another name replaces it":
-        named(tmp_path / "c", first="PCI-1")
-    async with serve(full if then == "another name replaces it" else alone) as manager:
-        await manager.until(lambda records: records[f"@host/{HOST}"]["manager"]["stopped_at"] is None)
-        await manager.until(lambda records: resource(records, "b").get("state") == "reported")
-        await manager.say(register("w2", lease_s=None, b=1))
-        reason = (await manager.state("w2", "pending"))["reason"]
-        await manager.until(lambda records: then != "another name replaces it" or reported(records))
-        await manager.say(register("w3", lease_s=None, b=1))
-        await manager.state("w3", "pending")
-        assert "c" in reason
-        await manager.say(deregister("w1"))
-        await manager.state("w2", "allocated")
+    async with serve(config) as manager:
+        await manager.until(lambda records: resource(records, "gpu").get("state") == "reported")
+        await manager.until(lambda records: resource(records, "port").get("state") == "driver-failed")
+        await manager.say(register("w2", lease_s=None, port=1), register("w3", lease_s=None, gpu=1))
+        reason = (await manager.state("w2", "failed"))["reason"]
+        assert "names of its devices take" in reason
+        await manager.state("w3", "allocated")
+        named(tmp_path / "ports", 1)
+        await manager.until(lambda records: resource(records, "port").get("state") == "reported")
+        await manager.say(register("w4", lease_s=None, port=60), register("w5", lease_s=None, port=59))
+        assert lent in [info["id"] for info in (await manager.state("w1", "allocated"))["resources"]["port"]]
+        assert (await manager.state("w4", "pending"))["reason"] == "waits for 60 port: 59 of 60 free"
         report = await to_thread.run_sync(verify, url, "outfitter")
         assert report.violations == ()
 

@@ -10,8 +10,6 @@ from collections.abc import Iterable
 from datetime import timedelta
 from itertools import combinations
 
-from msgspec import UNSET
-
 from outfitter_proto.codec import encode
 from outfitter_proto.records import (
     FINAL_STATES,
@@ -361,8 +359,7 @@ class World:
             if spec is None:
                 return False
             inventory = self.ledger.host_state(HOST).inventory(resource)
-            failed = inventory.failure is not None and amount >= inventory.failure.at_least
-            if spec.state != m.SpecState.OK or not inventory.reported or failed:
+            if spec.state != m.SpecState.OK or not inventory.reported or not inventory.serves(amount):
                 return False
         return self.can_be_had(record) and (although_asking or not self.is_being_asked(record))
 
@@ -379,7 +376,7 @@ class World:
             if not self.feasible(record, although_asking=True):
                 continue
             # one whose driver is being asked may keep its place, or may have none yet
-            if not self.is_being_asked(record) and not self._lacks_names():
+            if not self.is_being_asked(record):
                 could = self.can_be_had(
                     record, alone=alone | shared | claimed_alone | claimed_shared, shared=alone | claimed_alone
                 )
@@ -428,35 +425,18 @@ class World:
         host_state = self.ledger.host_state(HOST)
         for resource, amount in record.request.amounts.items():
             spec = self.rules.specs.get(resource)
-            if spec is None:
-                assert self._lacks_names(), f"{record.key} waits for {resource}, which is not configured"
-                return
+            assert spec is not None, f"{record.key} waits for {resource}, which is not configured"
             operators = (record.request.operators or {}).values()
             named = [wanted[resource].amount for wanted in operators if resource in wanted]
             enough = sum(named) <= amount or (spec.shared and max(named) <= amount)
             assert enough, f"{record.key} waits for {amount} {resource}, its operators named {named}"
-        for resource in record.request.amounts:
+        for resource, amount in record.request.amounts.items():
             spec, inventory = self.rules.specs[resource], host_state.inventory(resource)
             if spec.on_demand or spec.on_failure != m.OnFailure.FAIL_WORKER:
                 return
-            if not inventory.reported or inventory.failure is not None:
+            if not inventory.reported or not inventory.serves(amount):
                 return
-        if self._lacks_names():
-            return
         assert self.can_be_had(record, healthy=False), f"{record.key} waits for what there never is"
-
-    def _lacks_names(self) -> bool:
-        """Before a restart a driver named more devices than the host's record has room for, and it has not named them
-        again: until then nobody is granted anything."""
-        host_state = self.ledger.host_state(HOST)
-        return any(
-            recorded.names_left_out is not UNSET
-            and (
-                not host_state.inventory(resource).reported
-                or (host_state.live and host_state.inventory(resource).expected_names is not None)
-            )
-            for resource, recorded in (host_state.record.resources if host_state.record is not None else {}).items()
-        )
 
     def _check_time(self) -> None:
         """Whatever the clock did: nobody waits, or is remembered, for longer than from now on it could be."""
@@ -472,15 +452,11 @@ class World:
                 assert self.now < record.wait_until or self._is_unanswered(record), f"{key} waits too long"
 
     def _is_unanswered(self, record: Allocation) -> bool:
-        """A driver has yet to answer, or to name again what it named before a restart."""
+        """A driver has yet to answer."""
         host_state = self.ledger.host_state(HOST)
-        return (
-            self.is_being_asked(record)
-            or self._lacks_names()
-            or any(
-                not host_state.inventory(resource).reported and host_state.inventory(resource).failure is None
-                for resource in record.request.amounts
-            )
+        return self.is_being_asked(record) or any(
+            not host_state.inventory(resource).reported and host_state.inventory(resource).failure is None
+            for resource in record.request.amounts
         )
 
     def pass_time(self, seconds: float) -> None:

@@ -1,5 +1,5 @@
-"""Lets drivers check their own settings: `outfitter config check` builds each driver as a manager does, but does not
-call it.
+"""Lets drivers check their own settings: `outfitter config check` builds each driver as a manager does. It calls none
+here; device_lists.py calls those that list devices.
 
 A driver raises only its first error. To find all errors we build it again without the refused setting.
 """

@@ -98,9 +98,6 @@ def infeasibility(
     overlay: HostOverlay, specs: Mapping[str, ResourceSpec], amounts: Mapping[str, int]
 ) -> Infeasibility | None:
     """Why a request cannot be met even if nobody held or claimed a device; None for a feasible one."""
-    host_state = overlay.host_state
-    if host_state.incomplete and amounts and (unnamed := host_state.lacks_names_of()) is not None:
-        return Infeasibility(ReasonCode.NOT_REPORTED, reasons.names_unknown(unnamed), next(iter(amounts)))
     obstacle: Infeasibility | None = None
     for resource, amount in amounts.items():
         spec = specs.get(resource)
@@ -110,7 +107,8 @@ def infeasibility(
                 ReasonCode.UNKNOWN_RESOURCE, reasons.unknown_resource(resource, specs), resource, final=True
             )
         inventory = overlay.inventory(resource)
-        if inventory.healthy >= amount and inventory.failure is None and not inventory.asking and spec.state == _OK:
+        is_well = inventory.failure is None and inventory.refused is None and not inventory.asking
+        if is_well and inventory.healthy >= amount and spec.state == _OK:
             continue
         candidate = _obstacle(overlay, spec, amount, inventory)
         if candidate is not None:
@@ -136,6 +134,9 @@ def _obstacle(overlay: HostOverlay, spec: ResourceSpec, amount: int, inventory: 
         return _failed(spec, failure)
     if not inventory.reported:
         return Infeasibility(ReasonCode.NOT_REPORTED, reasons.not_reported(spec), name)
+    if inventory.refused is not None:
+        reason = reasons.names_refused(spec.name, inventory.refused)
+        return Infeasibility(ReasonCode.DRIVER_FAILED, reason, name, final=not waits)
     if inventory.healthy >= amount:
         return None
     if spec.on_demand and may_name_more(overlay, spec, amount, inventory):
@@ -214,8 +215,7 @@ def rival_amount(
 
 def _is_settled(inventory: ResourceState, amount: int) -> bool:
     """Whether the driver has answered a request for that amount."""
-    failure = inventory.failure
-    return inventory.reported and not inventory.asking and (failure is None or amount < failure.at_least)
+    return inventory.reported and not inventory.asking and inventory.serves(amount)
 
 
 def _is_plenty(overlay: HostOverlay, demands: Mapping[str, int]) -> bool:
@@ -260,7 +260,7 @@ def _ids(overlay: HostOverlay, resources: Iterable[str]) -> list[str]:
 def may_name_more(overlay: HostOverlay, spec: ResourceSpec, amount: int, inventory: ResourceState) -> bool:
     """Whether an on-demand driver may name more devices. It has named as many as the manager asked for, and the manager
     has not asked it for the held devices and `amount` more."""
-    if inventory.asking or (inventory.failure is not None and amount >= inventory.failure.at_least):
+    if inventory.asking or not inventory.serves(amount):
         return False
     if not inventory.reported:
         return True

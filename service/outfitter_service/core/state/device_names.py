@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from hashlib import blake2b
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NewType
-
-from msgspec import Struct
 
 CanonicalName = NewType("CanonicalName", str)
 """The name that stands for all names of a device on its host. A driver's id or alias need not be canonical."""
@@ -15,27 +12,6 @@ Classes = Mapping[str, tuple[str, ...]]
 """All names of one device, sorted, by each of its names. Only devices with several names."""
 
 NO_CLASSES: Classes = {}
-
-
-def digest(groups: Iterable[Collection[str]]) -> str:
-    """16 hexadecimal digits for the names of devices, whatever the order of devices and names."""
-    total = 0
-    for names in groups:
-        text = "\0".join(sorted(set(names)))
-        total += int.from_bytes(blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest(), "big")
-    return f"{total % 2**64:016x}"
-
-
-class ExpectedNames(Struct, frozen=True):
-    """The names that a driver gave before a restart, and for which the host's record had no room. `count`: of how many
-    devices. `digest`: of all their names; None: unknown. Empty: no report has them all."""
-
-    count: int
-    digest: str | None
-
-    def are_in(self, groups: Sequence[Collection[str]]) -> bool:
-        """Whether a report with these names has told all of them again."""
-        return len(groups) >= self.count if self.digest is None else digest(groups) == self.digest
 
 
 def one_name_each(groups: Iterable[Sequence[str]]) -> tuple[dict[str, CanonicalName], Classes]:

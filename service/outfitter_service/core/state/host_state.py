@@ -13,9 +13,9 @@ from datetime import datetime, timedelta
 from msgspec import UNSET
 
 from outfitter_proto.keys import AllocationKey
-from outfitter_proto.records import FINAL_STATES, HOLDING_STATES, Allocation, Host, ReasonCode, ResourceInventory
+from outfitter_proto.records import FINAL_STATES, HOLDING_STATES, Allocation, Host, ReasonCode
 from outfitter_service.core.model import KnownDevice, SpecState
-from outfitter_service.core.state.device_names import NO_CLASSES, CanonicalName, Classes, ExpectedNames, one_name_each
+from outfitter_service.core.state.device_names import NO_CLASSES, CanonicalName, Classes, one_name_each
 from outfitter_service.core.state.free_list import FreeList
 from outfitter_service.core.state.matching import ResourceSet, counts
 from outfitter_service.core.state.resource_state import NOT_REPORTED, ResourceState
@@ -36,11 +36,6 @@ Ending = tuple[datetime, AllocationKey]
 
 
 _NOT_IN_EFFECT = frozenset(SpecState) - {SpecState.OK}
-
-
-def has_names(recorded: ResourceInventory) -> bool:
-    """Whether a host's record has, or lacks room for, names of a resource's devices."""
-    return recorded.names is not UNSET or recorded.names_left_out is not UNSET
 
 
 def queue_entry(record: Allocation) -> QueueEntry:
@@ -81,9 +76,9 @@ class HostState:
     """One host's records and indexes.
 
     Devices: `free_lists` by resource, and in `shown` by device. `distinct`: no device is in two of them; `overlapping`
-    has the resources for which that is not so. `classes` says which names mean one device. `incomplete`: the resources
-    with names that a restart has lost, see `lacks_names_of`. `has_old_names`: the record has names of resources that
-    are not in effect any more; it has them while somebody holds a device.
+    has the resources for which that is not so. `classes` says which names mean one device. `has_refused`: the names of
+    some resource have no room in the record. `has_old_names`: the record has names of resources that are not in effect
+    any more; it has them while somebody holds a device.
 
     Holders: `live` records hold devices; `without_exclusive` counts those with no exclusive device. `locks` and
     `sharers` count by canonical name the live records that hold a device exclusively or share it. `suspects`: keys of
@@ -127,7 +122,7 @@ class HostState:
         self.past: dict[str, list[Ending]] = {}
         self.endings: list[Ending] = []
         self.classes: Classes = NO_CLASSES
-        self.incomplete: tuple[str, ...] = ()
+        self.has_refused = False
         self.has_old_names = False
         self._same: dict[str, CanonicalName] = {}
         self._counts: dict[bool, dict[ResourceSet, int]] = {}
@@ -223,7 +218,7 @@ class HostState:
             self.inventories.pop(resource, None)
         else:
             self.inventories[resource] = inventory
-        self._note_incomplete()
+        self.has_refused = any(state.refused is not None for state in self.inventories.values())
         self.suspects = frozenset(
             [state.suspect.key for state in self.inventories.values() if state.suspect is not None]
         )
@@ -257,42 +252,14 @@ class HostState:
             return inventory.linked
         return [*inventory.linked, *recorded.names]
 
-    def expected_names(self, resource: str) -> ExpectedNames | None:
-        """The names that a driver must give before its report tells all that was known before a restart. None: all is
-        known, because the host's record had room for them."""
-        inventory = self.inventory(resource)
-        if inventory.reported or self.record is None:
-            return inventory.expected_names
-        recorded = self.record.resources.get(resource)
-        if recorded is None or recorded.names_left_out is UNSET:
-            return None
-        count = recorded.names_left_out + len(recorded.names or ())
-        return ExpectedNames(count, None if recorded.names_digest is UNSET else recorded.names_digest)
-
-    def lacks_names_of(self) -> str | None:
-        """The resource whose driver must report before anything can be granted: before a restart it named more devices
-        with several names than the host's record could list. Any report will do when nobody holds a device."""
-        for resource in self.incomplete:
-            if self.live or not (self.inventory(resource).reported or self._is_on_demand(resource)):
-                return resource
-        return None
-
-    def _is_on_demand(self, resource: str) -> bool:
-        recorded = self.record.resources.get(resource) if self.record is not None else None
-        return recorded is not None and recorded.on_demand is not UNSET
-
-    def _note_incomplete(self) -> None:
-        resources = {**self.inventories, **(self.record.resources if self.record is not None else {})}
-        self.incomplete = tuple([resource for resource in resources if self.expected_names(resource) is not None])
-
     def set_record(self, record: Host | None) -> Host | None:
         """Replace the host's record. Returns the one before."""
         before, names = self.record, self._recorded_names()
         self.record = record
         self.has_old_names = record is not None and any(
-            inventory.state in _NOT_IN_EFFECT and has_names(inventory) for inventory in record.resources.values()
+            inventory.state in _NOT_IN_EFFECT and inventory.names is not UNSET
+            for inventory in record.resources.values()
         )
-        self._note_incomplete()
         if self._recorded_names() != names:
             self._rename()
         return before

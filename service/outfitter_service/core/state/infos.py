@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from msgspec import UNSET, Struct, UnsetType
 
-from outfitter_proto.records import Health
+from outfitter_proto.records import Allocation, Health
 from outfitter_service.core.model import NO_ITEMS, NO_NAMES, KnownDevice
 
 _HEALTHY = Health.HEALTHY
@@ -42,6 +42,15 @@ def other_names(device_id: str, recorded: Iterable[str], classes: Mapping[str, t
             others.setdefault(more)
     others.pop(device_id, None)
     return list(others)
+
+
+def names_held(record: Allocation) -> Iterator[tuple[str, list[str]]]:
+    """The ids of a record's devices, each with its other names in the record."""
+    aliases = record.aliases
+    for infos in record.resources.values():
+        for info in infos:
+            device_id = info["id"]
+            yield device_id, (aliases.get(device_id, NO_NAMES) if aliases is not UNSET else NO_NAMES)
 
 
 def grant_infos(

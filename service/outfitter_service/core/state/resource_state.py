@@ -9,7 +9,7 @@ from msgspec import Struct, structs
 from outfitter_proto.keys import AllocationKey
 from outfitter_proto.records import Health
 from outfitter_service.core.model import DriverFailure, KnownDevice
-from outfitter_service.core.state.device_names import ExpectedNames, one_name_each
+from outfitter_service.core.state.device_names import one_name_each
 
 HELD_BACK = "held back: "
 """How the reason of a held-back device begins."""
@@ -26,13 +26,24 @@ class Suspect(Struct, frozen=True):
         return f"{self.key} holds {self.id} of {self.resource}, which is no longer reported"
 
 
+class RefusedNames(Struct, frozen=True):
+    """Why a report is refused: the names of its devices take `size` bytes, and the host's record has `room` for them.
+    `most`: its room for the names of all resources. `kept`: groups of names that it has all the same, because somebody
+    holds a device under one of them, and the holder's record lacks another one."""
+
+    size: int
+    room: int
+    most: int
+    kept: tuple[tuple[str, ...], ...] = ()
+
+
 class ResourceState(Struct, frozen=True, kw_only=True):
     """The state of one resource on one host: its inventory, by its driver's last report.
 
     `reported`: the driver has reported. `failure`: why its last report counts for nothing, or None. `healthy`: the
     number of healthy devices. `linked`: groups of names that earlier reports connected, until the records of all
-    holders have them. `expected_names`: the host's record had no room for the names of all devices before a restart,
-    and the driver has not told them again since (None: it has).
+    holders have them. `refused`: the host's record has no room for the names, so nobody is granted a device. See
+    `names_room`.
 
     Of an on-demand driver: `asked` is the amount of the last question that it answered. `asking` is the amount of the
     question under way (0: none), and `least` the amount that its worker wants. `asking_for` is the worker of the last
@@ -59,7 +70,7 @@ class ResourceState(Struct, frozen=True, kw_only=True):
     known: tuple[str, ...] | None = None
     held_back: frozenset[str] = frozenset()
     suspect: Suspect | None = None
-    expected_names: ExpectedNames | None = None
+    refused: RefusedNames | None = None
 
     @classmethod
     def of(cls, devices: tuple[KnownDevice, ...], *, asked: int = 0) -> ResourceState:
@@ -92,15 +103,14 @@ class ResourceState(Struct, frozen=True, kw_only=True):
             self, devices=self.as_reported, healthy=healthy, known=None, held_back=frozenset(), suspect=None
         )
 
+    def serves(self, amount: int) -> bool:
+        """Whether neither a failure nor a refused report stands against a worker that wants `amount` devices."""
+        return self.refused is None and (self.failure is None or amount < self.failure.at_least)
+
     @property
     def names(self) -> list[tuple[str, ...]]:
         """The names of each device that has several: reported ones, then those that are only `linked`."""
-        return [*self.names_reported, *self.linked] if self.linked else self.names_reported
-
-    @property
-    def names_reported(self) -> list[tuple[str, ...]]:
-        """The names of each reported device that has several."""
-        return [(device.id, *device.aliases) for device in self.devices if device.aliases]
+        return [*[(device.id, *device.aliases) for device in self.devices if device.aliases], *self.linked]
 
     @property
     def names_of_all(self) -> tuple[str, ...]:

@@ -16,6 +16,8 @@ from outfitter_service.core import delays
 from outfitter_service.core.state.infos import GrantInfos
 from outfitter_service.core.states import PENDING, Step
 
+MAX_BYTES = 800_000
+"""Most bytes of one decision. The bus takes somewhat more in one commit."""
 ENTRY_BYTES = 16
 """Bytes of a batch's entry besides its key and its value."""
 HEALTH_BYTES = 24

@@ -20,13 +20,25 @@ from outfitter_proto.bus import Bus, Message, OffsetOutOfRangeError
 from outfitter_proto.bus.reading import MARKERS_WAIT_S, read_to
 from outfitter_proto.codec import UnknownTypeError, WireError, decode_ledger, encode
 from outfitter_proto.keys import CHECKPOINT, HOST, AllocationKey, checkpoint_key, host_of, sweeper_writer
-from outfitter_proto.records import Allocation, AllocationState, Checkpoint, LedgerRecord, ResolvedRequest, StateRecord
+from outfitter_proto.records import (
+    HOLDING_STATES,
+    Allocation,
+    AllocationState,
+    Checkpoint,
+    Host,
+    LedgerRecord,
+    ResolvedRequest,
+    StateRecord,
+)
 from outfitter_service.core.state.ledger import Ledger, PutAllocation, PutRecord
 from outfitter_service.runtime.input.scope import Scope
 
 log = structlog.get_logger("outfitter.restore")
 
 _KNOWN_STATES = frozenset(AllocationState)
+
+NAMED_HOLDERS = 8
+"""Most holders that a refusal names."""
 
 LEDGER_FORMAT = 1
 """The newest `Checkpoint.format` that this version can work on."""
@@ -181,6 +193,10 @@ async def _build(read: _ReadPartition, scope: Scope, topic_partition: str) -> tu
                 checkpoint = record
             case _:
                 others.append(record)
+    for host, reason in _without_names(others, allocations).items():
+        if not scope.refuse(host, reason):
+            raise LedgerRefusedError(reason)
+        log.critical("a host is not served: its ledger is refused", host=host, error=reason)
     allocations.sort(key=lambda keyed: (keyed[1].since, keyed[1].source.offset))
     for other in others:
         if other.host not in scope.refused:
@@ -193,6 +209,32 @@ async def _build(read: _ReadPartition, scope: Scope, topic_partition: str) -> tu
     if checkpoint is not None:
         ledger.resume(commit=checkpoint.commit, token=checkpoint.token)
     return ledger, checkpoint
+
+
+def _without_names(records: list[StateRecord], allocations: list[tuple[AllocationKey, Allocation]]) -> dict[str, str]:
+    """The hosts whose records an earlier version wrote without some names of devices while somebody held one, and why
+    each cannot be served: a held device may have any of these names."""
+    crowded = {
+        record.host: [name for name, inventory in record.resources.items() if inventory.names_left_out]
+        for record in records
+        if isinstance(record, Host)
+    }
+    holders: dict[str, list[AllocationKey]] = {}
+    for key, allocation in allocations:
+        if allocation.state in HOLDING_STATES and crowded.get(allocation.host):
+            holders.setdefault(allocation.host, []).append(key)
+    return {
+        host: f"the record of host {host} lacks names of devices of {', '.join(crowded[host])}, because version 0.2 "
+        f"had no room for them, and a held device may have one of these names. End these holders first: {_named(keys)}."
+        " Run version 0.2 until they have ended; or, if their processes are gone, run `outfitter ledger forget KEY` for"
+        " each, and start again"
+        for host, keys in holders.items()
+    }
+
+
+def _named(keys: list[AllocationKey]) -> str:
+    more = f" and {len(keys) - NAMED_HOLDERS} more" if len(keys) > NAMED_HOLDERS else ""
+    return ", ".join(keys[:NAMED_HOLDERS]) + more
 
 
 def _rivals(others: dict[bytes, bytes], scope: Scope) -> list[str]:

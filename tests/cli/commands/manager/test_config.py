@@ -93,6 +93,21 @@ def test_warnings_leave_the_exit_code_at_zero(folder: Path) -> None:
     assert [problem["severity"] for problem in answer["problems"]] == ["warning"]
 
 
+def test_a_report_that_a_manager_would_refuse_for_its_names_is_a_warning(folder: Path) -> None:
+    (devices := folder / "devices").mkdir()
+    for number in range(64):
+        aliases = ";".join(f"{number}-{each}-".ljust(500, "n") for each in range(8))
+        (devices / str(number)).write_text(f"id=GPU-{number}\naliases={aliases}\n")
+    each = (
+        "\nexternal-resource.{0}.amount: 1\nexternal-resource.{0}.driver: files\nexternal-resource.{0}.param.path: {1}"
+    )
+    resources = "".join(each.format(name, devices) for name in ("one", "two"))
+    code, (problem,) = checked(folder, f"external-resources: one;two{resources}\n")
+    assert (code, problem["severity"], problem["found"]) == (0, "warning", "files")
+    assert problem["key"] == "external-resource.two.driver-factory.class"
+    assert "the report of the driver of two is refused: the names of its devices take 2" in problem["problem"]
+
+
 def test_show_prints_the_resources_in_effect_with_secrets_masked(folder: Path) -> None:
     done = outfitter("config", "show", "good.toml", "--json", cwd=folder)
     answer = json.loads(done.stdout)

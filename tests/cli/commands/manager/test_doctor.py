@@ -39,6 +39,7 @@ from support.processes.command_line import outfitter
 
 pytestmark = pytest.mark.slow
 
+GOLDEN = ROOT / "tests/wire/golden/v0.1"
 NOWHERE = Machine(config=None, given={})
 
 
@@ -215,6 +216,16 @@ def test_a_driver_that_finds_nothing_and_an_ill_device_are_warnings(tmp_path: Pa
     assert (found["verdict"], found["seen"].startswith("gpu: GPU-1 is unhealthy")) == ("warning", True)
 
 
+def test_names_for_which_a_hosts_record_has_no_room_are_a_problem_with_the_numbers(tmp_path: Path) -> None:
+    (folder := tmp_path / "gpus").mkdir()
+    for number in range(64):
+        aliases = ";".join(f"{number}-{each}-".ljust(500, "n") for each in range(16))
+        (folder / str(number)).write_text(f"id=GPU-{number}\naliases={aliases}\n")
+    (found,) = found_devices(tmp_path, f'driver = "files"\nparam.path = "{folder}"')
+    assert found["verdict"] == "problem"
+    assert found["seen"].startswith("gpu: the report of the driver of gpu is refused: the names of its devices take 51")
+
+
 def test_a_driver_that_hands_devices_out_is_not_asked(tmp_path: Path) -> None:
     script = tmp_path / "discovery"
     script.write_text(f"#!/bin/sh\ntouch {tmp_path}/asked\necho 0\n")
@@ -320,6 +331,17 @@ def test_a_damaged_record_is_a_problem_with_the_command_that_continues_without_i
     (found,) = ledger_findings(tmp_path, scope)
     assert found.verdict is Verdict.PROBLEM
     assert "outfitter ledger forget gpu-3/w/run-1" in found.remedy
+
+
+def test_a_record_of_an_earlier_version_that_lacks_names_is_a_problem_while_somebody_holds_a_device(
+    tmp_path: Path,
+) -> None:
+    host = codec.decode_ledger((GOLDEN / "host-with-names-left-out.json").read_bytes())
+    holder = codec.decode_ledger((GOLDEN / "allocation-allocated.json").read_bytes())
+    write(tmp_path, *(Entry(record.key.encode(), codec.encode(record)) for record in (host, holder)))
+    (found,) = ledger_findings(tmp_path)
+    assert found.verdict is Verdict.PROBLEM
+    assert found.remedy.startswith(f"End these holders first: {holder.key}.")
 
 
 # --- the machine ---

@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-import anyio
 
 from outfitter_service.cli._lib.diagnosis.finding import UNCONFIGURED, Finding, Machine, Verdict
 from outfitter_service.config import Problem, Severity, inspect, options
 
 if TYPE_CHECKING:
-    from outfitter_drivers.api import Device
     from outfitter_service.config import ResourceConfig
     from outfitter_service.core.model import KnownDevice
-    from outfitter_service.runtime.drivers.building import ServableDriver
-
-CLOSE_WITHIN_S = 2.0
-"""Time limit for closing a driver."""
-ANSWER_WITHIN_S = 15.0
-"""How long a driver may take for its first report, if its own limit is longer: less than `doctor` waits for all."""
 
 
 def configuration(machine: Machine) -> Iterator[Finding]:
@@ -64,31 +54,23 @@ def drivers(machine: Machine) -> Iterator[Finding]:
 
 
 def devices(machine: Machine) -> Iterator[Finding]:
-    """What the drivers find, and whether the programs that they run are there: each lists its devices once. A driver
-    without a list is not asked, because it would hand devices out."""
-    from outfitter_service.runtime.drivers.building import build_served
-    from outfitter_service.runtime.drivers.translation import DriverCallError
+    """What the drivers find, and whether the programs that they run are there: each lists its devices once."""
+    from outfitter_service.cli._lib.device_lists import lists, refused
 
     settings = inspect(machine.config, machine.given).settings
     if settings is None:
         yield UNCONFIGURED
         return
-    for config in settings.resources:
-        if config.driver is None:
-            continue
-        try:
-            served = build_served(config, settings.scope, lambda _: None)
-        except Exception:  # noqa: BLE001, S112 - foreign code, of which the check of drivers speaks
-            continue
-        if (inventory := served.inventory) is None:
-            continue
-        try:
-            found = anyio.run(_listed, config.name, served, inventory.inventory(settings.host))
-        except DriverCallError as error:
+    found: dict[str, tuple[KnownDevice, ...]] = {}
+    for config, listed in lists(settings):
+        if isinstance(listed, Exception):
             remedy = f"correct that, then run `outfitter discover {config.name}`"
-            yield Finding(Verdict.PROBLEM, f"{config.name}: its driver fails: {error}", remedy)
-            continue
-        yield from _of_devices(config, found)
+            yield Finding(Verdict.PROBLEM, f"{config.name}: its driver fails: {listed}", remedy)
+        else:
+            found[config.name] = listed
+            yield from _of_devices(config, listed)
+    for name, reason in refused(found).items():
+        yield Finding(Verdict.PROBLEM, f"{name}: {reason}", f"nobody gets a device of {name} before that")
 
 
 def _of_devices(config: ResourceConfig, found: tuple[KnownDevice, ...]) -> Iterator[Finding]:
@@ -99,28 +81,6 @@ def _of_devices(config: ResourceConfig, found: tuple[KnownDevice, ...]) -> Itera
         if device.health != "healthy":
             seen = f"{config.name}: {device.id} is {device.health}{f': {device.reason}' if device.reason else ''}"
             yield Finding(Verdict.WARNING, seen, "look at it, or replace it; nobody gets it meanwhile")
-
-
-async def _listed(
-    resource: str, served: ServableDriver, reports: AsyncIterator[Sequence[Device]]
-) -> tuple[KnownDevice, ...]:
-    """The driver's first report.
-
-    Raises:
-        DriverCallError: there is none.
-    """
-    from outfitter_service.core.model import DriverFailure
-    from outfitter_service.runtime.drivers.translation import DriverCallError, foreign_code, known_devices
-
-    limit = min(served.timeout_s, ANSWER_WITHIN_S)
-    try:
-        with anyio.fail_after(limit), foreign_code():
-            return await known_devices(resource, await anext(reports))
-    except TimeoutError as error:
-        raise DriverCallError(DriverFailure(reason=f"no answer within {limit:g} s")) from error
-    finally:
-        with anyio.move_on_after(CLOSE_WITHIN_S, shield=True), contextlib.suppress(DriverCallError), foreign_code():
-            await served.driver.aclose()
 
 
 def _of_problems(problems: Iterable[Problem]) -> Iterator[Finding]:

@@ -29,13 +29,16 @@ def config() -> None:
 def check(file: str | None, config: str | None, as_json: bool) -> int:
     """Report all errors in FILE: exit code 1 if there are any.
 
-    Without FILE it checks the file that a manager would read. Warnings and information leave the exit code at 0.
+    Without FILE it checks the file that a manager would read. Drivers that list devices list them once. Warnings and
+    information leave the exit code at 0.
     """
+    from outfitter_service.cli._lib.device_lists import name_problems
     from outfitter_service.cli._lib.driver_check import driver_problems
     from outfitter_service.cli._lib.driver_remarks import remark_problems
 
     inspection = inspect(file or config)
-    problems = [*inspection.problems, *driver_problems(inspection), *remark_problems(inspection)]
+    of_drivers = [*driver_problems(inspection), *remark_problems(inspection), *name_problems(inspection)]
+    problems = [*inspection.problems, *of_drivers]
     if inspection.settings is not None and not any(problem.key == LIST_KEY for problem in problems):
         problems += _nothing(inspection.settings)
     serious = [problem for problem in problems if problem.severity is not Severity.INFO]
