@@ -18,9 +18,8 @@ HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
 COPIES = 3
 """Copies of each partition, if there are enough brokers: one broker may be away while another one loses its disk."""
-SMALLEST_COMMIT_BYTES = 8192
-"""No commit that ends a worker's allocation needs more in a topic, however long the names in it are, unless it has
-devices to take back, or asked for many resources: measured by a test."""
+LEAST_BATCH_BYTES = 1024 * 1024
+"""What a topic with managers' commits must take at least. Kafka's default is 12 bytes more."""
 SHORTEST_TOMBSTONE_MS = 60_000
 """Reading the whole ledger must take less than this, else tombstones may be removed before they are read."""
 
@@ -52,7 +51,7 @@ class Setting(NamedTuple):
 
 class TopicDifference(NamedTuple):
     """A wrong setting of a topic. `found` and `wanted`: its value, and the valid ones. `why`: why it matters. `remedy`:
-    a command, or words. `fatal`: a manager must not start."""
+    a command, or words. `fatal`: a manager must not start, or (`waits`) is not ready before it is corrected."""
 
     topic: str
     setting: str
@@ -66,6 +65,10 @@ class TopicDifference(NamedTuple):
         """What is wrong, and what would be right."""
         must = "must" if self.fatal else "should"
         return f"{self.topic}: {self.setting} is {self.found}, {must} be {self.wanted}"
+
+    @property
+    def waits(self) -> bool:
+        return self.setting == _WHOLE_BATCHES.name
 
 
 _KEEP_CODEC = Setting(
@@ -82,10 +85,9 @@ _CLEAN_ELECTION = Setting(
 _WHOLE_BATCHES = Setting(
     "max.message.bytes",
     "1048588",
-    "a commit's record batch has up to a mebibyte: with a lower limit, large allocations cannot be written, and below "
-    f"{SMALLEST_COMMIT_BYTES} not even every worker's end",
+    "a commit's record batch has up to a mebibyte, so a manager is not ready before the topic takes that",
     "at least",
-    fatal=lambda have, _: _number(have) < SMALLEST_COMMIT_BYTES,
+    fatal=lambda have, _: _number(have) < LEAST_BATCH_BYTES,
 )
 REGISTRATIONS = (
     Setting(
@@ -378,6 +380,11 @@ def _altering(bus: Bus, topic: str, setting: str, value: str) -> str:
     brokers = ",".join(map(str, addresses.brokers(bus.url)))
     assignment = f"'{setting}=[{value}]'" if "," in value else f"{setting}={value}"
     return f"kafka-configs --bootstrap-server {brokers} --alter --topic {topic} --add-config {assignment}"
+
+
+def whole_batches(bus: Bus, topic: str) -> str:
+    """The command that lets a topic take managers' commits, or words."""
+    return _altering(bus, topic, _WHOLE_BATCHES.name, _WHOLE_BATCHES.value)
 
 
 def _normal(value: str) -> list[str]:

@@ -57,7 +57,10 @@ class Meter:
 
     def say(self, body: bytes) -> None:
         self.offset += 1
-        self.batch.message(Message(TOPICS.registrations, 0, self.offset, HOST.encode(), body, 0))
+        message = Message(TOPICS.registrations, 0, self.offset, HOST.encode(), body, 0)
+        if not self.batch.message(message):  # the commit is full
+            self.commit()
+            self.batch.message(message)
 
     def commit(self) -> None:
         batch = self.batch

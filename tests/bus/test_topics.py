@@ -89,10 +89,12 @@ BAD_VALUES = {
     },
 }  # fmt: skip
 FATAL = {
+    ("allocations", "max.message.bytes"),
     ("history", "max.message.bytes"),
     ("dead_letters", "max.message.bytes"),
 }
-"""Nothing could be written there. That a single copy may become leader uncleanly is no danger, as there is no other."""
+"""A manager is not ready before they take its commits. That a single copy may become leader uncleanly is no danger, as
+there is no other."""
 
 
 @pytest.mark.parametrize("topic", list(BAD_VALUES))

@@ -12,6 +12,7 @@ from outfitter_service.core import model as m
 from outfitter_service.core.decide import is_due
 from outfitter_service.core.state.ledger import PutRecord
 from support.core.core_driver import HOST, CoreDriver
+from support.core.world import written
 
 YEAR = timedelta(days=400)
 
@@ -148,9 +149,24 @@ def test_what_is_over_is_put_right_once_more_although_nothing_is_left_to_shorten
     core.now += 2 * YEAR
     core.register("w", 1)
     core.deregister("w")
-    core.rules = structs.replace(core.rules, brief=True)
+    core.rules = structs.replace(core.rules, max_bytes=200)
     for _ in range(2):
         core.now -= YEAR
         core.say(m.Tick(host=HOST))
         assert core["w"].since == core.now
         assert all(encode(step) for decision in core.decisions for _, step in decision.history)
+
+
+def test_what_is_put_right_after_a_clock_was_set_back_fits_into_a_commit_with_a_long_host_record() -> None:
+    core = CoreDriver(max_bytes=8000)
+    core.now += YEAR
+    core.report(*(m.KnownDevice(id=f"g{n}", properties={"note": "x" * 50}) for n in range(20)))
+    for n in range(20):
+        core.register(f"w{n}", 21 if n % 2 else 1)
+        core.deregister(f"w{n}")
+    before = len(core.decisions)
+    core.now -= YEAR
+    core.say(m.Tick(host=HOST))
+    assert all(record.since == core.now for record in core.ledger.allocations.values())
+    assert core.host_state.record.since == core.now
+    assert max(map(written, core.decisions[before:])) <= 8000

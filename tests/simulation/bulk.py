@@ -1,6 +1,6 @@
 """Worlds in which a commit takes little and devices say much of themselves: what cannot be written must not be decided.
 
-The topics say what they take, and take no more; so nothing that was decided may be refused for its size.
+Managers know what the topics take; so nothing that was decided may be refused for its size.
 """
 
 from __future__ import annotations
@@ -13,6 +13,10 @@ from outfitter_proto.bus import Entry
 
 RECORD_BYTES, BATCH_BYTES = 12, 61
 """What Kafka's format has around a record, about, and before a batch."""
+
+
+CHECKPOINT_BYTES = 800
+"""What a checkpoint without hosts that are ahead takes, about."""
 
 
 class Bulk(NamedTuple):
@@ -37,6 +41,12 @@ def bulk(seed: int) -> Bulk | None:
     devices = dice.randint(3, 8)
     share = dice.uniform(0.5, 4.0) / devices
     return Bulk(takes_bytes, devices, int(takes_bytes * min(share, 0.4)))
+
+
+def most_decided(takes_bytes: int) -> int:
+    """The most bytes of a decision where a batch takes so many: the rest is for the checkpoint, and for what Kafka's
+    format has around records."""
+    return (takes_bytes - CHECKPOINT_BYTES) * 7 // 8
 
 
 def batch_bytes(entries: Sequence[Entry]) -> int:

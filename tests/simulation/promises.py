@@ -435,16 +435,8 @@ def _asked_otherwise(world: World, host: str, partition: int) -> list[str]:
 
 
 def _refused_for_their_size(world: World) -> list[str]:
-    """Where topics say what they take, and nobody lowers that, each registration has an answer that they take."""
-    if world.setting.bulk is None or world.lowering is not None:
-        return []
-    letters = [
-        (f"{log.topic}/{log.partition}/{record.offset}", json.loads(record.value or b"")["reason"])
-        for log in world.broker.logs.values()
-        if log.topic == TOPICS.dead_letters
-        for record, _ in log.committed()
-    ]
-    return [f"PROMISE 2: {place}: {reason}" for place, reason in letters if "larger than the topics take" in reason]
+    """Nobody decides what the topics have never taken."""
+    return [f"a commit of {refused} was refused for its size" for refused in world.broker.too_large[:5]]
 
 
 def _at_rest(world: World, host: str, report: Report) -> list[str]:

@@ -18,6 +18,7 @@ from outfitter_proto.records import (
     Refresh,
     ResolvedRequest,
     Source,
+    StateRecord,
     Token,
     Transition,
 )
@@ -25,7 +26,7 @@ from outfitter_service.core import model as m
 from outfitter_service.core.delays import Sight
 from outfitter_service.core.state import sizes
 from outfitter_service.core.state.host_state import HostState
-from outfitter_service.core.state.ledger import Change, DropAllocation, Ledger, PutAllocation
+from outfitter_service.core.state.ledger import Change, DropAllocation, Ledger, PutAllocation, PutRecord
 from outfitter_service.core.state.overlay import HostOverlay
 from outfitter_service.core.state.sizes import ENTRY_BYTES, FullError, OversizeError
 from outfitter_service.core.states import RELEASING, Step, advance
@@ -42,12 +43,11 @@ class Rules(Struct, frozen=True, kw_only=True):
     `writer`: the name of the writer whose records are decided. `specs`: the configured resources by name. `lease_s` and
     `wait_s`: the defaults of registrations in seconds (None: no lease, no end of waiting). `retention_s`: how many
     seconds final records stay. `chunk`: about how many allocations one decision changes at most. `max_bytes`: how many
-    bytes it writes at most; the bus takes somewhat more in one commit. `brief`: the bus takes even less, so a decision
-    changes one record where it can, and what ends or releases is written as short as possible. `news`: a record is
-    written again where it only says more: that a newer incarnation registered, why a worker waits, what delays a
-    release. Else that is left to a later look at the host, and final records lack long labels and operators.
-    `forgets_hosts`: delete a host's record once no allocation of it is retained. `sees`: whose processes the manager
-    can find. `per_worker`: follows from `specs`, the resources that say so there.
+    bytes it writes at most; the bus takes somewhat more in one commit. `news`: a record is written again where it only
+    says more: that a newer incarnation registered, why a worker waits, what delays a release. Else that is left to a
+    later look at the host, and final records lack long labels and operators. `forgets_hosts`: delete a host's record
+    once no allocation of it is retained. `sees`: whose processes the manager can find. `per_worker`: follows from
+    `specs`, the resources that say so there.
 
     Limits per host against a flood of names: `max_waiting` workers wait, `max_live` live workers have no exclusive
     device, the requests of both and their shared devices are `max_items` (see `sizes.items`). `max_final` final records
@@ -62,7 +62,6 @@ class Rules(Struct, frozen=True, kw_only=True):
     retention_s: float = 3600.0
     chunk: int = 256
     max_bytes: int = sizes.MAX_BYTES
-    brief: bool = False
     news: bool = True
     forgets_hosts: bool = False
     sees: Sight = (None, None)
@@ -149,6 +148,19 @@ class DecisionBuilder:
         """Change the ledger."""
         self.decision.changes.append(change)
 
+    def put_record(self, record: StateRecord) -> None:
+        """Put a record that is no allocation's.
+
+        Raises:
+            FullError: the decision has other steps, and this record would make it too large.
+        """
+        value = encode(record)
+        size = len(record.key) + len(value) + ENTRY_BYTES
+        if self.bytes and self.bytes + size > self.rules.max_bytes:
+            raise FullError
+        self.bytes += size
+        self.decision.changes.append(PutRecord(record, value))
+
     def command(self, command: m.Command) -> None:
         """Give a driver something to do after the commit."""
         self.decision.commands.append(command)
@@ -191,7 +203,7 @@ class DecisionBuilder:
         """Delete records, as many as fit into this decision. Returns how many do not fit."""
         for done, key in enumerate(keys):
             size = len(key) + ENTRY_BYTES
-            if self.bytes and (self.rules.brief or self.bytes + size > self.rules.max_bytes):
+            if self.bytes and self.bytes + size > self.rules.max_bytes:
                 return len(keys) - done
             self.bytes += size
             self.decision.changes.append(DropAllocation(key))
@@ -225,7 +237,7 @@ class DecisionBuilder:
         After an error nothing has changed.
         """
         now = self.now
-        explanation = explanation[: sizes.SHORTEST_REASON] if self.rules.brief else sizes.shortened(explanation)
+        explanation = sizes.shortened(explanation)
         if reason := fields.get("reason"):
             fields["reason"] = sizes.shortened(reason)
         before = None if new else base.state
@@ -293,20 +305,19 @@ class DecisionBuilder:
         """
         value = encode(after)
         size = len(key) + len(value) + ENTRY_BYTES
-        most, brief = self.rules.max_bytes, self.rules.brief
-        if brief or size + self.bytes > most or size > most // 4:
+        most = self.rules.max_bytes
+        if size + self.bytes > most or size > most // 4:
             if step in _REFUSABLE:
                 bound = sizes.most_bytes(most, step, after)
                 if grows and bound is not None and size > bound:
                     raise OversizeError(size, bound)
-                is_full = brief or self.bytes + size > most
-                if self.bytes and is_full and (not new or step in (Step.GRANT, Step.PREPARE)):
+                if self.bytes and self.bytes + size > most and (not new or step in (Step.GRANT, Step.PREPARE)):
                     raise FullError
             if size > most and after.state in FINAL_STATES:
                 after = sizes.without_devices(after)
                 value = encode(after)
                 size = len(key) + len(value) + ENTRY_BYTES
-            if (brief or size > most) and not new and after.state in _ENDING:
+            if size > most and not new and after.state in _ENDING:
                 after = sizes.shortest(after)
                 value = encode(after)
                 size = len(key) + len(value) + ENTRY_BYTES

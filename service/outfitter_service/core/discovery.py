@@ -15,7 +15,7 @@ from outfitter_service.core.placement import policy
 from outfitter_service.core.state import held_back_devices, names_room
 from outfitter_service.core.state.host_state import HostState, QueueEntry, queue_entry
 from outfitter_service.core.state.infos import names_held, other_names
-from outfitter_service.core.state.ledger import PutRecord, SetInventory, SetScan
+from outfitter_service.core.state.ledger import SetInventory, SetScan
 from outfitter_service.core.state.overlay import HostOverlay
 from outfitter_service.core.state.resource_state import ResourceState
 from outfitter_service.core.state.sizes import FullError, OversizeError
@@ -48,7 +48,7 @@ def report(builder: DecisionBuilder, event: m.DriverReport) -> None:
     # an answer without news matters only to those who wait for an answer
     is_news = others or not _serves_the_same(before, inventory)
     waiters = host_state.queue if is_news else host_state.unanswered.get(event.resource)
-    is_for_one = event.resource in builder.rules.per_worker and not others
+    is_for_one = event.resource in builder.rules.per_worker and not others and before.refused == inventory.refused
     if is_for_one and (before.failure is None or inventory.failure is not None):
         waiters = _concerned(builder, host_state, event.resource, before.asking_for)
     _put_inventories(builder, host_state, {event.resource: inventory, **others}, waiters)
@@ -111,7 +111,7 @@ def _put_inventories(
         held = bool(host_state.live)
         record = host_record(host_state.record, builder.rules, merged, builder.now, held=held)
         if record is not None:
-            builder.change(PutRecord(record))
+            builder.put_record(record)
     builder.reschedule(host)
 
 

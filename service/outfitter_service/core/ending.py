@@ -20,7 +20,7 @@ from outfitter_service.core import delays, queue
 from outfitter_service.core import model as m
 from outfitter_service.core.decision import DecisionBuilder, Rules
 from outfitter_service.core.state.host_state import Ending, HostState
-from outfitter_service.core.state.ledger import DropRecord, Ledger, PutRecord
+from outfitter_service.core.state.ledger import DropRecord, Ledger
 from outfitter_service.core.state.sizes import FullError
 from outfitter_service.core.states import ALLOCATED, ENDED, FAILED, PENDING, PREPARING, RELEASING, Step
 
@@ -181,19 +181,17 @@ def tick(builder: DecisionBuilder, event: m.Tick) -> None:
 def _correct_clock(builder: DecisionBuilder, host: str) -> None:
     """The clock was ahead when some records were written: count their times from now."""
     host_state, now = builder.host_state(host), builder.now
-    if host_state.record is not None and host_state.record.since > now:
-        builder.change(PutRecord(structs.replace(host_state.record, since=now)))
-    for key in host_state.ahead(now, builder.rules.chunk - len(builder.decision.changes)):
-        record = builder.record(key)
-        if record is None or record.since <= now:
-            continue  # this decision has failed it already
-        until = record.wait_until
-        if until is not None:
-            until = now + max(until - record.since, timedelta())
-        try:
+    with suppress(FullError):
+        if host_state.record is not None and host_state.record.since > now:
+            builder.put_record(structs.replace(host_state.record, since=now))
+        for key in host_state.ahead(now, builder.rules.chunk - len(builder.decision.changes)):
+            record = builder.record(key)
+            if record is None or record.since <= now:
+                continue  # this decision has failed it already
+            until = record.wait_until
+            if until is not None:
+                until = now + max(until - record.since, timedelta())
             builder.step(Step.REFRESH, "the clock was set back", record, grows=False, since=now, wait_until=until)
-        except FullError:
-            break
     builder.follow_up(m.Tick(host=host))
 
 

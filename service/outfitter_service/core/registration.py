@@ -132,7 +132,7 @@ def _supersede(builder: DecisionBuilder, key: AllocationKey, newer: str) -> None
         builder.start_final_lease(key)
         if not discovery.lacks_superseded_mark(older) or not builder.rules.news:
             return
-        if builder.rules.brief or len(encode(older)) > builder.rules.max_bytes // 2:
+        if len(encode(older)) > builder.rules.max_bytes // 2:
             builder.reschedule(older.host)  # the newer record may not fit into the commit beside it
         else:
             discovery.mark_superseded(builder, older, newer)

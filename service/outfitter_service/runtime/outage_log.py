@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import structlog
 
-from outfitter_proto.bus import BusConfigurationError, UnknownTopicError
+from outfitter_proto.bus import BusConfigurationError, TooLargeError, UnknownTopicError
 from outfitter_proto.support import descriptors
 from outfitter_service.runtime.clock import SYSTEM, Clock
 
@@ -42,7 +42,7 @@ class OutageLog:
         self._failing[activity] = message
         if is_first:
             self._begun = self._logged_at = now
-            if isinstance(error, BusConfigurationError):
+            if isinstance(error, BusConfigurationError | TooLargeError):
                 log.warning("the bus refuses this manager, trying until it does not", activity=activity, error=message)
             else:
                 log.warning("the bus is away, trying until it works", activity=activity, error=message)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Any
 
 import msgspec
@@ -11,7 +10,7 @@ from msgspec import UNSET, structs
 from outfitter_proto.records import Deregister, Register, ResourceRequest
 from outfitter_service.core import model as m
 from outfitter_service.core.decide import Rules
-from outfitter_service.runtime.changelog.snapshots import BETWEEN_TIMES, SMALLEST_PIECE_BYTES, Pace, Snapshots
+from outfitter_service.runtime.changelog.snapshots import BETWEEN_TIMES, Pace, Snapshots
 from support.core.core_driver import HOST
 from support.core.recorded_writer import RecordedWriter
 
@@ -135,22 +134,6 @@ def test_much_history_brings_the_next_snapshot_but_never_more_than_a_sixteenth_o
     assert len(told) > 1
     size = sum(len(msgspec.json.encode(piece["records"])) for piece in told)
     assert size < sum(map(len, recorded.log[begun:])) / (BETWEEN_TIMES - 1)
-
-
-def test_pieces_that_are_too_large_become_smaller_and_are_put_off_at_last() -> None:
-    recorded = writer(Pace())
-    snapshots = Snapshots("host/h", "one", Pace(piece_bytes=8 * SMALLEST_PIECE_BYTES))
-    now = recorded.now
-    first = snapshots.piece(recorded.ledger, now, commit=1)
-    assert snapshots.shrink(first, now)
-    second = snapshots.piece(recorded.ledger, now, commit=1)
-    assert second is not None
-    assert snapshots.shrink(second, now)
-    assert snapshots.piece(recorded.ledger, now, commit=1) is None
-    assert not snapshots.underway
-    assert snapshots.newest(None) is UNSET
-    assert not snapshots.shrink(None, now)
-    assert snapshots.piece(recorded.ledger, now + timedelta(days=2), commit=1) is not None
 
 
 def test_without_history_there_are_no_snapshots() -> None:

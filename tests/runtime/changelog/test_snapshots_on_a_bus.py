@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, closing
 from pathlib import Path
 from typing import Any
@@ -11,12 +11,11 @@ from typing import Any
 import anyio
 import pytest
 
-from outfitter_proto.bus import Entry, TooLargeError, Writer
 from outfitter_service.config import Connection
 from outfitter_service.query import rebuild
 from outfitter_service.runtime.changelog.snapshots import Pace
 from outfitter_service.runtime.processor.limits import Limits
-from support.bus.faulty_bus import FaultyBus, WrappedWriter, no_faults
+from support.bus.faulty_bus import FaultyBus, no_faults
 from support.managers.in_process import (
     CLUSTER,
     HOST,
@@ -24,7 +23,6 @@ from support.managers.in_process import (
     WITHIN_S,
     InProcessManager,
     another,
-    bulky,
     deregister,
     register,
     serving,
@@ -36,36 +34,13 @@ SMALL = Pace(piece_bytes=1)
 """A record in each piece."""
 
 
-class NarrowBus(FaultyBus):
-    """An embedded bus whose history takes no record of more than `most` bytes; `refused` counts those."""
-
-    most = 1 << 30
-    refused = 0
-
-    async def open_writer(self, identity: str, partition: int, *, topics: Collection[str] = ()) -> Writer:
-        return _NarrowWriter(self, await super().open_writer(identity, partition, topics=topics))
-
-
-class _NarrowWriter(WrappedWriter):
-    def __init__(self, bus: NarrowBus, inner: Writer) -> None:
-        super().__init__(inner)
-        self._bus = bus
-
-    async def commit(self, batches: Sequence[tuple[str, Sequence[Entry]]]) -> None:
-        for topic, entries in batches:
-            if topic == TOPICS.history and any(len(entry.value or b"") > self._bus.most for entry in entries):
-                self._bus.refused += 1
-                raise TooLargeError(f"a record of more than {self._bus.most} bytes")
-        await super().commit(batches)
-
-
 @pytest.fixture
-async def bus(tmp_path: Path) -> AsyncIterator[NarrowBus]:
-    async with NarrowBus(f"sqlite://{tmp_path}/bus.db?synchronous=NORMAL") as bus:
+async def bus(tmp_path: Path) -> AsyncIterator[FaultyBus]:
+    async with FaultyBus(f"sqlite://{tmp_path}/bus.db?synchronous=NORMAL") as bus:
         yield bus
 
 
-def manager_at(bus: NarrowBus, folder: Path, pace: Pace | None) -> AbstractAsyncContextManager[InProcessManager]:
+def manager_at(bus: FaultyBus, folder: Path, pace: Pace | None) -> AbstractAsyncContextManager[InProcessManager]:
     """Another run of the host's manager."""
     limits = Limits(lease_grace_s=0.1, history=pace)
     return serving(bus, static(WORKERS), folder, limits=limits, identity=another(instance=str(pace)))
@@ -84,7 +59,7 @@ async def marked(manager: InProcessManager) -> None:
             await anyio.sleep(0.005)
 
 
-async def compared(bus: NarrowBus) -> rebuild.Comparison:
+async def compared(bus: FaultyBus) -> rebuild.Comparison:
     where = Connection(bus=bus.url, host=HOST, cluster=CLUSTER)
     return rebuild.compare(await rebuild.rebuild(bus, where, None, None), None)
 
@@ -94,7 +69,7 @@ def pieces(history: list[dict[str, Any]]) -> list[int]:
 
 
 async def test_a_snapshot_of_a_large_state_is_completed_although_nothing_else_happens(
-    bus: NarrowBus, tmp_path: Path
+    bus: FaultyBus, tmp_path: Path
 ) -> None:
     async with manager_at(bus, tmp_path, None) as manager:
         await fill(manager)
@@ -107,7 +82,7 @@ async def test_a_snapshot_of_a_large_state_is_completed_although_nothing_else_ha
         assert (await compared(bus)).differences == []
 
 
-async def test_a_snapshot_cut_off_by_a_crash_is_made_anew_by_the_next_manager(bus: NarrowBus, tmp_path: Path) -> None:
+async def test_a_snapshot_cut_off_by_a_crash_is_made_anew_by_the_next_manager(bus: FaultyBus, tmp_path: Path) -> None:
     async with manager_at(bus, tmp_path, None) as manager:
         await fill(manager)
 
@@ -128,34 +103,6 @@ async def test_a_snapshot_cut_off_by_a_crash_is_made_anew_by_the_next_manager(bu
         await marked(manager)
         told = await compared(bus)
         assert (told.differences, told.unknown, told.writers) == ([], [], 1)
-
-
-async def test_a_piece_that_the_bus_refuses_for_its_size_is_made_smaller_and_holds_up_nobody(
-    bus: NarrowBus, tmp_path: Path
-) -> None:
-    async with manager_at(bus, tmp_path, None) as manager:
-        await fill(manager)
-    bus.most = 10_000
-    async with manager_at(bus, tmp_path, Pace()) as manager:
-        await manager.say(deregister("w0"))
-        await manager.state(f"w{WORKERS}", "allocated")
-        await marked(manager)
-        assert bus.refused > 0
-        assert 1 < len(pieces(await manager.history())) < WORKERS
-        assert (await compared(bus)).differences == []
-
-
-async def test_a_record_that_history_takes_in_no_snapshot_costs_the_snapshot_only(
-    bus: NarrowBus, tmp_path: Path
-) -> None:
-    async with manager_at(bus, tmp_path, None) as manager:
-        await manager.say(register("large", gpu=1, lease_s=None, operators=bulky(20)))
-        await manager.state("large", "allocated")
-    bus.most = 9_500
-    async with manager_at(bus, tmp_path, Pace(piece_bytes=100)) as manager:
-        await manager.say(register("next", gpu=1, lease_s=None))
-        await manager.state("next", "allocated")
-        assert bus.refused > 0
 
 
 async def test_history_that_was_recreated_while_nobody_served_begins_with_a_snapshot(tmp_path: Path) -> None:

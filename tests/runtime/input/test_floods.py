@@ -17,16 +17,14 @@ from outfitter_proto import topics as all_topics
 from outfitter_proto.bus import Bus, Entry, Message, Reader, TooLargeError, connect
 from outfitter_proto.names import topics
 from outfitter_proto.partitioning import partition_of
-from outfitter_service.core.state import sizes
 from outfitter_service.runtime.identity import of_partition, replica_identity
 from outfitter_service.runtime.input.scope import PartitionScope
 from outfitter_service.runtime.processor.limits import Limits
-from runtime.processor.commit.test_large_commits import NarrowBus
 from support.bus.faulty_bus import FaultyBus
 from support.checker.verdict import verdict
 from support.kafka.broker import KafkaBroker
 from support.managers.fleet import PARTITIONS, Fleet
-from support.managers.in_process import CLUSTER, TOPICS, InProcessManager, bulky, register, serving, static
+from support.managers.in_process import CLUSTER, TOPICS, InProcessManager, register, serving, static
 
 pytestmark = pytest.mark.slow
 
@@ -159,42 +157,6 @@ async def test_a_hosts_messages_are_decided_in_order_however_far_ahead(bus: Faul
         steps = [step["worker"] for step in await manager.history() if step.get("host") == "busy"]
         assert list(dict.fromkeys(steps)) == [body["worker"] for body in busy]
     assert (await verdict(bus.url)).violations == ()
-
-
-@pytest.mark.parametrize("spends", [False, True])
-async def test_what_is_too_large_costs_itself_only_ahead_of_a_flood_too(
-    tmp_path: Path, spends: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whether the writer can go on after it, or has to be replaced each time."""
-    monkeypatch.setattr(sizes, "FINAL_ITEMS", 1000)  # else its final record is small
-    poison = register("poison", host="other", gpu=1) | {"operators": bulky(250)}
-    async with NarrowBus(f"sqlite://{tmp_path}/bus.db?synchronous=NORMAL") as bus:
-        bus.most, bus.spends = 50_000, spends
-        await all_topics.create(bus, CLUSTER, partitions=1)
-        behind = [register("before", host="third", gpu=1), poison, register("after", host="other", gpu=1)]
-        await say(bus, *flood(SMALL_FLOOD), *behind)
-        async with managed(bus, tmp_path, LITTLE) as manager:
-            told = await place(bus, "other/after/1")
-            assert spends or told["to"] < SMALL_FLOOD
-            [letter] = await manager.dead_letters(1)
-            assert letter["source"]["offset"] == SMALL_FLOOD + 1
-            assert "third/before/1" in await manager.records()
-            await through(manager, SMALL_FLOOD + len(behind))
-            assert not spends or bus.refusals < 12, "once ahead of the flood, and then until it stands alone"
-        report = await verdict(bus.url)
-        assert report.violations == ()
-        assert report.counts["dead letters"] == 1
-
-
-async def test_an_input_that_begins_anew_is_looked_ahead_of_whatever_was_too_large_before(
-    bus: FaultyBus, tmp_path: Path
-) -> None:
-    async with managed(bus, tmp_path, LITTLE) as manager:
-        await manager.ready()
-        manager.processor.inputs.lookahead.pause(until=10 * FLOOD)
-        manager.processor._input_loss.accept("the topic was deleted and made anew")
-        await say(bus, *flood(SMALL_FLOOD), register("quiet", host="other", gpu=1))
-        assert (await place(bus, "other/quiet/1"))["to"] < SMALL_FLOOD
 
 
 class Unhurried(FaultyBus):

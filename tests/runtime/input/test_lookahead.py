@@ -13,14 +13,14 @@ from outfitter_service.runtime.input.input_reader import Cursor, PrefetchBuffer
 from outfitter_service.runtime.input.lookahead import ENTRY_BYTES, LookAheadBuffer
 from outfitter_service.runtime.input.scope import PartitionScope
 from outfitter_service.runtime.processor.commit.batch import Batch
-from outfitter_service.runtime.processor.commit.batch_limits import BatchLimits
 from outfitter_service.runtime.processor.commit.pending_commit import PendingCommit
 
 HOSTS = (b"a", b"b", b"c", None)
 SCOPE = PartitionScope(0, 1, "partition/0")
-BATCH_LIMITS = BatchLimits(records=1000, max_bytes=800_000)
 MOST = 4
 """Messages that each buffer takes."""
+ROOM = 5
+"""Messages whose answers fit into one commit."""
 
 
 def message(offset: int, key: bytes | None) -> Message:
@@ -32,9 +32,13 @@ class Decided(Batch):
 
     def __init__(self) -> None:
         self.seen: list[Message] = []
+        self.is_full = False
 
-    def message(self, message: Message) -> None:
-        self.seen.append(message)
+    def message(self, message: Message) -> bool:
+        self.is_full = len(self.seen) == ROOM
+        if not self.is_full:
+            self.seen.append(message)
+        return not self.is_full
 
     def refuse(self, message: Message, *_: object) -> None:  # type: ignore[override] # it makes no letter
         self.seen.append(message)
@@ -83,13 +87,17 @@ class Partition:
 
     def ahead(self) -> None:
         work, lookahead_buffer = self.works[-1], self.lookahead_buffer
-        if lookahead_buffer is not None and lookahead_buffer.messages and work.position >= lookahead_buffer.start:
-            work.decide_ahead(lookahead_buffer, SCOPE, BATCH_LIMITS)
+        if lookahead_buffer is None or not lookahead_buffer.messages or work.batch.is_full:
+            return
+        if work.position >= lookahead_buffer.start:
+            work.decide_ahead(lookahead_buffer, SCOPE)
 
     def turn(self) -> None:
         work = self.works[-1]
-        if self.input_reader.messages:
-            work.decide_in_turn(self.input_reader.pop(), SCOPE, BATCH_LIMITS)
+        if not self.input_reader.messages or work.batch.is_full:
+            return
+        if not work.decide_in_turn(message := self.input_reader.pop(), SCOPE):
+            self.input_reader.give_back([message])
 
     def seal(self) -> None:
         if len(self.works) == 1:

@@ -19,7 +19,6 @@ from outfitter_service.runtime.processor import commit_loop
 from outfitter_service.runtime.processor.commit import batch
 from outfitter_service.runtime.processor.processor import Limits
 from runtime.conftest import Serve
-from runtime.processor.commit.test_large_commits import NarrowBus
 from support.bus.faulty_bus import FaultyBus, no_faults
 from support.checker.verdict import verdict
 from support.managers.in_process import (
@@ -28,7 +27,6 @@ from support.managers.in_process import (
     InProcessManager,
     deregister,
     heartbeat,
-    larger_than_10_kb,
     register,
     static,
 )
@@ -119,9 +117,8 @@ async def test_other_hosts_messages_are_passed_over_and_not_kept_however_long_a_
         assert manager.processor.position == FLOOD + 2
 
 
-@pytest.mark.parametrize("kind", ["crashes", "too large"])
 async def test_a_poisonous_message_costs_itself_only_whenever_the_manager_is_killed(
-    url: str, serve: Serve, kind: str, monkeypatch: pytest.MonkeyPatch
+    url: str, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed before, with and after the commit that leaves it behind: the next manager neither stops at it nor skips
     what came with it."""
@@ -133,11 +130,8 @@ async def test_a_poisonous_message_costs_itself_only_whenever_the_manager_is_kil
         return well(ledger, rules, event, now)
 
     poison = register("poison", gpu=1)
-    if kind == "crashes":
-        monkeypatch.setattr(batch, "decide", decide)
-    else:
-        poison |= larger_than_10_kb()
-    async with NarrowBus(url) as bus:
+    monkeypatch.setattr(batch, "decide", decide)
+    async with FaultyBus(url) as bus:
         one_by_one = Limits(lease_grace_s=0.1, batch_records=1)
         for number, kill_at in enumerate(("1 before", "2 before", "1 after", "2 after")):
             killed = anyio.Event()

@@ -16,7 +16,6 @@ from outfitter_service.runtime.identity import of_partition, replica_identity
 from outfitter_service.runtime.input.scope import PartitionScope
 from outfitter_service.runtime.instruments import Instruments
 from outfitter_service.runtime.manager.cluster_member import Replica
-from outfitter_service.runtime.processor.commit.batch_limits import BatchLimits
 from outfitter_service.runtime.processor.limits import Limits
 from support.bus.faulty_bus import FaultyBus
 from support.managers.in_process import CLUSTER, InProcessManager, register, serving, static
@@ -119,13 +118,6 @@ async def test_a_replica_without_its_first_assignment_is_not_ready_and_says_what
         assert not replica.ready
         assert "joining" in replica.condition
         stopping.set()
-
-
-def test_a_message_that_was_too_large_means_nothing_in_an_input_that_begins_anew() -> None:
-    batch_limits = BatchLimits(records=10, max_bytes=10_000)
-    batch_limits.refuse(7)
-    batch_limits.forget()
-    assert batch_limits.rejected_offset is None
 
 
 async def test_what_a_driver_says_of_a_host_that_is_not_known_any_more_is_not_kept(tmp_path: Path) -> None:

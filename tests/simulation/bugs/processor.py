@@ -14,9 +14,10 @@ from outfitter_proto.bus import (
 )
 from outfitter_service.core.state.ledger import Ledger
 from outfitter_service.runtime.input.lookahead import LookAheadBuffer
+from outfitter_service.runtime.processor.commit.batch import Batch
 from outfitter_service.runtime.processor.commit.pending_commit import PendingCommit
 from outfitter_service.runtime.processor.commit_loop import CommitLoop
-from outfitter_service.runtime.processor.event_queue import DelayedEvents, EventQueue
+from outfitter_service.runtime.processor.event_queue import EventQueue
 from outfitter_service.runtime.processor.settlement import InputLoss
 from outfitter_service.runtime.processor.takeover import Takeover
 from simulation.bugs.bug import Bug, nothing
@@ -139,9 +140,9 @@ BUGS: tuple[Bug, ...] = (
         patches=lambda: patch.object(InputLoss, "accept", lambda self, _: self.liveness.renew_all()),
     ),
     Bug(
-        name="set-aside-for-good",
-        what="an event that topics with a lowered limit do not take is never tried again",
-        within=300,
-        patches=lambda: patch.object(DelayedEvents, "due", lambda _: []),
+        name="no-room",
+        what="an event is decided for a commit whose earlier events leave no room for it",
+        within=60,
+        patches=lambda: patch.object(Batch, "has_room", lambda *_: True),
     ),
 )

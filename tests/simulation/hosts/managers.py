@@ -177,6 +177,7 @@ class HostManager(Manager):
                 retention_s=job.retention_s,
                 chunk=job.chunk,
                 sees=identity.sees,
+                max_bytes=job.limits.max_bytes,
             ),
             limits=job.limits,
             instruments=instruments,

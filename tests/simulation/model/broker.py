@@ -81,8 +81,8 @@ class Broker:
         self.gone: list[Log] = []
         """What topics held that were deleted and made anew, in the order in which that happened."""
         self.timed_out = 0
-        self.takes_bytes: int | None = None
-        """What its topics say that they take; None: they do not say."""
+        self.too_large: list[str] = []
+        """The commits that were larger than the topics take, although nobody had lowered that."""
         self.lowered_to: int | None = None
         """What an administrator has lowered that to, for all topics; None: nothing was lowered."""
 
@@ -110,8 +110,7 @@ class Broker:
     # --- topics ---
 
     def topic(self, name: str) -> TopicInfo:
-        limit = self.takes_bytes if self.lowered_to is None else self.lowered_to
-        config = {"max.message.bytes": str(limit)} if limit is not None else {}
+        config = {"max.message.bytes": str(self.lowered_to)} if self.lowered_to is not None else {}
         lives = 1 + sum(log.topic == name and log.partition == 0 for log in self.gone)
         return TopicInfo(name, f"id-of-{name}" if lives == 1 else f"id-{lives}-of-{name}", self.partitions, 3, config)
 

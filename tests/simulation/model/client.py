@@ -53,7 +53,7 @@ MAX_BATCH_BYTES = 768 * 1024
 class ModelBus(Bus):
     """One process's bus."""
 
-    url = "model://broker"
+    url = "kafka://broker:9092"
     writer: type[ModelWriter]
 
     def __init__(
@@ -65,7 +65,7 @@ class ModelBus(Bus):
         takes_bytes: int = MAX_BATCH_BYTES,
         gives_records: int = 1000,
     ) -> None:
-        """`takes_bytes`: larger ledger batches are refused, whatever writers promise. `gives_records`: no fetch is
+        """`takes_bytes`: larger ledger batches are refused. `gives_records`: no fetch is
         answered with more, as where records are large."""
         self._broker = broker
         self._takes_bytes = takes_bytes
@@ -322,6 +322,7 @@ class ModelWriter(Writer):
             return
         size = batch_bytes(groups[-1][1])
         if size > self._bus._takes_bytes:
+            self._broker.too_large.append(f"{self.identity}: {size} bytes")
             raise TooLargeError(f"{size} bytes are more than {self._bus._takes_bytes}")
         self._refuse_too_large(groups)
         finished = False

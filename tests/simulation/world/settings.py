@@ -83,9 +83,8 @@ class Setting(Struct, kw_only=True, frozen=True):
     flood: int
     """Messages with which hosts of cluster scope flood their partition, of which managers read few ahead; 0: none."""
     takes_bytes: int
-    """The largest ledger batch; for some it is too small for what managers make of a flood."""
+    """The largest ledger batch; for some it is too small for what managers make of a flood at once."""
     bulk: Bulk | None
-    """Such a world's topics say what they take."""
     catalogue: Catalogue
     jumps: bool
     """Whether wall clocks jump."""

@@ -20,6 +20,7 @@ from outfitter_proto.partitioning import partition_of
 from outfitter_service.metrics import Metrics
 from outfitter_service.runtime.changelog.snapshots import Pace
 from outfitter_service.runtime.processor.processor import Limits
+from simulation.bulk import most_decided
 from simulation.hosts.hardware import ASKED, BOOKED, MAP, Bench, Oddities
 from simulation.hosts.managers import CLUSTER, TOPICS, Host, HostManager, Job, Manager, ReplicaManager
 from simulation.hosts.owners import PID_NS, Owners
@@ -62,8 +63,6 @@ class World:
         self.log = log
         self.dice = random.Random(f"{seed}/world")
         self.broker = Broker(loop, seed, COMPACTED, self.setting.partitions, self.setting.habits)
-        if self.setting.bulk is not None:
-            self.broker.takes_bytes = self.setting.bulk.takes_bytes
         self.remaking = remaking(TOPICS, seed, self.setting.trouble_s)
         self.remade_at: float | None = None
         self.written: set[str] = set()
@@ -162,6 +161,7 @@ class World:
                 checkpoint_interval_s=dice.choice((5.0, 3600.0)),
                 history=dice.choice((None, Pace(), Pace())),
                 beat_s=self.setting.beat_s,
+                max_bytes=most_decided(self.setting.takes_bytes),
             ),
             lease_s=10.0,
             retention_s=self._kept(dice.choice((60.0, settings.KEPT_S))),

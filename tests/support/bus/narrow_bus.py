@@ -9,15 +9,12 @@ from support.bus.faulty_bus import FaultyBus, WrappedWriter
 
 
 class NarrowBus(FaultyBus):
-    """An embedded bus whose ledger batches hold at most `most` bytes, and no record with `refused` in it. The next
-    `refusals_left` commits are too large, whatever is in them. It promises more than it takes, so that commits fail and
-    are split; `sizes` are the bytes of each batch's records, by topic."""
+    """An embedded bus whose ledger batches hold at most `most` bytes, and no record with `refused` in it. `sizes` are
+    the bytes of each batch's records, by topic."""
 
     most = 10_000
-    promised = 1_000_000
     refused: bytes | None = None
     refusals = 0
-    refusals_left = 0
     spends = False
 
     def __init__(self, url: str) -> None:
@@ -41,10 +38,8 @@ class _NarrowWriter(WrappedWriter):
             self._bus.sizes.setdefault(topic, []).append([_bytes(entry) for entry in entries])
         size = sum(map(_bytes, ledger))
         refused = self._bus.refused
-        unlucky = self._bus.refusals_left > 0
-        if unlucky or size > self._bus.most or (refused and any(refused in (entry.value or b"") for entry in ledger)):
+        if size > self._bus.most or (refused and any(refused in (entry.value or b"") for entry in ledger)):
             self._bus.refusals += 1
-            self._bus.refusals_left -= unlucky
             self._spent = self._bus.spends
             raise TooLargeError(f"{size} bytes, at most {self._bus.most}", topic=batches[-1][0], size=size)
         await super().commit(batches)
@@ -52,10 +47,6 @@ class _NarrowWriter(WrappedWriter):
     @property
     def tainted(self) -> bool:
         return self._spent
-
-    @property
-    def max_batch_bytes(self) -> int:
-        return self._bus.promised
 
 
 def _bytes(entry: Entry) -> int:

@@ -82,7 +82,7 @@ class RecordedWriter:
         while self.waiting:
             event = self.waiting.popleft()
             self.said.append(event)
-            self.batch.decide(event)
+            assert self.batch.decide(event) is not None, "the commit has no room for it"
 
     def message(self, message: Register | Heartbeat | Deregister) -> None:
         self.offset += 1

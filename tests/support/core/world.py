@@ -30,7 +30,15 @@ from outfitter_service.core import model as m
 from outfitter_service.core.decide import Decision, Rules, decide, decide_in_full, implied, is_due, renumber
 from outfitter_service.core.hosts import host_record
 from outfitter_service.core.state.host_state import queue_entry
-from outfitter_service.core.state.ledger import DropAllocation, Ledger, PutAllocation, PutRecord, SetInventory, SetScan
+from outfitter_service.core.state.ledger import (
+    DropAllocation,
+    DropRecord,
+    Ledger,
+    PutAllocation,
+    PutRecord,
+    SetInventory,
+    SetScan,
+)
 from outfitter_service.core.state.sizes import items
 from outfitter_service.core.states import GRANTED_STATES
 from support.core.core_driver import HOST, START
@@ -58,12 +66,12 @@ def known(name: str, health: Health = Health.HEALTHY) -> m.KnownDevice:
 
 
 def written(decision: Decision) -> int:
-    """The bytes of the allocations that a decision puts and deletes."""
+    """The bytes of the records that a decision puts and deletes."""
     size = 0
     for change in decision.changes:
-        if isinstance(change, PutAllocation):
+        if isinstance(change, PutAllocation | PutRecord):
             size += len(change.key) + len(encode(change.record)) + 16
-        elif isinstance(change, DropAllocation):
+        elif isinstance(change, DropAllocation | DropRecord):
             size += len(change.key) + 16
     return size
 

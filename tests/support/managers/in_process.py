@@ -59,11 +59,6 @@ def heartbeat(worker: str, incarnation: str = "1") -> dict[str, Any]:
     return {"type": "heartbeat", "host": HOST, "worker": worker, "incarnation": incarnation}
 
 
-def larger_than_10_kb() -> dict[str, Any]:
-    """Fields for a registration that stay in its final record, too."""
-    return {"operators": bulky(30), "labels": {"long": "x" * 4000}}
-
-
 def deregister(worker: str, incarnation: str | None = "1") -> dict[str, Any]:
     return {"type": "deregister", "host": HOST, "worker": worker, "incarnation": incarnation}
 

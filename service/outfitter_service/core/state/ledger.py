@@ -34,9 +34,10 @@ class DropAllocation(Struct, frozen=True, gc=False):
 
 
 class PutRecord(Struct, frozen=True, gc=False):
-    """Put a record of one of `KINDS` under its own key."""
+    """Put a record of one of `KINDS` under its own key. `value`: the encoded record, if it is encoded already."""
 
     record: StateRecord
+    value: bytes | None = None
 
     @property
     def key(self) -> StateKey:

@@ -16,8 +16,9 @@ from outfitter_service.core import delays
 from outfitter_service.core.state.infos import GrantInfos
 from outfitter_service.core.states import PENDING, Step
 
-MAX_BYTES = 800_000
-"""Most bytes of one decision. The bus takes somewhat more in one commit."""
+MAX_BYTES = 864_000
+"""Most bytes of one decision. A commit takes a fifteenth more (`MAX_BATCH_BYTES`): that is for the checkpoint, and for
+the final reason of a grant that fills all the rest."""
 ENTRY_BYTES = 16
 """Bytes of a batch's entry besides its key and its value."""
 HEALTH_BYTES = 24

@@ -17,8 +17,6 @@ from outfitter_service.core.state.ledger import Ledger
 
 PIECE_BYTES = 256 * 1024
 """Bytes of one piece: some hundred records, a millisecond or two of a commit."""
-SMALLEST_PIECE_BYTES = 4096
-"""The lowest limit of a piece, after commits were too large."""
 INTERVAL = timedelta(hours=24)
 """The age of the newest snapshot at which the next one begins, if anything is committed: far less than history's
 retention."""
@@ -72,18 +70,11 @@ class Snapshots:
         self._writer = writer
         self._instance = instance
         self._pace = pace
-        self._most = self._piece_bytes = pace.piece_bytes if pace is not None else 0
+        self._piece_bytes = pace.piece_bytes if pace is not None else 0
         self._since: datetime | None = None
         self._written = 0
         self._size = 0
-        self._not_before: datetime | None = None
         self._underway: _Underway | None = None
-
-    def set_batch_bytes(self, batch_bytes: int) -> None:
-        """The bus takes so many bytes in one batch. A piece is at most a quarter of it, or one record."""
-        if self._pace is not None:
-            self._most = min(self._pace.piece_bytes, batch_bytes // 4)
-            self._piece_bytes = min(self._piece_bytes, self._most)
 
     @property
     def underway(self) -> bool:
@@ -156,7 +147,6 @@ class Snapshots:
         if piece.upto == len(underway.keys):
             self._since = underway.at
             self._size, self._written = underway.size, 0
-            self._piece_bytes = self._most
             self._underway = None
 
     def take_back(self) -> None:
@@ -167,24 +157,9 @@ class Snapshots:
             if underway.committed[0] == 0:
                 self._underway = None  # the snapshot begins with another commit
 
-    def shrink(self, piece: Piece | None, now: datetime) -> bool:
-        """A commit with this piece was too large: make smaller pieces, or none for a while if that does not help.
-        Returns False if the commit had no piece."""
-        if piece is None or self._pace is None:
-            return False
-        self.take_back()
-        if self._piece_bytes > SMALLEST_PIECE_BYTES:
-            self._piece_bytes //= 8
-        else:
-            self._underway = None
-            self._not_before = now + self._pace.interval
-        return True
-
     def _is_due(self, now: datetime) -> bool:
         pace = self._pace
         if pace is None:
-            return False
-        if self._not_before is not None and now < self._not_before:
             return False
         if self._since is None or not timedelta() <= now - self._since < pace.interval:
             return True

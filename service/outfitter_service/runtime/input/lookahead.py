@@ -124,7 +124,6 @@ class LookAhead:
         self._quiet_limit = quiet_limit
         self._cursor = Cursor(topic_id="", position=0)
         self._room = 0
-        self._paused_until = 0
         self.lookahead_buffer: LookAheadBuffer | None = None
 
     def reset(self, cursor: Cursor, *, room: int | None = None) -> None:
@@ -149,17 +148,10 @@ class LookAhead:
         if lookahead_buffer is not None:
             lookahead_buffer.give_back([message for message in messages if message.offset >= lookahead_buffer.start])
 
-    def pause(self, *, until: int) -> None:
-        """Leave all messages before `until` to the input reader. Their commit was too large, and would be again."""
-        self._paused_until = until
-
     async def run(self) -> None:
         """Look ahead whenever the input reader is full, until cancelled."""
         while True:
             await self._input_reader.wait_until_full()
-            if self._input_reader.position < self._paused_until:
-                await anyio.sleep(RETRY_S)
-                continue
             lookahead_buffer = self.lookahead_buffer = LookAheadBuffer(
                 self._input_reader.position,
                 self._cursor,

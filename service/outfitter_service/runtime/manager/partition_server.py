@@ -44,6 +44,7 @@ class PartitionServer:
                 lease_s=settings.lease,
                 wait_s=settings.wait,
                 retention_s=settings.ended_retention,
+                max_bytes=limits.max_bytes,
                 forgets_hosts=identity.host is None,
                 sees=identity.sees,
             ),

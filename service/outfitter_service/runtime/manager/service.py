@@ -18,7 +18,7 @@ from msgspec import structs
 from outfitter_proto import bus as buses
 from outfitter_proto import rights
 from outfitter_proto import topics as wanted_topics
-from outfitter_proto.bus import Bus, BusAuthorizationError, BusError, BusUnavailableError, TopicInfo
+from outfitter_proto.bus import Bus, BusAuthorizationError, BusError, BusUnavailableError, TooLargeError, TopicInfo
 from outfitter_proto.names import topics
 from outfitter_proto.partitioning import partition_of
 from outfitter_proto.support.backoff import Backoff
@@ -164,7 +164,7 @@ class Service:
                 registrations = await bus.topic(topics(self.settings.cluster).registrations)
                 self._instruments.outage.passed(REACHING)
                 return registrations
-            except BusUnavailableError as error:
+            except (BusUnavailableError, TooLargeError) as error:
                 self.phase = f"{REACHING}: {error}"
                 self._instruments.outage.met(REACHING, error)
                 with anyio.move_on_after(backoff.next_delay()):
@@ -188,6 +188,7 @@ class Service:
 
         Raises:
             LedgerUnsafeError: the topics' settings would lose or misread records.
+            TooLargeError: a topic takes less than a commit may have.
         """
         cluster = self.settings.cluster
         history = self.settings.history
@@ -195,17 +196,22 @@ class Service:
             partitions = await wanted_topics.partition_count(bus, cluster) or LOCAL_PARTITIONS
             await wanted_topics.create(bus, cluster, partitions=partitions, history=history)
         fatal: list[str] = []
+        narrow: list[str] = []
         for difference in await wanted_topics.check(bus, cluster, history=history):
             problem = (
                 f"topic {difference.topic}: {difference.setting} is {difference.found}, "
                 f"should be {difference.wanted} ({difference.why})"
             )
-            if difference.fatal:
+            if difference.fatal and difference.waits:
+                narrow.append(f"{problem}: {difference.remedy}")
+            elif difference.fatal:
                 fatal.append(problem)
             else:
                 log.warning("a topic is not as it should be", topic=difference.topic, problem=problem)
         if fatal:
             raise LedgerUnsafeError("; ".join(fatal) + ". See `outfitter topics check`")
+        if narrow:
+            raise TooLargeError("; ".join(narrow))
 
     async def _serve(self, bus: Bus, registrations: TopicInfo) -> None:
         self.metrics.show(self._state_counts)

@@ -1,11 +1,7 @@
-"""Opens and seals the commits of a tenure. It knows how large they may be, when they are due, and what they write
-besides decisions."""
+"""Opens and seals the commits of a tenure. It knows when they are due, and what they write besides decisions."""
 
 from __future__ import annotations
 
-from msgspec import structs
-
-from outfitter_proto.keys import AllocationKey
 from outfitter_proto.records import Checkpoint, CommitNumber
 from outfitter_service.core.decide import Rules
 from outfitter_service.runtime.changelog.encoding import checkpoint
@@ -13,7 +9,6 @@ from outfitter_service.runtime.changelog.snapshots import Snapshots
 from outfitter_service.runtime.clock import Clock
 from outfitter_service.runtime.input.input_reader import Cursor
 from outfitter_service.runtime.processor.commit.batch import Batch
-from outfitter_service.runtime.processor.commit.batch_limits import BatchLimits
 from outfitter_service.runtime.processor.commit.pending_commit import PendingCommit, Sealed
 from outfitter_service.runtime.processor.commit.quotas import Quotas
 from outfitter_service.runtime.processor.event_queue import EventQueue, StopRequest
@@ -31,7 +26,6 @@ class CommitBuilder:
         tenure: Tenure,
         rules: Rules,
         limits: Limits,
-        batch_limits: BatchLimits,
         snapshots: Snapshots,
         quotas: Quotas,
         event_queue: EventQueue,
@@ -48,15 +42,13 @@ class CommitBuilder:
         self._stale_positions = set(tenure.ledger.hosts)  # the last manager may have left these to its next commit
         self._written_to = tenure.cursor.position  # the next offset after the last commit's input
         self._written_at = 0.0
-        self.batch_limits = batch_limits
-        batch_limits.set_batch_bytes(tenure.batch_bytes)
-        snapshots.set_batch_bytes(tenure.batch_bytes)
+        self.most_events = limits.batch_records
 
     def open(self, after: PendingCommit | Cursor, *, opening: bool = False) -> PendingCommit:
         """A new commit that begins where `after` ends in the input. `opening`: it is the first one of the tenure."""
         batch = Batch(
             self._tenure.ledger,
-            self._rules_now(),
+            self._rules,
             self._clock.utc(),
             base=self._tenure.cursor.base,
             on_new_host=self._announcer.on_new_host,
@@ -66,16 +58,11 @@ class CommitBuilder:
         ahead = {key: offset for key, offset in after.ahead.items() if offset > after.position}
         return PendingCommit(batch=batch, position=after.position, ahead=ahead, opening=opening)
 
-    def _rules_now(self) -> Rules:
-        return structs.replace(self._rules, max_bytes=self.batch_limits.max_bytes, brief=self.batch_limits.brief)
-
     def start_slice(self, batch: Batch) -> None:
         """Set the batch's time, announce waiting hosts and write waiting answers, as far as there is room."""
         batch.set_time(self._clock.utc())
-        if not batch.events:
-            batch.rules = self._rules_now()  # the limits may have changed since it was opened
-        self._announcer.announce_waiting(batch, self.batch_limits.full, self.batch_limits.records)
-        batch.repeat_waiting(self.batch_limits.full, self.batch_limits.records)
+        self._announcer.announce_waiting(batch, self.most_events)
+        batch.repeat_waiting(batch.full, self.most_events)
 
     def is_due(self, commit: PendingCommit) -> bool:
         """Whether the commit has anything to write (heartbeats move leases in memory only)."""
@@ -91,11 +78,10 @@ class CommitBuilder:
         """Complete this commit, and return its checkpoint. Its follow-ups are decided for the next commit.
         `unjudged_deaths`: how many deaths the manager has seen and not queued yet."""
         event_queue, batch, output = self._event_queue, commit.batch, commit.batch.output
-        ledger, assignment, full = self._tenure.ledger, self._tenure.assignment, self.batch_limits.full
+        ledger, assignment, full = self._tenure.ledger, self._tenure.assignment, batch.full
         stale = self._stale_positions = self._stale_positions | batch.effects.hosts
         self._quotas.rewrites.take_renewed()
-        if self.batch_limits.is_normal:
-            self._stale_positions = {host for host in stale if not batch.renumber(host, full)}
+        self._stale_positions = {host for host in stale if not batch.renumber(host, full)}
         closing = False
         if stop.requested:
             batch.sum_up(self._quotas.letters.due(all_of_them=True))
@@ -127,9 +113,8 @@ class CommitBuilder:
 
     # --- afterwards ---
 
-    def settled(self, commit: PendingCommit, *, idle: bool) -> None:
-        """The commit succeeded, or nothing of it had to be written. `idle`: no internal event waits."""
-        self.batch_limits.grow(commit.position, idle=idle and not self._quotas.rewrites.has_ready)
+    def settled(self, commit: PendingCommit) -> None:
+        """The commit succeeded, or nothing of it had to be written."""
         if commit.done:
             self._written_to, self._written_at = commit.position, self._clock.monotonic()
             self._snapshots.settle(commit.batch.output.piece, commit.batch.output.history_bytes)
@@ -153,19 +138,6 @@ class CommitBuilder:
                 host for host in commit.sealed.stale_positions if host in self._tenure.ledger.hosts
             }
         self._announcer = HostAnnouncer(self._tenure.assignment, self._tenure.ledger, most=self._limits.hosts)
-
-    def shrink(self, commit: PendingCommit) -> bool:
-        """The commit was too large: make smaller ones from now on. Returns False if that would not help."""
-        batch, output = commit.batch, commit.batch.output
-        return self._snapshots.shrink(output.piece, batch.now) or self.batch_limits.shrink(
-            batch.events, output.ledger_bytes
-        )
-
-    def forget_answers(self, commit: PendingCommit) -> list[AllocationKey]:
-        """Do not write the answers of this commit that had waited. Returns whose they are."""
-        for host, key in commit.batch.quota_use.repeated:
-            self._quotas.rewrites.forget(host, key)
-        return [key for _, key in commit.batch.quota_use.repeated]
 
     def begin_again(self) -> None:
         """The cursor has moved to the input's new beginning."""

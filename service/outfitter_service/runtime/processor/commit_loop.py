@@ -56,6 +56,8 @@ class CommitLoop:
         self._settlement = settlement
         self._deadlines = deadlines
         self.first_commit = settlement.first_commit
+        self._refused_commit = settlement.refused_commit
+        self._most_events = builder.most_events
         self._inputs = inputs
         self._event_queue = event_queue
         self._stop = stop
@@ -102,7 +104,7 @@ class CommitLoop:
     def _is_ready(self) -> bool:
         return (
             self._inputs.reader.is_readable
-            and self._builder.batch_limits.shortage is None
+            and self._refused_commit.trouble is None
             and self._tenure.signs_of_life.trouble is None
         )
 
@@ -118,14 +120,7 @@ class CommitLoop:
             return None
         self._take_back(self._open, sent)
         if isinstance(sent.trouble, TooLargeError):
-            narrowed = self._settlement.narrow(sent, sent.trouble)
-            self._open_anew()
-            if narrowed and writer.tainted:
-                if sent.looked_ahead:
-                    self._inputs.lookahead.pause(until=sent.looked_ahead[-1].offset + 1)
-                return RecycledError("the bus refused a commit for its size: the writer is replaced")
-            if narrowed:
-                return None
+            return self._refused_commit.met(self._tenure.assignment.bus, sent.trouble, until=sent.position)
         return sent.trouble
 
     async def _send(self, commits: TaskGroup) -> BusError | None:
@@ -170,42 +165,45 @@ class CommitLoop:
     def _more(self) -> bool:
         """Whether something is left to decide for the open commit."""
         waits = self._inputs.reader.messages or self._event_queue.queue or self._lookahead_buffer()
-        return bool(waits) and self._open.has_room(self._builder.batch_limits)
+        return bool(waits) and self._open.has_room(self._most_events)
 
     # --- deciding ---
 
     def _decide(self) -> None:
         """Decide one slice of the waiting events, without awaiting anything."""
         commit, event_queue, input_reader = self._open, self._event_queue, self._inputs.reader
-        batch, output, limits = commit.batch, commit.batch.output, self._builder.batch_limits
+        batch, output, most = commit.batch, commit.batch.output, self._most_events
         self._builder.start_slice(batch)
         self._deadlines.check(batch)
         until, now = batch.events + SLICE, self._clock.monotonic
         end = now() + SLICE_S
-        while event_queue.queue and batch.events < until and now() < end and commit.has_room(limits):
+        while event_queue.queue and batch.events < until and now() < end and commit.has_room(most):
             event = event_queue.pop()
             if type(event) is m.DriverReport and event.host not in self._tenure.ledger.hosts:
                 # the host was deleted while the manager asked its driver
                 event_queue.set_aside(event, f"host {event.host!r} is not served any more")
                 event_queue.forget(event.host)
                 continue
-            commit.decide_event(event)
+            if not commit.decide_event(event):
+                event_queue.give_back([event], but=())
         scope = self._tenure.assignment.scope
         if (lookahead_buffer := self._lookahead_buffer()) is not None:
             first = (batch.events + until + 1) // 2
-            while lookahead_buffer.messages and batch.events < first and now() < end and commit.has_room(limits):
-                commit.decide_ahead(lookahead_buffer, scope, limits)
+            while lookahead_buffer.messages and batch.events < first and now() < end and commit.has_room(most):
+                commit.decide_ahead(lookahead_buffer, scope)
         waiting = input_reader.messages
-        most, full, full_history = min(until, limits.records), limits.full, limits.history_bytes
+        most, full, full_history = min(until, most), batch.full, batch.rules.max_bytes
         # `has_room`, written out, because it runs for every message
         while (
             waiting
             and batch.events < most
             and output.ledger_bytes < full
             and output.history_bytes < full_history
+            and not batch.is_full
             and now() < end
         ):
-            commit.decide_in_turn(input_reader.pop(), scope, limits)
+            if not commit.decide_in_turn(message := input_reader.pop(), scope):
+                input_reader.give_back([message])
         if not input_reader.messages:
             commit.read_to(input_reader.position)
 

@@ -49,20 +49,20 @@ class HostAnnouncer:
         self.announce(batch, host)
         return None
 
-    def announce_waiting(self, batch: Batch, full: float, most: int) -> None:
-        """Announce waiting hosts until the ledger's batch has `full` bytes or the batch has `most` events. Each host
-        counts as an event. So each gets a commit of its own after commits were too large."""
-        while self._waiting and batch.output.ledger_bytes < full and batch.events < most:
-            self.announce(batch, self._waiting.popleft())
+    def announce_waiting(self, batch: Batch, most: int) -> None:
+        """Announce waiting hosts while the batch has room for their records and less than `most` events. Each host
+        counts as an event."""
+        while self._waiting and batch.events < most and self.announce(batch, self._waiting[0]):
+            self._waiting.popleft()
 
-    def announce(self, batch: Batch, host: str) -> None:
-        """Write into the record of `host` who manages it, and its resources."""
+    def announce(self, batch: Batch, host: str) -> bool:
+        """Write into the record of `host` who manages it, and its resources. Returns False if the batch has no room."""
         host_state = self._ledger.host_state(host)
         manager = self._assignment.manager()
         before = host_state.record or Host(host=host, manager=manager, since=batch.now)
         record = structs.replace(before, manager=manager)
         held = bool(host_state.live)
-        batch.announce(host_record(record, batch.rules, host_state.inventories, batch.now, held=held) or record)
+        return batch.announce(host_record(record, batch.rules, host_state.inventories, batch.now, held=held) or record)
 
     def say_stopped(self, batch: Batch, full: float, *, hosts: bool) -> bool:
         """Write since when nobody manages the hosts, until the ledger's batch has `full` bytes. `hosts`: whether host

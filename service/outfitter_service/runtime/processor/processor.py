@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 import anyio
 from msgspec import structs
 
-from outfitter_proto.bus import BusConfigurationError, BusError, TooLargeError, Writer
+from outfitter_proto.bus import BusConfigurationError, BusError, Writer
 from outfitter_proto.support.backoff import Backoff
 from outfitter_service.core.decide import Rules
 from outfitter_service.core.state.ledger import Ledger
@@ -29,15 +29,14 @@ from outfitter_service.runtime.instruments import Instruments
 from outfitter_service.runtime.liveness.process_watch import ProcessWatch
 from outfitter_service.runtime.liveness.tracker import LivenessTracker
 from outfitter_service.runtime.processor.adoption import Adoption
-from outfitter_service.runtime.processor.commit.batch_limits import BatchLimits
 from outfitter_service.runtime.processor.commit.quotas import Quotas
+from outfitter_service.runtime.processor.commit.refused_commit import RefusedCommit
 from outfitter_service.runtime.processor.commit_builder import CommitBuilder
 from outfitter_service.runtime.processor.commit_loop import CommitLoop
 from outfitter_service.runtime.processor.deadlines import Deadlines
 from outfitter_service.runtime.processor.event_queue import EventQueue, StopRequest, Wakeup
 from outfitter_service.runtime.processor.limits import Limits
 from outfitter_service.runtime.processor.reporting.reporter import CommitReporter
-from outfitter_service.runtime.processor.reporting.size_refusals import explain
 from outfitter_service.runtime.processor.same_machine import SameMachine
 from outfitter_service.runtime.processor.settlement import InputLoss, Settlement
 from outfitter_service.runtime.processor.signs_of_life import SignsOfLife
@@ -49,7 +48,7 @@ FIRST_DELAY_S = 0.1
 LONGEST_DELAY_S = 5.0
 JITTER = 0.5
 AHEAD_SHARE = 32
-"""One part in so many of a ledger batch is for the hosts that are ahead, in the checkpoint."""
+"""A checkpoint has so many hosts that are ahead as fit into this part of a decision's bytes."""
 SUPERSEDED_LEASE_S = 30.0
 """The last lease of a superseded incarnation if neither it nor the configuration has one."""
 
@@ -113,12 +112,12 @@ class Processor:
         )
         lookahead = LookAhead(assignment, reader, wake=wakeup.set, quiet_limit=limits.quiet_limit)
         self.inputs = Inputs(reader, lookahead, self.liveness.input_end)
-        self._batch_limits = BatchLimits(records=limits.batch_records, max_bytes=rules.max_bytes)
+        self._refused_commit = RefusedCommit()
         self._quotas = Quotas.of(clock.monotonic, rewritten_bytes=limits.rewritten_bytes)
         self._snapshots = Snapshots(identity.writer, identity.instance, limits.history)
         self._reporter = CommitReporter(instruments.metrics, **log_fields)
         self._input_loss = InputLoss(
-            identity.writer, clock, self._reporter, self._batch_limits, self.inputs, self.liveness, self.event_queue
+            identity.writer, clock, self._reporter, self._refused_commit, self.inputs, self.liveness, self.event_queue
         )
         self._takeover = Takeover(
             assignment, self._topic_check, limits, clock, self._reporter,
@@ -210,9 +209,7 @@ class Processor:
                 recycled = isinstance(trouble, RecycledError)
                 # the file of a local bus was removed or replaced: the new file would be another ledger
                 is_final = self._assignment.bus.local and isinstance(trouble, BusConfigurationError)
-                if isinstance(trouble, TooLargeError):
-                    self._reporter.size_refusals.waiting(trouble)
-                elif trouble is not None and not recycled and not is_final:
+                if trouble is not None and not recycled and not is_final:
                     self._instruments.outage.met(self._activity, trouble)
                 self._set_ready(False)
                 if trouble is None:
@@ -233,8 +230,7 @@ class Processor:
             self.liveness.close()
 
     def _condition_after(self, trouble: BusError) -> str:
-        shortage = trouble if isinstance(trouble, TooLargeError) else self._batch_limits.shortage
-        return explain(shortage) if shortage is not None else f"taking the partition again, because {trouble}"
+        return f"taking the partition again, because {self._refused_commit.trouble or trouble}"
 
     async def _pause(self, delay: float) -> None:
         with anyio.move_on_after(delay):
@@ -299,7 +295,6 @@ class Processor:
             ledger=self.ledger,
             cursor=await self._adoption.cursor(restored),
             shape=self._topic_check.shape,
-            batch_bytes=await self._takeover.batch_bytes(writer),
             end=restored.end,
             signs_of_life=self._signs_of_life,
         )
@@ -307,9 +302,7 @@ class Processor:
     def _begin(self, tenure: Tenure) -> CommitLoop:
         inputs, event_queue, clock = self.inputs, self.event_queue, self._instruments.clock
         self._signs_of_life.begin()
-        builder = CommitBuilder(
-            tenure, self._rules, self._limits, self._batch_limits, self._snapshots, self._quotas, event_queue, clock
-        )
+        builder = CommitBuilder(tenure, self._rules, self._limits, self._snapshots, self._quotas, event_queue, clock)
         settlement = Settlement(
             tenure, builder, inputs, self.liveness, self._drivers, event_queue, self._reporter, self._input_loss
         )
@@ -318,7 +311,7 @@ class Processor:
 
     async def _work(self, tenure: Tenure, loop: CommitLoop) -> BusError | None:
         async with anyio.create_task_group() as tasks:
-            self.inputs.reset(tenure.cursor, room=tenure.batch_bytes // AHEAD_SHARE)
+            self.inputs.reset(tenure.cursor, room=self._rules.max_bytes // AHEAD_SHARE)
             tasks.start_soon(self.inputs.reader.run)
             tasks.start_soon(self.inputs.end.run)
             if self._assignment.scope.host is None:
@@ -347,6 +340,5 @@ class Processor:
             self._instruments.outage.passed(self._activity)
 
     def _log(self, event: str, **details: object) -> None:
-        """Log a line, at debug level during an outage or a shortage, which has a line already."""
-        has_line = self._instruments.outage.on or self._batch_limits.shortage is not None
-        (self._reporter.log.debug if has_line else self._reporter.log.info)(event, **details)
+        """Log a line, at debug level during an outage, which has a line already."""
+        (self._reporter.log.debug if self._instruments.outage.on else self._reporter.log.info)(event, **details)

@@ -1,5 +1,4 @@
-"""Settles commits: acts on written ones, and takes back failed ones. After a commit was too large, the next one is
-smaller.
+"""Settles commits: acts on written ones, and takes back failed ones.
 
 The manager acts on nothing and reports nothing before the commit has returned.
 """
@@ -9,18 +8,18 @@ from __future__ import annotations
 import anyio
 from msgspec import Struct
 
-from outfitter_proto.bus import BusError, OffsetOutOfRangeError, TooLargeError
+from outfitter_proto.bus import BusError, OffsetOutOfRangeError
 from outfitter_proto.records import Allocation, Note
 from outfitter_service.core import model as m
 from outfitter_service.runtime.clock import Clock
 from outfitter_service.runtime.drivers.pool import DriverCalls
 from outfitter_service.runtime.input.lookahead import Inputs
 from outfitter_service.runtime.liveness.tracker import LivenessTracker
-from outfitter_service.runtime.processor.commit.batch_limits import BatchLimits
 from outfitter_service.runtime.processor.commit.pending_commit import PendingCommit
+from outfitter_service.runtime.processor.commit.refused_commit import RefusedCommit
 from outfitter_service.runtime.processor.commit_builder import CommitBuilder
 from outfitter_service.runtime.processor.event_queue import EventQueue
-from outfitter_service.runtime.processor.reporting.reporter import CommitReporter, subject_of
+from outfitter_service.runtime.processor.reporting.reporter import CommitReporter
 from outfitter_service.runtime.processor.tenure import Tenure
 
 
@@ -30,7 +29,7 @@ class InputLoss(Struct, frozen=True):
     writer: str
     clock: Clock
     reporter: CommitReporter
-    batch_limits: BatchLimits
+    refused_commit: RefusedCommit
     inputs: Inputs
     liveness: LivenessTracker
     event_queue: EventQueue
@@ -38,8 +37,7 @@ class InputLoss(Struct, frozen=True):
     def accept(self, explanation: str) -> None:
         """Note the loss, and give every worker a whole new lease. The input continues at the earliest registrations."""
         self.reporter.input_lost(explanation)
-        self.batch_limits.forget()
-        self.inputs.lookahead.pause(until=0)
+        self.refused_commit.forget()
         self.liveness.renew_all()
         self.event_queue.note(
             Note(at=self.clock.utc(), writer=self.writer, event="input-lost", explanation=explanation)
@@ -68,6 +66,7 @@ class Settlement:
         self._event_queue = event_queue
         self._reporter = reporter
         self._input_loss = input_loss
+        self.refused_commit = input_loss.refused_commit
         self.first_commit = anyio.Event()
 
     @property
@@ -86,7 +85,8 @@ class Settlement:
             self._tenure.ledger, self._event_queue, self._liveness, commit.batch.effects,
         )  # fmt: skip
         self._tenure.cursor.advance(commit.position, commit.ahead)
-        self._builder.settled(commit, idle=idle)
+        self._builder.settled(commit)
+        self.refused_commit.passed(commit.position, idle=idle)
         ledger.settle()
         if commit.done:
             self.first_commit.set()
@@ -114,8 +114,6 @@ class Settlement:
         for allocation in effects.allocations.values():
             if allocation is not None:
                 self._drivers.see_committed(allocation)
-        if self._builder.batch_limits.shortage is None:
-            self._reporter.size_refusals.over()
         self._reporter.settled(commit.batch)
 
     def _update_drivers(self, host: str) -> None:
@@ -138,35 +136,6 @@ class Settlement:
             if commit.trouble is not None:
                 self._reporter.answered(commit.trouble, commit.seconds)
         self._builder.taken_back(*commits)
-
-    def narrow(self, commit: PendingCommit, trouble: TooLargeError) -> bool:
-        """A commit was too large: try fewer events, then smaller pieces of one event's effects. If an event's own
-        record is too large even then, set that event aside, but no deregistration: it waits until the topics take more.
-        An answer that had waited is left out. Returns False if that would not help."""
-        self._reporter.size_refusals.split(trouble, events=commit.batch.events)
-        if self._builder.shrink(commit):
-            narrowed = True
-        elif answers := self._builder.forget_answers(commit):  # such a commit has nothing else
-            for key in answers:
-                self._reporter.size_refusals.set_aside(trouble, event_kind="register", allocation=key)
-            narrowed = True
-        elif commit.internal:
-            self._give_up(self._event_queue.pop(), trouble)
-            narrowed = True
-        else:
-            may_refuse = commit.newest >= 0 and not commit.deregisters
-            narrowed = may_refuse and self._builder.batch_limits.refuse(commit.newest)
-        if narrowed:
-            # the same events come again, behind announcements and reports, and the pieces stay small until then
-            self._builder.batch_limits.stay_small(until=commit.position)
-        else:
-            self._builder.batch_limits.wait(trouble, until=commit.position)
-        return narrowed
-
-    def _give_up(self, event: m.Event, trouble: TooLargeError) -> None:
-        """Set an event aside. The one record that it changes exceeds a topic's limit, which was higher before."""
-        self._reporter.size_refusals.set_aside(trouble, event_kind=type(event).__name__, **subject_of(event))
-        self._set_aside(event, f"its record is too large: {trouble}")
 
     def _set_aside(self, event: m.Event, problem: str) -> None:
         """An event could not be committed: have its allocation judged again later, so that its record is not stuck."""

@@ -7,7 +7,7 @@ from datetime import datetime
 
 import anyio
 
-from outfitter_proto.bus import BusAuthorizationError, BusError, Entry, Writer
+from outfitter_proto.bus import BusError, Entry, Writer
 from outfitter_proto.codec import encode
 from outfitter_proto.names import transactional_id
 from outfitter_proto.records import NO_COMMIT, CommitNumber, Host
@@ -182,20 +182,6 @@ class Takeover:
         restored = await self._restore()
         refuse_foreign(self._assignment, restored, take_over=self._limits.take_over)
         return restored
-
-    async def batch_bytes(self, writer: Writer) -> int:
-        """The most bytes of one commit: the limit of the writer and of the topics that it writes to."""
-        assignment = self._assignment
-        most = writer.max_batch_bytes
-        for name in assignment.topics.written(history=self._limits.history is not None):
-            try:
-                limit = (await assignment.bus.topic(name)).config.get("max.message.bytes")
-            except BusAuthorizationError:
-                continue  # the commit will say which right is missing
-            if limit is not None and name != assignment.topics.dead_letters:
-                # room for the batch's headers, and for a history step around its record
-                most = min(most, int(limit) * 15 // 16)
-        return most
 
     # --- other managers ---
 

@@ -18,14 +18,12 @@ class RecycledError(BusError):
 
 class Tenure(Struct, frozen=True, kw_only=True):
     """What one tenure works with. `cursor`: the settled position in the input. `shape`: the topics' shape at its start.
-    `batch_bytes`: the most bytes of a commit's ledger batch, and of its history batch. `end`: the offset up to which
-    the ledger was restored. `signs_of_life`: of its loop."""
+    `end`: the offset up to which the ledger was restored. `signs_of_life`: of its loop."""
 
     assignment: Assignment
     writer: Writer
     ledger: Ledger
     cursor: Cursor
     shape: Shape
-    batch_bytes: int
     end: int
     signs_of_life: SignsOfLife

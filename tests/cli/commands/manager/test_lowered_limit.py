@@ -28,46 +28,49 @@ def limit(manager: Manager, broker: Broker, most: int) -> None:
         limit_messages(broker, topic, most)
 
 
-def test_a_worker_with_a_large_record_can_be_deregistered_after_the_limit_was_lowered(
+def test_a_commit_that_the_topics_do_not_take_is_written_once_the_named_command_was_run(
     one_gpu: Manager, own_broker: Broker
 ) -> None:
-    arguments = ["--worker", "a", "--resource", "gpu=1", "--lease", "none", "--label", f"note={'x' * 3000}"]
-    assert one_gpu.outfitter("register", *arguments, "--wait", "20s").returncode == 0
-    limit(one_gpu, own_broker, 2000)
-    ended = one_gpu.outfitter("deregister", "--worker", "a")
-    assert ended.returncode == 0, ended.stderr
-    one_gpu.wait_for_state("a", "ended")
-    assert one_gpu.outfitter("dead-letters").stdout.count("larger than") == 0
-    verified = one_gpu.outfitter("verify")
-    assert verified.returncode == 0, verified.stdout
-
-
-def test_a_deregistration_that_the_topics_do_not_take_waits_and_is_written_once_the_named_limit_is_set(
-    one_gpu: Manager, own_broker: Broker
-) -> None:
-    """The manager says once which topic takes too little, and how much would do; it needs no restart."""
+    """The manager says which topic takes too little, and needs no restart."""
     assert one_gpu.outfitter("register", "--worker", "a", "--resource", "gpu=1", "--lease", "none").returncode == 0
     one_gpu.wait_for_state("a", "allocated")
     limit(one_gpu, own_broker, 1500)
     assert one_gpu.outfitter("deregister", "--worker", "a", "--wait", "0s").returncode == 0
     named = re.compile(
-        r"topic (\S+) takes less than the smallest commit: set its max\.message\.bytes to (\d+) at least"
+        r"topic (\S+) takes less than a commit, .*: kafka-configs .* --alter --topic \1 --add-config (\S+)"
     )
     one_gpu.wait_for(lambda: named.search(one_gpu.readiness()))
     check = one_gpu.outfitter("topics", "check")
     assert check.stdout.count("max.message.bytes is 1500, must be at least 1048588") == 3
     refusals = one_gpu.metric("outfitter_commits_total", outcome="too-large") or 0
     one_gpu.wait_for(lambda: (one_gpu.metric("outfitter_commits_total", outcome="too-large") or 0) > refusals + 2)
-    assert one_gpu.log.read_text().count("waiting until a topic takes larger commits") == 1
-    assert "the bus is away" not in one_gpu.log.read_text()
+    assert one_gpu.log.read_text().count("the bus refuses this manager") == 1
     match = named.search(one_gpu.readiness())
     assert match
-    topic, least = match.groups()
+    topic, setting = match.groups()
     assert topic == topics(one_gpu.cluster).history  # a step has more than its record
-    limit_messages(own_broker, topic, int(least))
+    assert setting == "max.message.bytes=1048588"
+    limit_messages(own_broker, topic, 1_048_588)
     one_gpu.wait_for_state("a", "ended")
     one_gpu.wait_for(lambda: one_gpu.readiness() == "ok\n")
-    assert "the topics take the commit by now" in one_gpu.log.read_text()
-    assert one_gpu.outfitter("dead-letters").stdout.count("larger than") == 0
+    assert "the bus works again" in one_gpu.log.read_text()
+    assert one_gpu.metric("outfitter_dead_letters_total") == 0
     verified = one_gpu.outfitter("verify")
     assert verified.returncode == 0, verified.stdout
+
+
+def test_a_manager_that_starts_with_a_lower_limit_is_not_ready_before_it_is_raised(
+    one_gpu: Manager, own_broker: Broker
+) -> None:
+    one_gpu.stop()
+    ledger = topics(one_gpu.cluster).allocations
+    limit_messages(own_broker, ledger, 1_000_000)
+    begun = one_gpu.log.stat().st_size
+    one_gpu.start(ready=False)
+    one_gpu.wait_for(lambda: one_gpu._find_address(begun))
+    said = re.compile(
+        rf"topic {re.escape(ledger)}: max.message.bytes is 1000000, should be at least 1048588 .*: kafka-configs .*"
+    )
+    one_gpu.wait_for(lambda: said.search(one_gpu.readiness()))
+    limit_messages(own_broker, ledger, 1_048_576)
+    one_gpu.wait_for(lambda: one_gpu.readiness() == "ok\n")

@@ -162,13 +162,14 @@ async def has_a_piece_of_one_record(manager: InProcessManager) -> bool:
     return any(len(one["records"]) == 1 for one in await manager.history() if one["type"] == "snapshot")
 
 
-async def test_what_the_topics_take_is_the_bound(bus: FaultyBus, serve: Serve) -> None:
-    """Nothing is ever refused by them: neither grants, nor what history and its snapshots say of those."""
+async def test_nothing_is_decided_that_exceeds_the_bound_of_a_commit(bus: FaultyBus, serve: Serve) -> None:
+    """The topics refuse nothing: neither grants, nor what history and its snapshots say of those."""
     less = {"max.message.bytes": "40000"}
     settings = {name: {one.name: one.value for one in of_topic} for name, of_topic in topics.required(CLUSTER).items()}
     await bus.create_topics([TopicSpec(name, 1, config | less, 1) for name, config in settings.items()])
-    pace = Pace(interval=timedelta(seconds=0.1), between_bytes=1)
-    async with serve(static(1700), limits=Limits(lease_grace_s=0.1, history=pace)) as manager:
+    pace = Pace(piece_bytes=8_000, interval=timedelta(seconds=0.1), between_bytes=1)
+    limits = Limits(lease_grace_s=0.1, history=pace)
+    async with serve(static(1700), limits=limits, max_bytes=35_000) as manager:
         await manager.say(register("large", gpu=1000))
         assert (await manager.state("large", "failed"))["reason_code"] == "too-large"
         for number in range(8):

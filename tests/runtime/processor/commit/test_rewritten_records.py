@@ -19,7 +19,6 @@ from outfitter_service.core import model as m
 from outfitter_service.runtime.processor.commit import quotas
 from outfitter_service.runtime.processor.commit.batch import Batch
 from outfitter_service.runtime.processor.limits import Limits
-from support.bus.narrow_bus import NarrowBus
 from support.checker.verdict import verdict
 from support.core.core_driver import CoreDriver
 from support.jumping_clock import JumpingClock
@@ -109,40 +108,6 @@ async def test_each_repeated_registration_is_answered_later_if_not_now(
         while not (await written(manager, start))[1].keys() >= set(WORKERS):
             clock.ahead_s += quotas.WINDOW_S
             await manager._fetch(TOPICS.allocations, await end(manager), timeout=0.2)
-
-
-@pytest.mark.parametrize("spends", [False, True], ids=["kept", "spent"])
-@pytest.mark.parametrize(("most", "answered"), [(40_000, True), (5_000, False)])
-async def test_answers_that_wait_hold_up_nothing_where_the_topics_take_less_by_now(
-    tmp_path: Path,
-    clock: JumpingClock,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    spends: bool,
-    most: int,
-    answered: bool,
-) -> None:
-    monkeypatch.setattr(NarrowBus, "most", 1_000_000)
-    monkeypatch.setattr(NarrowBus, "spends", spends)
-    async with (
-        NarrowBus(f"sqlite://{tmp_path}/bus.db?synchronous=NORMAL") as bus,
-        serving(bus, static(1), tmp_path, limits=LIMITS, clock=clock) as manager,
-    ):
-        await say_all(manager, resources={}, operators=OPERATORS)
-        for worker in WORKERS:
-            await manager.state(worker, "allocated")
-        await repeat_all(manager, 5)
-        start = await end(manager)
-        bus.most = most
-        with anyio.fail_after(30):
-            while not bus.refusals or (answered and not (await written(manager, start))[1].keys() >= set(WORKERS)):
-                clock.ahead_s += quotas.WINDOW_S
-                await manager._fetch(TOPICS.allocations, await end(manager), timeout=0.2)
-        await manager.say(register("next", gpu=1))
-        await manager.state("next", "allocated")
-        await manager.reported()
-        assert manager.metric("outfitter_dead_letters_total") == 5 * len(WORKERS)
-        assert ("too large to commit" in capsys.readouterr().out) is not answered
 
 
 async def test_queue_positions_have_so_many_bytes_and_are_right_in_the_end(

@@ -6,7 +6,6 @@ acts.
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
@@ -33,7 +32,7 @@ from outfitter_service.core import model as m
 from outfitter_service.core.decide import Decision, Rules, decide, renumber
 from outfitter_service.core.fast_path import FastGrant
 from outfitter_service.core.state.ledger import Change, DropAllocation, DropRecord, Ledger, PutAllocation, PutRecord
-from outfitter_service.core.state.sizes import is_long
+from outfitter_service.core.state.sizes import ENTRY_BYTES, is_long
 from outfitter_service.runtime.changelog.encoding import dead_letter
 from outfitter_service.runtime.dead_letter_quota import Omitted, Payer
 from outfitter_service.runtime.processor.commit.output import CommitOutput
@@ -41,6 +40,8 @@ from outfitter_service.runtime.processor.commit.quotas import Quotas, RewriteQuo
 
 log = structlog.get_logger("outfitter.processor")
 
+FILL = 0.85
+"""No event is decided any more for a commit that is so full. One that does not fit is decided in vain."""
 LOGGED = 20
 """Most transitions of one commit that get a log line each: a flood of workers must not become a flood of lines."""
 
@@ -105,9 +106,10 @@ class QuotaUse(Struct):
 class Batch:
     """The decisions of one commit. Each is applied to the ledger at once (`Ledger.rollback` undoes them).
 
-    `now`: the time with which events are decided. `events`: the number of decided events, with announced hosts
-    and answers that had waited. `output`, `report`, `effects`, `quota_use`: what the commit writes, reports, leads to,
-    and uses of quotas. The batch's `PendingCommit` has its events and the input's position.
+    `now`: the time with which events are decided. `events`: the number of decided events, with announced hosts and
+    answers that had waited. `is_full`: an event had no room, and waits for the next commit. `output`, `report`,
+    `effects`, `quota_use`: what the commit writes, reports, leads to, and uses of quotas. The batch's `PendingCommit`
+    has its events and the input's position.
     """
 
     def __init__(
@@ -128,6 +130,7 @@ class Batch:
         self.rules = rules
         self.now = now
         self.events = 0
+        self.is_full = False
         self.output = CommitOutput(history=history)
         self.report = Report()
         self.effects = Effects()
@@ -137,10 +140,20 @@ class Batch:
         self._on_new_host = on_new_host
         self._quotas = quotas or Quotas.unlimited()
 
-    def decide(self, event: m.Event) -> Decision | FastGrant:
-        """Decide one event and apply its changes. An event that meets a defect of Outfitter changes nothing: an error
-        would end the manager, and again after every restart."""
-        self.events += 1
+    @property
+    def full(self) -> float:
+        """The bytes of the ledger's batch from which on nothing more is decided."""
+        return self.rules.max_bytes * FILL
+
+    def has_room(self, size: int) -> bool:
+        """Whether so many bytes fit into the ledger's batch. In an empty one each decision fits."""
+        written = self.output.ledger_bytes
+        return not written or written + size <= self.rules.max_bytes
+
+    def decide(self, event: m.Event) -> Decision | FastGrant | None:
+        """Decide one event and apply its changes. None: they do not fit beside those of earlier events, and nothing has
+        changed. An event that meets a defect of Outfitter changes nothing: an error would end the manager, and again
+        after every restart."""
         try:
             decision = decide(self.ledger, self._rules_for(event), event, self.now)
         except Exception as error:
@@ -148,8 +161,11 @@ class Batch:
             self.effects.failed_events.append(event)
             decision = Decision(kind="defect", refused=f"internal error: {type(error).__name__}: {error}")
         if type(decision) is FastGrant:
-            self._grant(decision)
-            return decision
+            return decision if self._grant(decision) else None
+        if not self.has_room(_bytes(decision)):
+            self.is_full = True
+            return None
+        self.events += 1
         effects = self.effects
         self.report.kinds[decision.kind] += 1
         if decision.changes:
@@ -183,8 +199,9 @@ class Batch:
             self._silent_rules = self.rules, structs.replace(self.rules, news=False)
         return self._silent_rules[1]
 
-    def message(self, message: Message) -> None:
-        """Decide one message for this writer's hosts. A message that is invalid or refused becomes a dead letter."""
+    def message(self, message: Message) -> bool:
+        """Decide one message for this writer's hosts. A message that is invalid or refused becomes a dead letter.
+        Returns False if its answer does not fit beside those of earlier events."""
         warnings: list[str] = []
         letters, naming = self._quotas.letters, self._quotas.naming
         exact = not letters.spent or (self._known_host(message), False) not in letters.spent
@@ -195,20 +212,24 @@ class Batch:
             )
         except WireError as error:
             self.refuse(message, error.problem, error.field, understood=False)
-            return
+            return True
         if type(registration) is not Heartbeat:
             host_state = self.ledger.hosts.get(registration.host)
             if host_state is None or host_state.record is None:
                 reason = self._on_new_host(self, registration.host)
                 if reason is not None:
                     self.refuse(message, reason)
-                    return
+                    return True
+                if self.is_full:
+                    return False
         source = Source(partition=message.partition, offset=message.offset + self._base)
+        decision = self.decide(m.Incoming(registration, source, warnings))
+        if decision is None:
+            return False
         if warnings:
             self.report.unknown_fields.append((registration, warnings))
             if named:
                 naming.use(self._known_host(message))
-        decision = self.decide(m.Incoming(registration, source, warnings))
         if type(decision) is FastGrant:
             for resource in decision.record.resources:
                 self.report.granted[resource].append(message.timestamp_ms)
@@ -219,16 +240,23 @@ class Batch:
         elif type(registration) is Register and decision.kind == "register":
             key = allocation_key(registration.host, registration.worker, registration.incarnation)
             self.report.registered_ms[key] = message.timestamp_ms
+        return True
 
-    def _grant(self, grant: FastGrant) -> None:
-        """Apply a fast grant, as `decide` applies other decisions."""
+    def _grant(self, grant: FastGrant) -> bool:
+        """Apply a fast grant, as `decide` applies other decisions. Returns False if it does not fit."""
         key, record, output, effects = grant.key, grant.record, self.output, self.effects
+        value = encode(record)
+        if not self.has_room(len(value) + len(key) + ENTRY_BYTES):
+            self.is_full = True
+            return False
+        self.events += 1
         self.ledger.grant(key, record, grant.names)
         if key in output.stepless:
             # liveness does not see that an earlier record was deleted under this key: renew its lease
             effects.renewed[key] = None
         effects.allocations[key] = record
-        self.report.fast_step(key, output.grant(grant))
+        self.report.fast_step(key, output.grant(grant, value))
+        return True
 
     def refuse(
         self, message: Message, reason: str, field: str | None = None, *, understood: bool = True
@@ -268,10 +296,15 @@ class Batch:
         """Decide later events with this time."""
         self.now = now
 
-    def announce(self, host: Host) -> None:
-        """Write a host's record, which counts as an event."""
-        self.apply([PutRecord(host)])
+    def announce(self, host: Host) -> bool:
+        """Write a host's record, which counts as an event. Returns False if it does not fit."""
+        change = PutRecord(host, encode(host))
+        if not self.has_room(_bytes_of(change)):
+            self.is_full = True
+            return False
+        self.apply([change])
         self.events += 1
+        return True
 
     def apply(self, changes: Sequence[Change]) -> None:
         """Apply changes to the ledger, and keep the last value of each key for the commit."""
@@ -290,7 +323,8 @@ class Batch:
                     effects.allocations[change.key] = None
                 elif type(change) is PutRecord or type(change) is DropRecord:
                     effects.announced[change.host] = None
-                output.put_without_step(key, change.record if type(change) is PutRecord else None)
+                put = (change.record, change.value) if type(change) is PutRecord else (None, None)
+                output.put_without_step(key, *put)
 
     def _keep_previous(self, key: AllocationKey) -> None:
         """Keep the record under a key before this batch changes it."""
@@ -312,7 +346,7 @@ class Batch:
 
     def repeat_waiting(self, full: float, most: int) -> None:
         """Write the answers that wait, until the ledger's batch has `full` bytes or the batch has `most` events. Each
-        counts as an event. So each gets a commit of its own after commits were too large."""
+        counts as an event."""
         waiting = self._quotas.rewrites.take_waiting()
         while self.events < most and (key := next(waiting, None)) is not None:
             record = self.ledger.allocations.get(key)
@@ -330,7 +364,7 @@ class Batch:
         record, rewrites = self.ledger.allocations.get(key), self._quotas.rewrites
         if record is None or key in self.effects.allocations:
             return
-        if rewrites.has_waiting(record.host) or not self._rewrite(key, record, math.inf):
+        if rewrites.has_waiting(record.host) or not self._rewrite(key, record, self.rules.max_bytes):
             rewrites.postpone(record.host, key)
 
     def _rewrite(self, key: AllocationKey, record: Allocation, full: float) -> bool:
@@ -345,6 +379,18 @@ class Batch:
         self.quota_use.rewrite(rewrites, record.host, len(value))
         self.apply([PutAllocation(key, record, value)])
         return True
+
+
+def _bytes(decision: Decision) -> int:
+    """The bytes of a decision in the ledger's batch."""
+    return sum([_bytes_of(change) for change in decision.changes])
+
+
+def _bytes_of(change: Change) -> int:
+    # `type is`, as in `apply`: this is done for each change
+    if type(change) is PutAllocation or type(change) is PutRecord:
+        return len(change.key) + ENTRY_BYTES + len(encode(change.record) if change.value is None else change.value)
+    return len(change.key) + ENTRY_BYTES if type(change) is DropAllocation or type(change) is DropRecord else 0
 
 
 def _repeats(step: Transition | Refresh) -> bool:

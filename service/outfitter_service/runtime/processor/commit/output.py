@@ -48,15 +48,15 @@ class CommitOutput(Struct, kw_only=True):
         # an earlier value of this key stays in the sum: few keys have one, and this is an upper bound
         self.ledger_bytes += len(key) + 16 + (0 if value is None else len(value))
 
-    def put_without_step(self, key: str, record: StateRecord | None) -> None:
-        """Write a record other than an allocation, or a tombstone. History gets it at the end of the commit."""
+    def put_without_step(self, key: str, record: StateRecord | None, value: bytes | None = None) -> None:
+        """As `put`, for a record other than an allocation: history gets it at the end of the commit."""
         self.stepless[key] = None
-        self.put(key, record)
+        self.put(key, record, value)
 
-    def grant(self, grant: FastGrant) -> Transition:
-        """Write a fast grant and its step. Returns the step."""
+    def grant(self, grant: FastGrant, value: bytes) -> Transition:
+        """Write a fast grant, encoded as `value`, and its step. Returns the step."""
         key, record = grant.key, grant.record
-        name, value = key.encode(), encode(record)
+        name = key.encode()
         size = len(name) + 16
         if key in self.stepless:
             del self.values[key]

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-
 from msgspec import UNSET, Struct
 
 from outfitter_proto.bus import BusError, Message
-from outfitter_proto.codec import WireError, decode_registration
-from outfitter_proto.records import Deregister, InputPosition
+from outfitter_proto.records import InputPosition
 from outfitter_service.core import model as m
 from outfitter_service.runtime.input.input_reader import Cursor
 from outfitter_service.runtime.input.lookahead import LookAheadBuffer
 from outfitter_service.runtime.input.scope import Scope
 from outfitter_service.runtime.processor.commit.batch import Batch
-from outfitter_service.runtime.processor.commit.batch_limits import BatchLimits
 
 
 class Sealed(Struct, frozen=True, kw_only=True):
@@ -33,10 +29,9 @@ class PendingCommit(Struct, kw_only=True):
 
     `batch`: the decisions. `position`: the input's next offset after them; `ahead`: the same for hosts that are ahead.
     `internal`: the manager's own events. `messages` come from the input reader, `looked_ahead` from the look-ahead,
-    including those that were decided before; messages of other scopes are dropped. `newest`: the offset of the last
-    decided message. `opening`: it is the first commit of the tenure. `sealed`: what is fixed since its completion; the
-    default until then. `done`: the bus has answered, after so many `seconds`. `trouble`: why the commit failed, or
-    None."""
+    including those that were decided before; messages of other scopes are dropped. `opening`: it is the first commit of
+    the tenure. `sealed`: what is fixed since its completion; the default until then. `done`: the bus has answered,
+    after so many `seconds`. `trouble`: why the commit failed, or None."""
 
     batch: Batch
     position: int
@@ -44,24 +39,29 @@ class PendingCommit(Struct, kw_only=True):
     internal: list[m.Event] = []
     messages: list[Message] = []
     looked_ahead: list[Message] = []
-    newest: int = -1
     opening: bool = False
     sealed: Sealed = Sealed()
     done: bool = False
     trouble: BusError | None = None
     seconds: float = 0.0
 
-    def decide_event(self, event: m.Event) -> None:
-        """Decide an internal event."""
+    def decide_event(self, event: m.Event) -> bool:
+        """Decide an internal event. Returns False if it has no room."""
+        if self.batch.decide(event) is None:
+            return False
         self.internal.append(event)
-        self.batch.decide(event)
+        return True
 
-    def decide_in_turn(self, message: Message, scope: Scope, batch_limits: BatchLimits) -> None:
-        """Decide the input's next message, unless it was decided before its turn."""
-        self.position = message.offset + 1
+    def decide_in_turn(self, message: Message, scope: Scope) -> bool:
+        """Decide the input's next message, unless it was decided before its turn. Returns False if it has no room."""
         ahead = self.ahead
-        if (ahead and message.offset < ahead.get(message.key or b"", 0)) or self.decide(message, scope, batch_limits):
+        is_decided = ahead and message.offset < ahead.get(message.key or b"", 0)
+        if is_decided or self._decide(message, scope):
             self.messages.append(message)
+        elif self.batch.is_full:
+            return False
+        self.position = message.offset + 1
+        return True
 
     def read_to(self, position: int) -> None:
         """All messages before `position` are decided. The offsets before it may have gaps."""
@@ -77,42 +77,33 @@ class PendingCommit(Struct, kw_only=True):
         self.seconds = seconds
         self.done = True
 
-    def has_room(self, limits: BatchLimits) -> bool:
-        """Whether more may be decided for this commit."""
-        output = self.batch.output
-        has_bytes = output.ledger_bytes < limits.full and output.history_bytes < limits.history_bytes
-        return has_bytes and self.batch.events < limits.records
+    def has_room(self, most_events: int) -> bool:
+        """Whether more may be decided for this commit, which has at most so many events."""
+        batch, output = self.batch, self.batch.output
+        has_bytes = output.ledger_bytes < batch.full and output.history_bytes < batch.rules.max_bytes
+        return has_bytes and not batch.is_full and batch.events < most_events
 
-    def decide(self, message: Message, scope: Scope, batch_limits: BatchLimits) -> bool:
-        """Decide a message if it belongs to this processor. Returns whether it does."""
-        if message.offset == batch_limits.rejected_offset:
-            self.batch.refuse(message, "the answer to it would be larger than the topics take")
-        elif scope.serves(message):
-            self.batch.message(message)
-        elif (reason := scope.refusal(message)) is not None:
-            self.batch.refuse(message, reason)
-        else:
+    def _decide(self, message: Message, scope: Scope) -> bool:
+        """Decide a message if it belongs to this processor and has room. Returns whether it was decided."""
+        if scope.serves(message):
+            return self.batch.message(message)
+        if (reason := scope.refusal(message)) is None:
             return False
-        self.newest = message.offset
+        self.batch.refuse(message, reason)
         return True
 
-    def decide_ahead(self, lookahead_buffer: LookAheadBuffer, scope: Scope, batch_limits: BatchLimits) -> None:
+    def decide_ahead(self, lookahead_buffer: LookAheadBuffer, scope: Scope) -> bool:
         """Decide the look-ahead's next message before its turn. Each source skips messages that were decided from the
-        other one, but keeps them in this commit: if it fails, both sources get them back."""
+        other one, but keeps them in this commit: if it fails, both sources get them back. Returns False if the message
+        has no room."""
         message = lookahead_buffer.pop()
-        self.looked_ahead.append(message)
         if message.offset >= self.position:
-            self.decide(message, scope, batch_limits)
+            if not self._decide(message, scope) and self.batch.is_full:
+                lookahead_buffer.give_back([message])
+                return False
             self.ahead[message.key or b""] = message.offset + 1
-
-    @property
-    def deregisters(self) -> bool:
-        """Whether the last decided message is a deregistration, which must not become a dead letter for its size."""
-        for message in (*self.messages[-1:], *self.looked_ahead[-1:]):
-            if message.offset == self.newest:
-                with suppress(WireError):
-                    return isinstance(decode_registration(message.value, key=message.key), Deregister)
-        return False
+        self.looked_ahead.append(message)
+        return True
 
     def input_position(self, cursor: Cursor, partition: int, since: int) -> InputPosition:
         """The input position for the checkpoint. `since`: the offset from which on the commit has read the input."""

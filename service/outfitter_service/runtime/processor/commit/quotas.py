@@ -115,13 +115,6 @@ class RewriteQuota:
         """The answer for `key` waits."""
         self._waiting.setdefault(host, {})[key] = None
 
-    def forget(self, host: str, key: AllocationKey) -> None:
-        """The answer for `key` waits no longer."""
-        keys = self._waiting.get(host, {})
-        keys.pop(key, None)
-        if not keys:
-            self._waiting.pop(host, None)
-
     def has_waiting(self, host: str) -> bool:
         """Whether answers of a host wait."""
         return host in self._waiting

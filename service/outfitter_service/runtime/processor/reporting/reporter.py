@@ -19,7 +19,6 @@ from outfitter_service.runtime.changelog.restore import Restored
 from outfitter_service.runtime.processor.commit.batch import LOGGED, Batch
 from outfitter_service.runtime.processor.reporting.exclusivity_check import Violation
 from outfitter_service.runtime.processor.reporting.gauges import NONE, StateGauges
-from outfitter_service.runtime.processor.reporting.size_refusals import SizeRefusals
 
 log = structlog.get_logger("outfitter.processor")
 
@@ -70,7 +69,6 @@ class CommitReporter:
         self._warned = 0
         self.state_gauges = StateGauges(metrics.resources)
         self.log = log.bind(**log_fields)
-        self.size_refusals = SizeRefusals(self.log)
         self._lines = LineLimiter()
         self._unlogged = 0
         self._held_back: set[tuple[str, str]] = set()
