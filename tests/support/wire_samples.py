@@ -261,6 +261,7 @@ SAMPLES = {
     ),
     "checkpoint-of-a-writer-that-beats": structs.replace(CHECKPOINT, beat_s=20.0),
     "checkpoint-with-the-grace-of-leases": structs.replace(CHECKPOINT, beat_s=20.0, lease_grace_s=2.0),
+    "checkpoint-that-needs-something": structs.replace(CHECKPOINT, format=2, needs=["orders"]),
     "beat": Beat(writer="host/gpu-3", instance="19a8c-4f6d2b10", version="0.3.0"),
     "beat-of-a-sweeper-that-stopped": Beat(
         writer="partition/3", instance="19a8c-4f6d2b10", version="0.3.0", sweeps=True, stopped_at=AT

@@ -162,21 +162,23 @@ def test_a_replica_takes_the_partitions_of_an_earlier_version(recorded: Recorded
     assert verdict.returncode == 0, verdict.stdout
 
 
-def test_an_older_version_refuses_a_ledger_of_a_later_format_and_changes_nothing(
+def test_an_older_version_refuses_a_ledger_that_needs_what_it_does_not_know_and_changes_nothing(
     recorded: Recorded, make: Make
 ) -> None:
-    """This version is the older one here."""
+    """This version is the older one here. Version 0.2 says that the checkpoint has format 2, and that it knows 1."""
     first, second = recorded.hosts
     key = f"@checkpoint/host/{first}"
-    later = {**recorded.ledger["outfitter"][key], "format": 2, "of_a_later_version": True}
+    later = {**recorded.ledger["outfitter"][key], "format": 2, "needs": ["orders"], "of_a_later_version": True}
     anyio.run(publish, recorded, topics().allocations, key, json.dumps(later).encode())
     manager = make(first, 3)
     ends = bounds(recorded)
     for arguments in ([], ["--adopt-ledger"], ["--take-over"]):
-        with pytest.raises(ManagerError, match=f"{key} has format 2, and this version knows 1: run the version"):
+        with pytest.raises(
+            ManagerError, match=f"{key} needs orders, and this version knows nothing of that: run the version"
+        ):
             manager.start(*arguments)
     grown = manager.outfitter("topics", "grow", "--partitions", "2", "--force")
-    assert "has format 2, and this version knows 1" in grown.stderr
+    assert "needs orders, and this version knows nothing of that" in grown.stderr
     saved = manager.outfitter("backup", "--out", "later.gz")
     assert saved.returncode == 0, saved.stderr
     assert bounds(recorded) == ends

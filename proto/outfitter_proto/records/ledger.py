@@ -265,6 +265,7 @@ class Checkpoint(Struct, frozen=True, kw_only=True, tag_field="type", tag="check
     `commit`: the number of this writer's transactions. `token`: the last fencing token that it assigned.
     `instance` and `machine_id` are as in `ManagerIdentity`. `scope`: `host` or `cluster`. `input`: the decided
     messages. `format`: of the ledger; a manager refuses a newer one.
+    `needs`: what a manager must know to work on a ledger of format 2. One that lacks any of it refuses the ledger.
     `snapshot`: when the newest complete snapshot in history was begun, from which a replay of later times starts. Left
     out: there is none.
     `boot_id`, `pid_ns` and `time_ns` are as in `ManagerIdentity`.
@@ -299,6 +300,7 @@ class Checkpoint(Struct, frozen=True, kw_only=True, tag_field="type", tag="check
     grown: Growth | UnsetType = UNSET
     beat_s: float | UnsetType = UNSET
     lease_grace_s: float | UnsetType = UNSET
+    needs: list[str] | UnsetType = UNSET
 
     @property
     def key(self) -> keys.CheckpointKey:

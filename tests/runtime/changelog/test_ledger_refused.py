@@ -20,7 +20,12 @@ Change = Callable[[dict[str, Any]], dict[str, Any]]
 CASES: dict[str, tuple[str, Change, str]] = {
     "a state of a later version": ("h/w/1", lambda record: record | {"state": "lent"}, "'lent'"),
     "a type of a later version": ("h/w/1", lambda record: record | {"type": "sublease"}, "sublease"),
-    "a format of a later version": ("@checkpoint/host/h", lambda record: record | {"format": 2}, "format 2"),
+    "a format of a later version": ("@checkpoint/host/h", lambda record: record | {"format": 3}, "format 3"),
+    "something that a later version needs": (
+        "@checkpoint/host/h",
+        lambda record: record | {"format": 2, "needs": ["orders", "parts"]},
+        "@checkpoint/host/h needs orders, parts, and this version knows nothing of that: run the version of Outfitter ",
+    ),
     "a damaged record": ("@host/h", lambda record: record | {"since": "yesterday"}, "damaged"),
 }
 

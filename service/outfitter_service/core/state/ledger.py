@@ -8,6 +8,8 @@ nothing.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from msgspec import Struct
 
 from outfitter_proto.keys import AllocationKey, StateKey, host_of
@@ -81,7 +83,8 @@ class Ledger:
     """All records of one writer, with the changes since the last commit.
 
     `hosts`: the state of each host. `allocations`: the records by key; `records`: those of `KINDS` by key. `token`: the
-    last fencing token. `commits`: the number of the last sealed commit.
+    last fencing token. `commits`: the number of the last sealed commit. `needs`: what a manager must know to work on
+    these records, and those before them; see `Checkpoint.needs`.
     """
 
     def __init__(self) -> None:
@@ -92,11 +95,13 @@ class Ledger:
         """Hosts whose inventories may have changed since the last `take_changed_inventories`."""
         self.token = NO_TOKEN
         self.commits = NO_COMMIT
+        self.needs: frozenset[str] = frozenset()
         self._undo: list[Change] = []
         self._sealed: list[Change] = []
         self._sealing = False
         self._sealed_token = NO_TOKEN
         self._settled_token = NO_TOKEN
+        self._sealed_needs = self._settled_needs = self.needs
 
     def host_state(self, host: str) -> HostState:
         """The state of `host`, made empty if it is new."""
@@ -147,8 +152,11 @@ class Ledger:
         else:
             self._apply(change)
 
-    def resume(self, *, commit: CommitNumber, token: Token) -> None:
-        """Continue after the commit with that number, whose last fencing token was `token`."""
+    def resume(self, *, commit: CommitNumber, token: Token, needs: Iterable[str] = ()) -> None:
+        """Continue after the commit with that number, whose last fencing token was `token`. `needs`: as its checkpoint
+        has them."""
+        self.needs |= frozenset(needs)
+        self._sealed_needs = self._settled_needs = self.needs
         self.commits = commit
         self.token = self._sealed_token = self._settled_token = token
 
@@ -172,14 +180,14 @@ class Ledger:
         """Put the applied changes into this writer's next commit. Later changes go into the one after it. Only one
         commit is sealed at a time."""
         self._sealed, self._undo = self._undo, []
-        self._sealed_token = self.token
+        self._sealed_token, self._sealed_needs = self.token, self.needs
         self._sealing = True
         self.commits = CommitNumber(self.commits + 1)
 
     def settle(self) -> None:
         """The sealed changes are committed."""
         self._sealed = []
-        self._settled_token = self._sealed_token
+        self._settled_token, self._settled_needs = self._sealed_token, self._sealed_needs
         self._sealing = False
 
     def discard_undo(self) -> None:
@@ -192,6 +200,7 @@ class Ledger:
             while changes:
                 self._apply(changes.pop())
         self.token = self._sealed_token = self._settled_token
+        self.needs = self._sealed_needs = self._settled_needs
         if self._sealing:
             self._sealing = False
             self.commits = CommitNumber(self.commits - 1)
@@ -233,7 +242,9 @@ class Ledger:
         return PutAllocation(key, old)
 
     def _put_record(self, record: StateRecord) -> Change:
-        key = record.key
+        key, needs = record.key, KINDS[type(record)].needs
+        if needs is not None:
+            self.needs |= {needs}
         old = self.records.get(key)
         self.records[key] = record
         self._index(record, old, record)

@@ -17,12 +17,15 @@ from outfitter_service.core.state.host_state import HostState
 
 
 class RecordKind(Struct, frozen=True, kw_only=True):
-    """How one kind of record differs from the others. `after_grants`: the record stands behind the grants in a batch; a
-    record that bars a device stands before them. `index`: updates the host's indexes. It gets the records before and
-    after a change, None where there is none."""
+    """How one kind of record differs from the others."""
 
     after_grants: bool
+    """The record stands behind the grants in a batch; a record that bars a device stands before them."""
+    needs: str | None = None
+    """What a manager must know to work on a ledger that has, or had, such a record. None: every version can. See
+    `runtime.changelog.ledger_format`."""
     index: Callable[[HostState, Any, Any], object] | None = None
+    """Updates the host's indexes. It gets the records before and after a change, None where there is none."""
 
 
 KINDS: Mapping[type, RecordKind] = {

@@ -145,6 +145,8 @@ def checkpoint(
         grown=grown,
         beat_s=beat_s,
         lease_grace_s=lease_grace_s,
+        format=2 if ledger.needs else 1,
+        needs=sorted(ledger.needs) or UNSET,
     )
 
 

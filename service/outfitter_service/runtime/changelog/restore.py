@@ -31,6 +31,7 @@ from outfitter_proto.records import (
     StateRecord,
 )
 from outfitter_service.core.state.ledger import Ledger, PutAllocation, PutRecord
+from outfitter_service.runtime.changelog.ledger_format import refusal
 from outfitter_service.runtime.input.scope import Scope
 
 log = structlog.get_logger("outfitter.restore")
@@ -39,9 +40,6 @@ _KNOWN_STATES = frozenset(AllocationState)
 
 NAMED_HOLDERS = 8
 """Most holders that a refusal names."""
-
-LEDGER_FORMAT = 1
-"""The newest `Checkpoint.format` that this version can work on."""
 
 SLICE = 500
 """Records between two pauses: some 10 ms, decoding included."""
@@ -207,7 +205,7 @@ async def _build(read: _ReadPartition, scope: Scope, topic_partition: str) -> tu
         if allocation.host not in scope.refused:
             ledger.restore(PutAllocation(allocation_key, allocation))
     if checkpoint is not None:
-        ledger.resume(commit=checkpoint.commit, token=checkpoint.token)
+        ledger.resume(commit=checkpoint.commit, token=checkpoint.token, needs=checkpoint.needs or ())
     return ledger, checkpoint
 
 
@@ -276,11 +274,8 @@ def _checked_record(key: bytes, value: LedgerRecord | bytes, topic_partition: st
                 f"allocation {record.key} is in state {record.state!r}, which this version does not know: run the "
                 "version of Outfitter that wrote it, or a newer one, here"
             )
-    elif type(record) is Checkpoint and record.format > LEDGER_FORMAT:
-        raise LedgerRefusedError(
-            f"{record.key} has format {record.format}, and this version knows {LEDGER_FORMAT}: run the version of "
-            "Outfitter that wrote it, or a newer one, here"
-        )
+    elif type(record) is Checkpoint and (reason := refusal(record)) is not None:
+        raise LedgerRefusedError(reason)
     return record
 
 

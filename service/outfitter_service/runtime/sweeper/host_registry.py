@@ -23,7 +23,8 @@ from outfitter_proto.bus.reading import read_to
 from outfitter_proto.codec import WireError, decode_ledger
 from outfitter_proto.keys import CHECKPOINT, HOST, checkpoint_key, host_of, sweeper_writer, writer_names, writer_of
 from outfitter_proto.records import Checkpoint
-from outfitter_service.runtime.changelog.restore import LEDGER_FORMAT, LedgerRefusedError
+from outfitter_service.runtime.changelog.ledger_format import refusal
+from outfitter_service.runtime.changelog.restore import LedgerRefusedError
 from outfitter_service.runtime.clock import Clock
 
 log = structlog.get_logger("outfitter.sweeper")
@@ -144,7 +145,7 @@ class HostRegistry:
             record = decode_ledger(value, key=self._own_key)
         except WireError as error:
             raise LedgerRefusedError(f"{error}: partition {self._partition} is not swept") from error
-        if not isinstance(record, Checkpoint) or record.format > LEDGER_FORMAT:
+        if not isinstance(record, Checkpoint) or refusal(record) is not None:
             raise LedgerRefusedError(
                 f"{self._own_key.decode()} is of a later version: partition {self._partition} is not swept by this one"
             )

@@ -30,7 +30,7 @@ from outfitter_proto.names import topics, transactional_id
 from outfitter_proto.records import Checkpoint, CommitNumber, Token
 from outfitter_service.runtime.changelog.backup.archive import BackupError, Header, SavedRecord, reading
 from outfitter_service.runtime.changelog.growth.places import Places
-from outfitter_service.runtime.changelog.restore import LEDGER_FORMAT
+from outfitter_service.runtime.changelog.ledger_format import refusal
 from outfitter_service.runtime.changelog.shape import MOVING, backup_id, is_restored, restored_of
 
 SKIPPED = 2**32
@@ -141,8 +141,10 @@ def _checkpoint(path: Path, key: bytes, value: bytes) -> Checkpoint:
         record = decode_ledger(value, key=key)
     except WireError as error:
         raise BackupError(f"{path} has a damaged checkpoint: {error}. Use an older backup") from error
-    if not isinstance(record, Checkpoint) or record.format > LEDGER_FORMAT:
+    if not isinstance(record, Checkpoint):
         raise BackupError(f"{path} has {key!r} of a later version of Outfitter: run that version, or a newer one")
+    if (reason := refusal(record)) is not None:
+        raise BackupError(f"{path} is of a later version of Outfitter: {reason}")
     return record
 
 

@@ -21,7 +21,7 @@ from outfitter_proto.keys import (
 )
 from outfitter_proto.partitioning import partition_of
 from outfitter_proto.records import Checkpoint, Host
-from outfitter_service.runtime.changelog.restore import LEDGER_FORMAT
+from outfitter_service.runtime.changelog.ledger_format import refusal
 from outfitter_service.runtime.changelog.shape import HALF_RESTORED, is_half_restored
 
 
@@ -111,11 +111,8 @@ def _sorted(last: Mapping[bytes, bytes], partition: int, partitions: int, topic_
 
 def _refuse(checkpoint: Checkpoint, topic_partition: str) -> None:
     """Refuse a ledger of which this version could lose something."""
-    if checkpoint.format > LEDGER_FORMAT:
-        raise CannotGrowError(
-            f"{checkpoint.key} in {topic_partition} has format {checkpoint.format}, and this version knows "
-            f"{LEDGER_FORMAT}: run the version of Outfitter that wrote it, or a newer one"
-        )
+    if (reason := refusal(checkpoint)) is not None:
+        raise CannotGrowError(f"{topic_partition}: {reason}")
     if is_half_restored(checkpoint):
         raise CannotGrowError(f"{topic_partition}: {HALF_RESTORED}")
 
