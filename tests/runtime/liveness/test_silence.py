@@ -112,6 +112,23 @@ async def test_a_lease_ends_after_lease_and_grace_once_everything_sent_before_wa
     assert tracker.expired(3) == []
 
 
+async def test_the_end_of_a_topic_that_was_made_anew_ends_no_lease(bus: FaultyBus, tracker: TrackerDriver) -> None:
+    """Its messages count from 0: they seem decided, and nobody has read them."""
+    await tracker.liveness.restart(ledger_of(record("w")), None)
+    tracker.liveness.input_end.reset(3)  # of the former topic
+    await bus.publish(TOPICS.registrations, 0, checker_entry())
+    tracker.clock.now += 12.1
+    assert tracker.expired(3) == []
+    await tracker.sample()
+    assert tracker.expired(3) == []
+    tracker.liveness.input_end.reset(0)  # the manager reads the new one
+    tracker.clock.now += 12.1
+    assert tracker.expired(0) == []
+    await tracker.sample()
+    assert tracker.expired(0) == []
+    assert tracker.expired(1) == [record("w").key]
+
+
 async def test_a_death_waits_for_what_was_said_before_it_but_not_for_ever(
     bus: FaultyBus, tracker: TrackerDriver
 ) -> None:
