@@ -63,7 +63,7 @@ def _partition(reading: Reading, logs: Partition, findings: Findings) -> Ledger:
     grown = _grown(logs.allocations)
     answers = Answers(logs, inputs, partitions=reading.partitions, grown=grown, findings=findings)
     releases = Releases(logs.registrations, answers.messages, findings)
-    history = History(logs.history, partitions=reading.partitions, findings=findings)
+    history = History(logs.history, logs.allocations, partitions=reading.partitions, findings=findings)
     commits = Commits(logs.allocations, logs.registrations, reading, findings)
 
     def settled(writer: Writer, commit: Commit, records: list[Written]) -> None:

@@ -31,6 +31,7 @@ CHECKS: Mapping[str, tuple[str, str]] = {
         "releases",
     ),
     "history": ("history has every step, with the ledger's record", "transitions"),
+    "replay": ("a replay of history gives the ledger, in every field of every record", "records"),
 }
 """Each check's promise, and the unit that it counts."""
 

@@ -83,7 +83,7 @@ def test_history_that_is_switched_off_raises_no_alarm_and_is_said() -> None:
     report = world.report()
     assert report.violations == ()
     assert not report.complete
-    assert [check.name for check in report.checks if check.partial] == ["history"]
+    assert [check.name for check in report.checks if check.partial] == ["history", "replay"]
 
 
 @pytest.mark.parametrize("markers", [True, False], ids=["kafka", "embedded"])

@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 
 from outfitter_verify import CHECKS, check
-from support.checker.plants import PLANTS, allocations, answers, order, releases, writers  # noqa: F401 - imported for what they plant
+from support.checker.plants import (  # noqa: F401 - imported for what they plant
+    PLANTS,
+    allocations,
+    answers,
+    order,
+    releases,
+    replay,
+    writers,
+)
 from support.checker.streams import HOST, PARTITION, lived_in
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from outfitter_service.query.replay import Replay, differences
+from outfitter_service.query.replay import Replay
 
 BEGUN = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -142,11 +142,3 @@ def test_what_is_brought_up_to_date_keeps_the_rest_and_what_a_later_version_adde
 def test_what_is_no_history_is_passed_over(foreign: bytes) -> None:
     a = Writing("a")
     assert played(foreign, a.snapshot("x"), foreign, a.end(), foreign).keys() == {"a/x/1"}
-
-
-def test_differences_name_key_and_field_and_only_what_means_something_else() -> None:
-    ledger = {"a": b'{"x":1,"y":[2]}', "b": b'{"x":1}', "c": b'{"x":1}'}
-    history = {"a": b'{"y":[2], "x":1.0}', "b": b'{"x":2,"z":0}', "d": b"{}"}
-    assert [tuple(one) for one in differences(ledger, history)] == [
-        ("b", "x", 1, 2), ("b", "z", None, 0), ("c", None, {"x": 1}, None), ("d", None, None, {}),
-    ]  # fmt: skip

@@ -13,6 +13,7 @@ import pytest
 from outfitter_proto.bus import connect
 from outfitter_proto.names import topics
 from support.bus.remaking import add_partitions, remake
+from support.checker.verdict import verified_with_replay
 from support.kafka.broker import KafkaBroker
 from support.managers.process import Manager, ManagerError, serving_on
 from support.recipes import commands, run
@@ -94,7 +95,7 @@ def test_history_that_was_lost_while_nobody_served_begins_with_a_snapshot(manage
     assert history in run(manager, create)
     manager.start()
     register(manager, "w2")
-    assert manager.outfitter("replay", "--check").returncode == 0
+    verified_with_replay(manager)
 
 
 async def _delete(manager: Manager, name: str) -> None:

@@ -30,6 +30,7 @@ from outfitter_service.runtime.changelog.backup.restoration import restore_backu
 from outfitter_service.runtime.changelog.growth.grow import grow
 from support.api import checkpoint
 from support.bus.faulty_bus import FaultyBus
+from support.checker.verdict import verified_with_replay
 from support.managers.process import Manager, ManagerError, StartManager, files_config
 from support.recipes import commands, run
 
@@ -139,7 +140,7 @@ def test_a_restored_ledger_is_taken_only_if_it_is_adopted_and_then_lends_nothing
     record = register(saved, "w3")
     assert record["token"] > token + 2**32
     assert [info["id"] for info in record["resources"]["gpu"]] == ["GPU-2"]
-    assert saved.outfitter("replay", "--check").returncode == 0
+    verified_with_replay(saved)
     saved.restart()  # once adopted it needs nobody's word any more
     verdict = saved.outfitter("verify")
     assert verdict.returncode == 0, verdict.stdout

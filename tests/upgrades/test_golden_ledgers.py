@@ -22,6 +22,7 @@ import pytest
 
 from outfitter_proto.bus import Entry, connect
 from outfitter_proto.names import managers_topic, topics
+from support.checker.verdict import verified_with_replay
 from support.managers.process import Manager, ManagerError, files_config
 
 pytestmark = pytest.mark.slow
@@ -110,8 +111,7 @@ def test_a_recorded_ledger_means_what_it_meant(recorded: Recorded, make: Make) -
         manager = make(recorded.hosts[0], 1, cluster=cluster)
         assert essence(manager) == of_workers(recorded.ledger[cluster])
         assert {record["state"] for record in manager.records()} >= {"allocated"}
-        assert manager.outfitter("verify").returncode == 0
-        assert manager.outfitter("replay", "--check").returncode == 0
+        verified_with_replay(manager)
 
 
 def test_hosts_are_upgraded_one_after_the_other(recorded: Recorded, make: Make) -> None:
@@ -139,9 +139,7 @@ def test_hosts_are_upgraded_one_after_the_other(recorded: Recorded, make: Make) 
     for manager in (new, other):
         manager.restart()
         manager.stop()
-    verdict = new.outfitter("verify")
-    assert verdict.returncode == 0, verdict.stdout
-    assert new.outfitter("replay", "--check").returncode == 0
+    verified_with_replay(new)
 
 
 def test_a_replica_takes_the_partitions_of_an_earlier_version(recorded: Recorded, make: Make) -> None:

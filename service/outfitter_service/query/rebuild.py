@@ -1,4 +1,4 @@
-"""Rebuilds the ledger from history, at a moment or to the end, and compares the end with the ledger itself.
+"""Rebuilds the ledger from history, at a moment or to the end.
 
 It guesses the start of a replay from the snapshots that the ledger's checkpoints name. If a writer's state is
 incomplete then, it replays again from further back, at last from the oldest message. A wrong guess only costs time.
@@ -18,8 +18,7 @@ from outfitter_proto.records import Checkpoint
 from outfitter_proto.support.causes import side_by_side
 from outfitter_service.config import Connection
 from outfitter_service.query import history_reader, ledger_view
-from outfitter_service.query.errors import OutfitterCliError
-from outfitter_service.query.replay import Progress, RecordDifference, Replay, differences
+from outfitter_service.query.replay import Progress, Replay
 
 FIRST_GUESS = timedelta(hours=26)
 """How far before the moment the first replay begins. Snapshots are written at least daily."""
@@ -28,10 +27,9 @@ FURTHER = 4
 
 
 class RebuiltPartition(Struct, kw_only=True):
-    """One partition: the current ledger (records by key), its checkpoints by writer, and the replay of its history."""
+    """One partition: the checkpoints in its ledger by writer, and the replay of its history."""
 
     partition: int
-    ledger: dict[str, bytes]
     checkpoints: dict[str, Checkpoint]
     replay: Replay
 
@@ -39,19 +37,6 @@ class RebuiltPartition(Struct, kw_only=True):
     def writers(self) -> dict[str, Progress]:
         """The progress of the replay for each writer."""
         return {writer: self.replay.writers.get(writer) or Progress() for writer in self.checkpoints}
-
-
-class Comparison(Struct, kw_only=True):
-    """The result of a comparison.
-
-    `records`, `writers`: the numbers of those that were compared. `unknown`: the writers that were not compared,
-    because their history does not reach their last commit.
-    """
-
-    differences: list[RecordDifference]
-    records: int
-    writers: int
-    unknown: list[str]
 
 
 async def rebuild(bus: Bus, where: Connection, host: str | None, until: datetime | None) -> list[RebuiltPartition]:
@@ -82,12 +67,7 @@ async def _rebuild_partition(
         for change in changes
         if isinstance(change.record, Checkpoint) and _may_write_for(change.record, host)
     }
-    ledger = {
-        change.key: change.message.value
-        for change in changes
-        if change.message.value is not None and not _is_sweepers(change.message.key or b"")
-    }
-    part = RebuiltPartition(partition=partition, ledger=ledger, checkpoints=checkpoints, replay=Replay())
+    part = RebuiltPartition(partition=partition, checkpoints=checkpoints, replay=Replay())
     earliest, _ = await bus.offsets(topic, partition)
     end = await bus.stable_end(topic, partition)
     oldest_at = await _oldest_message_at(bus, topic, partition)
@@ -108,12 +88,6 @@ async def _rebuild_partition(
         back = max(reference - moment, FIRST_GUESS) * FURTHER
         moment = reference - back if back < timedelta(days=366) else None
     return part
-
-
-def _is_sweepers(key: bytes) -> bool:
-    """Whether this is the key of a sweeper's checkpoint. A sweeper writes nothing into history."""
-    writer = keys.writer_of(key)
-    return writer is not None and keys.is_sweeper(writer)
 
 
 def _may_write_for(checkpoint: Checkpoint, host: str | None) -> bool:
@@ -174,44 +148,3 @@ def allocations(parts: list[RebuiltPartition], host: str | None) -> list[ledger_
             if host is None or keys.host_of(key.encode()) == host:
                 state.put(ledger_view.decode(Message("history", part.partition, 0, key.encode(), record.wire, 0)))
     return state.allocations
-
-
-def compare(parts: list[RebuiltPartition], host: str | None) -> Comparison:
-    """Compare the end of history with the ledger, field by field, also the checkpoints."""
-    comparison = Comparison(differences=[], records=0, writers=0, unknown=[])
-    for part in parts:
-        unknown = {writer for writer, progress in part.writers.items() if progress.complete_since is None}
-        comparison.unknown += sorted(unknown)
-        comparison.writers += len(part.checkpoints) - len(unknown)
-        in_ledger = {
-            key: wire
-            for key, wire in part.ledger.items()
-            if _concerns(key, host, part.checkpoints) and _writer_of(key, wire, part.checkpoints) not in unknown
-        }
-        in_history = {
-            key: record.wire for key, record in part.replay.records.items() if _concerns(key, host, part.checkpoints)
-        }
-        comparison.records += len(in_ledger)
-        comparison.differences += differences(in_ledger, in_history)
-    if not comparison.writers:
-        raise OutfitterCliError("there is nothing to compare: no writer in the ledger has a complete history")
-    return comparison
-
-
-def _concerns(key: str, host: str | None, checkpoints: dict[str, Checkpoint]) -> bool:
-    """Whether to compare a key: it is of the host (None: of any), or of one of its writers' checkpoints."""
-    if host is None:
-        return True
-    return keys.writer_of(key.encode()) in checkpoints or keys.host_of(key.encode()) == host
-
-
-def _writer_of(key: str, wire: bytes, checkpoints: dict[str, Checkpoint]) -> str:
-    """The writer of a record. Records of hosts and devices do not name it."""
-    import msgspec
-
-    if (writer := keys.writer_of(key.encode())) is not None:
-        return writer
-    if keys.is_allocation_key(key):
-        return str(msgspec.json.decode(wire).get("writer"))
-    own = keys.host_writer(keys.host_of(key.encode()) or "")
-    return own if own in checkpoints else next(iter(checkpoints), own)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 from msgspec import Raw, Struct
@@ -272,38 +272,3 @@ class Replay:
 
 def _key(change: _Transition | _Refresh) -> AllocationKey:
     return allocation_key(change.host, change.worker, change.incarnation)
-
-
-class RecordDifference(NamedTuple):
-    """A difference between the ledger and its replay, in one field of the record under `key`.
-
-    `field` None: one of the two does not have the record.
-    """
-
-    key: str
-    field: str | None
-    ledger: Any
-    history: Any
-
-
-def differences(ledger: Mapping[str, bytes], history: Mapping[str, bytes]) -> list[RecordDifference]:
-    """Compare two states field by field, as values and not as bytes."""
-    fields: list[RecordDifference] = []
-    for key in sorted(ledger.keys() | history.keys()):
-        if ledger.get(key) == history.get(key):
-            continue
-        in_ledger, in_history = _as_values(ledger.get(key)), _as_values(history.get(key))
-        if in_ledger is None or in_history is None:
-            fields.append(RecordDifference(key, None, in_ledger, in_history))
-            continue
-        fields += [
-            RecordDifference(key, field, in_ledger.get(field), in_history.get(field))
-            for field in sorted(in_ledger.keys() | in_history.keys())
-            if in_ledger.get(field) != in_history.get(field)
-        ]
-    return fields
-
-
-def _as_values(wire: bytes | None) -> Any:
-    """The decoded record; None if there is no record."""
-    return None if wire is None else msgspec.json.decode(wire)

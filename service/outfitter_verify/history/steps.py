@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from outfitter_verify import wire
 from outfitter_verify.history.rebuilt import ChangeId, RebuiltRecords
 from outfitter_verify.history.recorded_commits import NOT_RECORDED, CommitId, RecordedCommits
+from outfitter_verify.history.replay import Replay
 from outfitter_verify.ledger.walk import MOVED, Change, Ledger
 from outfitter_verify.logs import Log, Record
 from outfitter_verify.report import Findings
@@ -43,9 +44,10 @@ class Doubt(NamedTuple):
 
 
 class History:
-    """One whole partition of the history. `sources`: the registrations that its records answer, by key."""
+    """One whole partition of the history, beside the same partition of the ledger. `sources`: the registrations that
+    its records answer, by key."""
 
-    def __init__(self, log: Log, *, partitions: int, findings: Findings) -> None:
+    def __init__(self, log: Log, ledger: Log, *, partitions: int, findings: Findings) -> None:
         self.sources: defaultdict[str, set[int]] = defaultdict(set)
         self._log = log
         self._partitions = partitions
@@ -57,6 +59,7 @@ class History:
         self._last: dict[str, Last] = {}
         self._commits = RecordedCommits()
         self._rebuilt = RebuiltRecords(log, self._commits, findings)
+        self._replay = Replay(log, ledger, partitions=partitions, findings=findings)
         for record in log.records:
             try:
                 self._add(record)
@@ -75,6 +78,7 @@ class History:
             case "commit":
                 self._commits.commit(wire.checkpoint(body["checkpoint"]))
                 self._rebuilt.commit(record.offset, body)
+        self._replay.add(record.offset, body)
 
     def _transition(self, record: Record, body: Mapping[str, Any]) -> None:
         self._findings.count("history")
@@ -146,6 +150,7 @@ class History:
             if name not in ledger.changes:
                 self._invented(ledger, name, steps[-1])
         self._rebuilt.compare(ledger)
+        self._replay.compare()
 
     def _judge(self, ledger: Ledger, doubt: Doubt) -> None:
         offset, what, last, commit = doubt

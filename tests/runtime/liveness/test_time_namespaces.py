@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from support.checker.verdict import verified_with_replay
 from support.managers.process import Manager, StartManager
 
 WORKER = """
@@ -62,9 +63,7 @@ def test_a_live_worker_of_another_time_namespace_keeps_its_device_and_sends_hear
     record = manager.record("w")
     assert record is not None
     assert (record["state"], record["request"]["lease_s"]) == ("allocated", 2.0)
-    for check in (["verify"], ["replay", "--check"]):
-        done = manager.outfitter(*check)
-        assert done.returncode == 0, done.stdout + done.stderr
+    verified_with_replay(manager)
 
 
 def test_the_death_of_a_worker_of_another_time_namespace_is_seen_at_once(

@@ -86,6 +86,7 @@ class World:
         self.token = 0
         self.position = 0
         self.now: dict[str, dict[str, Any]] = {}
+        self.hosts: dict[str, dict[str, Any]] = {}
         self.sources: dict[str, int] = {}
 
     # --- what workers say ---
@@ -149,7 +150,11 @@ class World:
     def inventory(self, resources: Mapping[str, Any], *, host: str = HOST) -> None:
         """The host's record as it is."""
         body = {"type": "host", "host": host, "manager": {}, "since": AT, "resources": resources}
+        self.hosts[f"@host/{host}"] = body
         self.allocations.append(f"@host/{host}", body)
+        if self.tells:
+            put = {"type": "put", "at": AT, "writer": self.writer, "key": f"@host/{host}", "record": body}
+            self.history.append(f"@host/{host}", put)
 
     def refuse(self, offset: int, **fields: Any) -> None:
         """A dead letter for the message at `offset`."""
@@ -174,6 +179,8 @@ class World:
         return its checkpoint's index in the ledger."""
         if self.commits == 0:
             self.host(gpu=None)
+            if self.tells:
+                self.snapshot()
         self.commits += 1
         position = self.registrations.end if to is None else to
         ordered = sorted(records, key=lambda record: not isinstance(record, str) and record["state"] in HOLDING)
@@ -228,9 +235,9 @@ class World:
             self.history.append("/".join(named.values()), told | {"changed": changed})
 
     def snapshot(self) -> None:
-        """A snapshot of all allocations, which begins with the next commit."""
+        """A snapshot of all records, which begins with the next commit."""
         told = {"type": "snapshot", "writer": self.writer, "begun": self.commits + 1, "part": 0, "last": True}
-        self.history.append(self.writer, told | {"records": self.now})
+        self.history.append(self.writer, told | {"records": self.now | self.hosts})
 
     def restart(self, instance: str, *, tells: bool) -> None:
         """Another manager takes over, which writes history or does not. History begins with a snapshot again."""
@@ -305,6 +312,11 @@ class Player:
         self.choose = choose
         self.runs = 0
         self.heard: list[tuple[str, str]] = []
+        self.left: list[str] = []
+        """The keys that the snapshot under way has not written yet."""
+        self.piece: dict[str, Any] = {}
+        """The newest piece of the snapshot, with the records under `keys`."""
+        self.keys: list[str] = []
 
     def play(self, turns: int) -> World:
         self.world.commit()
@@ -336,6 +348,7 @@ class Player:
         """Read on, answer, let something happen, and commit it all."""
         world = self.world
         end = world.position + self.choose(world.registrations.end - world.position + 1)
+        self._snapshot()
         # what the manager decided within the commit; the ledger gets the last of each key, history all of it
         changed: dict[str, dict[str, Any]] = {}
         for record in world.registrations.records:
@@ -348,9 +361,27 @@ class Player:
                 self._happen(key, changed)
         if self.choose(6) == 0:
             world.instance = f"instance-{world.commits}"
+        if self.choose(6) == 0:
+            world.host(gpu=[["GPU-0", "zero"]] if self.choose(2) else None)
         for key in gone:
             world.sources.pop(key, None)
         world.commit(*gone, *changed.values(), to=end, tell=False)
+
+    def _snapshot(self) -> None:
+        """Write the next piece of a snapshot, which may end or begin here. A later piece may come twice, as the records
+        are then."""
+        world = self.world
+        if not self.left and self.choose(4):
+            return
+        if not self.left:
+            self.left = sorted(world.now | world.hosts)
+            self.piece = {"type": "snapshot", "writer": world.writer, "begun": world.commits + 1, "part": -1}
+        current = world.now | world.hosts
+        if self.piece["part"] < 1 or self.choose(4):
+            self.keys, self.left = self.left[:2], self.left[2:]
+            self.piece = self.piece | {"part": self.piece["part"] + 1, "last": not self.left}
+        self.piece["records"] = {key: current[key] for key in self.keys if key in current}
+        world.history.append(world.writer, self.piece)
 
     def _read(self, record: Record, changed: dict[str, dict[str, Any]]) -> None:
         world = self.world

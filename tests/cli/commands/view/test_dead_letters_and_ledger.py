@@ -180,7 +180,7 @@ def test_it_says_what_it_needs_and_asks(damaged: tuple[Manager, str]) -> None:
         f"manager of {manager.host}",
         "It stopped at",
         "worker is dead",
-        "replay --check",
+        "outfitter verify",
         "no terminal to ask",
     ):
         assert words in done.stderr

@@ -17,6 +17,7 @@ from outfitter_proto.bus import Entry, connect
 from outfitter_proto.names import topics
 from outfitter_proto.partitioning import partition_of
 from outfitter_service.query import ledger_view
+from support.checker.verdict import verified_with_replay
 from support.managers.process import Manager, StartManager, files_config
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.slow]
@@ -138,16 +139,21 @@ def test_a_replay_shows_the_records_just_as_they_stood_then(past: Past) -> None:
 
 
 def test_the_end_of_history_is_the_ledger_over_all_kills(past: Past) -> None:
-    done = past.manager.outfitter("replay", "--check", "--json")
+    done = past.manager.outfitter("replay", "--json")
     assert (done.returncode, ordered(json.loads(done.stdout))) == (0, ordered(records(past.manager))), done.stderr
-    assert "history equals the ledger" in done.stderr
-    assert past.manager.outfitter("replay", "--at", past.moment.isoformat(), "--check").returncode == 0
+    verified_with_replay(past.manager)
 
 
 def test_a_replay_looks_like_status_with_ages_of_then(past: Past) -> None:
     lines = past.manager.outfitter("replay", "--at", past.moment.isoformat(), "--host", past.manager.host).stdout
     assert lines.splitlines()[0].split() == ["HOST", "WORKER", "STATE", "AGE", "DEVICES", "QUEUE", "REASON"]
     assert len(lines.splitlines()) == 1 + len(past.status)
+
+
+def test_the_former_option_says_which_command_compares_now(past: Past) -> None:
+    done = past.manager.outfitter("replay", "--check")
+    assert done.returncode == 2
+    assert "`outfitter verify` compares history with the ledger" in done.stderr
 
 
 def test_of_a_moment_before_the_first_commit_there_is_nothing(past: Past) -> None:
@@ -246,8 +252,9 @@ def test_without_history_nothing_is_written_there_and_that_is_said(start_manager
         assert "history is switched off (history = false)" in done.stderr
     manager.config.write_text(config.replace("history = false", ""))
     manager.restart()
-    done = manager.outfitter("replay", "--check", "--json")
+    done = manager.outfitter("replay", "--json")
     assert (done.returncode, json.loads(done.stdout)) == (0, records(manager)), done.stderr
+    verified_with_replay(manager)
     done = manager.outfitter("replay", "--at", "1h")
     assert done.returncode == 1
     oldest = re.search(r"the oldest moment that can be replayed is (\S+)", done.stderr)
@@ -271,9 +278,7 @@ def test_a_sweeper_has_no_history_and_is_not_missed(start_manager: StartManager)
     assert "no manager serves host 'nowhere'" in done.stderr  # the sweeper has committed
     done = manager.outfitter("replay")
     assert (done.returncode, done.stderr) == (0, "")
-    done = manager.outfitter("replay", "--check")
-    assert done.returncode == 0
-    assert "history equals the ledger" in done.stderr
+    verified_with_replay(manager)
 
 
 def test_of_a_long_history_the_last_fifty_steps_are_shown_in_columns(start_manager: StartManager) -> None:

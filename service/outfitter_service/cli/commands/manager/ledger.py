@@ -44,8 +44,8 @@ def forget(where: Connection, /, key: str, yes: bool) -> None:
     """Delete the record under KEY (HOST/WORKER/INCARNATION, @host/HOST, @device/HOST/ID) from the ledger.
 
     Use it if managers refuse a host because of a damaged record. Their message names the key. The devices of a deleted
-    allocation count as free. No history has the deletion, so `outfitter replay --check` and `outfitter verify` name
-    it afterwards. The command says what must be true first, and asks.
+    allocation count as free. No history has the deletion, so `outfitter verify` names it afterwards. The command says
+    what must be true first, and asks.
     """  # fmt: skip
     import anyio
 
@@ -81,8 +81,8 @@ def _precautions(target: Target, key: str) -> Iterator[str]:
     if keys.is_allocation_key(key):
         yield "- The devices of this allocation count as free then. Make sure that its worker is dead."
     yield (
-        "- No history has this deletion: `outfitter replay --check` and, for a live allocation, `outfitter verify` "
-        "exit with 1 from then on, and name it."
+        "- No history has this deletion: `outfitter verify` exits with 1 and names it until the next snapshot, within "
+        "24 hours, and of a live allocation as long as the ledger shows it."
     )
 
 
