@@ -99,7 +99,7 @@ TROUBLES: dict[str, tuple[list[Any], str, str]] = {
     "held back": (
         [fleets.host("one", ["unknown"], reason=f"{HELD_BACK}one/w/1 holds 0 of gpu")],
         "1 device on one is held back",
-        "GPU-one-0 is held back: one/w/1 holds 0 of gpu. End that worker, or let the driver report",
+        "GPU-one-0 on one: held back: one/w/1 holds 0 of gpu. End that worker, or let the driver report",
     ),
 }
 

@@ -221,7 +221,7 @@ def test_an_error_in_the_page_itself_is_said_and_does_not_look_calm(open_page: O
     with served([fleets.host("one", ["healthy"])]) as fleet:
         page = open_page("about:blank", allowed=("planted",))
         page.route(
-            "**/troubles.js",
+            "**/waiting.js",
             lambda route: route.fulfill(
                 response=(original := route.fetch()),
                 body=original.text().replace("export function waitingGroups(fleet) {", fault),
@@ -280,7 +280,7 @@ def test_while_the_api_cannot_read_the_bus_the_picture_counts_as_old(open_page: 
         expect_live(page)
         fleet.say_outage("no broker answers")
         expect(page.get_by_role("heading", level=1)).to_have_text("1 thing needed you")
-        expect(page.locator(".troubles")).to_contain_text("The API cannot read the bus")
+        expect(page.locator(".troubles")).to_contain_text("The bus cannot be read")
         expect(page.locator(".troubles")).to_contain_text("no broker answers")
         expect(page.locator(".live")).to_contain_text("Not live")
         fleet.say_outage(None)

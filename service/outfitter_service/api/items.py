@@ -72,6 +72,10 @@ class HistoryQuery(Paged, frozen=True, kw_only=True, forbid_unknown_fields=True)
     until: Until | UnsetType = UNSET
 
 
+class TroubleQuery(Paged, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    host: HostName | UnsetType = UNSET
+
+
 class LetterQuery(Paged, frozen=True, kw_only=True, forbid_unknown_fields=True):
     host: Annotated[str, Meta(description="Only of messages with this key.")] | UnsetType = UNSET
     code: Annotated[str, Meta(description="Only with this code.")] | UnsetType = UNSET
@@ -150,6 +154,23 @@ class QueueItem(Struct, frozen=True, kw_only=True):
     reason_code: str | None
     wait_until: datetime | None
     labels: dict[str, str] = {}
+
+
+class Trouble(Struct, frozen=True, kw_only=True):
+    """What needs a person. `kind` is for programs; the others are for people: `title` says what it is, `text` what it
+    means, and `remedy` what to do, with commands between backticks. `urgent`: somebody must act now, exactly where the
+    alert for the same is critical. `since`: when it began, if that is known. `host`, `device` and `worker`: where to
+    look first, if one place says more."""
+
+    kind: str
+    urgent: bool
+    title: str
+    text: str
+    remedy: str
+    since: datetime | None
+    host: str | None
+    device: str | None
+    worker: str | None
 
 
 class StepItem(Struct, frozen=True, kw_only=True):

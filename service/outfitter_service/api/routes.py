@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from msgspec import UNSET, Raw, UnsetType
@@ -26,6 +27,7 @@ from outfitter_service.api.model.fleet import (
 )
 from outfitter_service.api.model.tail import Tail, TailItem
 from outfitter_service.api.paging import Page, Paged, page
+from outfitter_service.api.troubles import troubles_of
 from outfitter_service.api.typed import RefusedError, Route
 from outfitter_service.query import labels
 from outfitter_service.query.device_lines import DeviceEntry, DeviceLine
@@ -161,6 +163,17 @@ def queue(_: Follower, fleet: Fleet, query: items.QueueQuery, _path: Path) -> Pa
                     yield place, stored
 
     return page(places(), query, _waiting)
+
+
+def troubles(follower: Follower, fleet: Fleet, query: items.TroubleQuery, _path: Path) -> Page[items.Trouble]:
+    now, only = datetime.now(UTC).replace(microsecond=0), None if query.host is UNSET else query.host
+
+    def compute() -> list[tuple[str, items.Trouble]]:
+        counted = [_host(fleet, name) for name in fleet.hosts if only in {None, name}]
+        return troubles_of(fleet, counted, host=only, outage=follower.outage, now=now)
+
+    found = fleet.once_at((now, only, follower.outage), compute)
+    return page(((place, trouble) for place, trouble in found if _is_behind(place, query)), query, lambda each: each)
 
 
 def explanations(_: Follower, fleet: Fleet, query: items.ExplanationQuery, path: Path) -> Page[Explanation]:
@@ -360,6 +373,10 @@ ROUTES: tuple[Route, ...] = (
     Route(
         path=f"{BASE}/status", name="status", handler=status, answer=items.Status, early=True,
         summary="What the API is doing, and how far it is behind",
+    ),
+    Route(
+        path=f"{BASE}/troubles", name="troubles", handler=troubles, answer=Page[items.Trouble],
+        query=items.TroubleQuery, summary="What needs a person, the worst first",
     ),
     Route(
         path=f"{BASE}/hosts", name="hosts", handler=hosts, answer=Page[items.HostItem], query=items.HostQuery,

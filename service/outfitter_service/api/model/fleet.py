@@ -83,6 +83,8 @@ class Fleet:
         self._sorted_hosts: list[str] | None = None
         self._cached: dict[str, dict[str, Any]] = {}
         """What was computed of each host, by the name of the function."""
+        self._newest: tuple[object, Any] = None, None
+        """What was computed last of all hosts."""
 
     @property
     def ledger(self) -> LedgerView:
@@ -263,6 +265,14 @@ class Fleet:
         if name not in computed:
             computed[name] = compute()
         found: T = computed[name]
+        return found
+
+    def once_at(self, moment: object, compute: Callable[[], T]) -> T:
+        """What `compute` returns of all hosts, computed once for each moment and each event."""
+        moment = (moment, self.events.last)
+        if self._newest[0] != moment:
+            self._newest = moment, compute()
+        found: T = self._newest[1]
         return found
 
 

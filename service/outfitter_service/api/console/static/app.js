@@ -4,7 +4,6 @@ import { Api } from "./api.js";
 import { Feed } from "./feed.js";
 import { pageView, titleOf } from "./page.js";
 import { Panel, subjectOf } from "./panel.js";
-import { troublesOf } from "./troubles.js";
 
 const THEME = "outfitter-theme";
 const REDRAW_MS = 15_000; // how often the times on the page grow
@@ -34,9 +33,8 @@ function draw() {
 
 function drawNow() {
   const start = performance.now();
-  const troubles = feed.fleet ? troublesOf(feed.fleet, feed, api.now) : [];
-  render(pageView(feed, view, panel, troubles), document.body);
-  document.title = titleOf(feed, troubles);
+  render(pageView(feed, view, panel), document.body);
+  document.title = titleOf(feed);
   performance.clearMeasures("draw"); // only the last one is kept
   performance.measure("draw", { start });
 }

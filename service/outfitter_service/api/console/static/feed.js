@@ -5,11 +5,12 @@ import { Fleet } from "./fleet.js";
 const SILENT_MS = 25_000; // the API sends a sign of life every 10 s
 const STATUS_MS = 10_000;
 const BACKOFF_MS = [1_000, 10_000];
-const LETTERS = 1_000;
+const TROUBLES_MS = 1_000; // how long after the troubles were read they are read again, if something has changed
 const RECOUNT_MS = 5_000; // how long after a change the holders of a crowded device are counted again
 
-/** `fleet`: null until the pages were read. `phase`: "starting", "token", "live" or "lost"; `reason` says why it is not
- * live. `status`: the API's own. `pictureAt`: the moment up to which the picture is known, on this machine's clock. */
+/** `fleet`: null until the pages were read. `troubles`: what needs a person, as the API says it. `phase`: "starting",
+ * "token", "live" or "lost"; `reason` says why it is not live. `status`: the API's own. `pictureAt`: the moment up to
+ * which the picture is known, on this machine's clock. */
 export class Feed {
   constructor(api, { changed, stepped, refused }) {
     this.api = api;
@@ -17,6 +18,7 @@ export class Feed {
     this.phase = "starting";
     this.reason = "";
     this.status = {};
+    this.troubles = [];
     this.pictureAt = 0;
     this.changed = changed; // the picture or the phase is another
     this.stepped = stepped; // something happened to a host: its name
@@ -26,6 +28,8 @@ export class Feed {
     this.heardAt = 0;
     this.stream = null;
     this.wake = () => {};
+    this.areTroublesOld = false;
+    this.readsTroubles = false;
     this.recounted = new Set(); // hosts whose devices will be read again
   }
 
@@ -97,28 +101,35 @@ export class Feed {
   /** Read all pages into a new picture. */
   async #load() {
     const ids = [], seen = id => ids.push(id);
-    const [{ body: status }, hosts, devices, queue, failed, letters] = await Promise.all([
+    const [{ body: status }, hosts, devices, queue, troubles] = await Promise.all([
       this.api.page("status"),
       this.api.all("hosts", {}, seen),
       this.api.all("devices", {}, seen),
       this.api.all("queue", {}, seen),
-      this.api.all("workers", { state: "failed" }, seen),
-      this.#letters(),
+      this.api.all("troubles", {}, seen),
     ]);
     const fleet = new Fleet();
-    fleet.restore(hosts, devices, queue, failed, letters);
-    Object.assign(this, { fleet, status, lastId: earliest(ids) });
+    fleet.restore(hosts, devices, queue);
+    Object.assign(this, { fleet, status, troubles, lastId: earliest(ids) });
     this.#heard();
     this.changed();
   }
 
-  /** The newest refused messages; none if the API may not read them. */
-  async #letters() {
+  /** Read the troubles again, soon after those of before. */
+  async #readTroubles() {
+    this.areTroublesOld = true;
+    if (this.readsTroubles) return;
+    this.readsTroubles = true;
     try {
-      return (await this.api.page("dead-letters", { limit: LETTERS })).body.items;
-    } catch (error) {
-      if (error.status === 503) return [];
-      throw error;
+      for (; this.areTroublesOld; await new Promise(resolve => setTimeout(resolve, TROUBLES_MS))) {
+        this.areTroublesOld = false;
+        this.troubles = await this.api.all("troubles");
+        this.changed();
+      }
+    } catch {
+      // the stream says what is wrong, or the next look
+    } finally {
+      this.readsTroubles = false;
     }
   }
 
@@ -147,8 +158,10 @@ export class Feed {
       this.lastId = event.id;
       if (event.kind) this.#applyOne(event);
     }
+    const isNews = events.some(event => event.kind);
+    if (isNews) this.#readTroubles();
     if (this.phase !== "live") this.#say("live");
-    else if (events.some(event => event.kind)) this.changed();
+    else if (isNews) this.changed();
   }
 
   /** One event that we do not understand costs itself only. */
@@ -189,6 +202,7 @@ export class Feed {
   /** Ask whether the API itself still reads the bus. The stream alone does not say it. */
   async #readStatus() {
     if (this.phase !== "live") return;
+    this.#readTroubles();
     const { body } = await this.api.page("status").catch(() => ({}));
     if (!body) return;
     const { outage } = this;

@@ -5,9 +5,7 @@
 
 export const STATES = ["unhealthy", "unknown", "held", "free"];
 const HOLDING = new Set(["preparing", "allocated", "releasing"]);
-const NEWEST = new Set(["pending", "preparing", "allocated"]); // no other run of the worker is newer
 const UNREPORTED = "its driver does not report it";
-const KEPT = 1000; // failed workers and refused messages that are kept
 const MOST_HOLDERS = 20; // of one device, as in the API's pages
 const UNSERVED = new Set(["stopped", "dead"]); // a manager of which nobody gets an answer
 const FAILING = new Set(["driver-failed", "misconfigured", "no-driver"]);
@@ -95,12 +93,10 @@ const inOrder = waiting => waiting.sort((a, b) => (a.position ?? Infinity) - (b.
 export class Fleet {
   constructor() {
     this.hosts = new Map();
-    this.failed = new Map(); // by allocation key
-    this.letters = []; // the newest last
   }
 
   /** Fill it from the items of pages. */
-  restore(hosts, devices, queue, failed, letters) {
+  restore(hosts, devices, queue) {
     const parts = new Map();
     for (const item of hosts) {
       const { host: name, life_at: lifeAt, ...same } = item;
@@ -111,8 +107,6 @@ export class Fleet {
     for (const device of devices) part(device.host).devices.push(device);
     for (const item of queue) part(item.host).waiting.push(waiterOf(item));
     for (const [name, host] of parts) this.hosts.set(name, completed(host));
-    for (const worker of failed) this.failed.set(`${worker.host}/${worker.worker}/${worker.incarnation}`, worker);
-    this.letters = letters.toReversed();
   }
 
   /** Replace the devices of a host by those of a page. */
@@ -128,14 +122,9 @@ export class Fleet {
 
   /** Apply one event. */
   apply({ kind, data }) {
-    if (kind === "dead-letter") this.#addLetter(data);
-    else if (kind === "allocation") this.#putAllocation(data.key, data.record);
+    if (kind === "allocation") this.#putAllocation(data.key, data.record);
     else if (kind === "manager") this.#putLife(data);
     else if (kind === "host") this.#putHost(data.key.slice("@host/".length), data.record);
-  }
-
-  #addLetter(letter) {
-    this.letters = [...this.letters.slice(-KEPT), letter];
   }
 
   #putAllocation(key, record) {
@@ -144,19 +133,6 @@ export class Fleet {
     const waiting = host.waiting.filter(waiter => !isOf(waiter, worker, incarnation));
     if (record?.state === "pending") inOrder((waiting.push(waiterOf(record)), waiting));
     this.#put({ ...host, waiting, devices: devicesAfter(host, worker, incarnation, record) });
-    if (NEWEST.has(record?.state)) this.#dropFailed(`${name}/${worker}/`);
-    if (record?.state === "failed") this.#addFailed(key, record);
-    else this.failed.delete(key);
-  }
-
-  /** Drop the failed runs of a worker, of which a newer run is shown. */
-  #dropFailed(prefix) {
-    for (const key of this.failed.keys()) if (key.startsWith(prefix)) this.failed.delete(key);
-  }
-
-  #addFailed(key, { host, worker, incarnation, since, reason }) {
-    this.failed.set(key, { host, worker, incarnation, since, reason });
-    if (this.failed.size > KEPT) this.failed.delete(this.failed.keys().next().value);
   }
 
   #putLife({ host: name, life, life_at: lifeAt, process, unanswered }) {

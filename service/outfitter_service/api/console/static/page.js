@@ -2,8 +2,8 @@
 import { html, nothing } from "./vendor/lit-html.js";
 import { labelled, panelView } from "./panel.js";
 import { countsOf, fleetView } from "./tiles.js";
-import { waitingGroups } from "./troubles.js";
-import { amounts, count, duration, linkTo, number, oldness, withCode } from "./words.js";
+import { waitingGroups } from "./waiting.js";
+import { addressOf, amounts, count, duration, linkTo, number, oldness, withCode } from "./words.js";
 
 const MOST_GROUPS = 6;
 const MOST_NAMES = 3;
@@ -45,12 +45,25 @@ function lostNotice(feed) {
     <button id="retry">Try now</button></p>`;
 }
 
-const trouble = ({ urgent, title, text, since, address, only }, now) => html`<li class=${urgent ? "urgent" : "look"}>
-  <span class="mark" role="img" aria-label=${urgent ? "urgent" : "not urgent"}>${urgent ? "■" : "▲"}</span>
-  ${address ? html`<a href=${address}><b>${title}</b></a>`
-    : only ? html`<button class="link" data-only=${only}><b>${title}</b></button>` : html`<b>${title}</b>`}
-  <span class="since">${since ? duration(now - since) : nothing}</span>
-  <p>${withCode(text)}</p></li>`;
+/** Which devices the fleet shows alone, where a trouble names no place to look at first. */
+const ONLY = { unhealthy: "unhealthy", "held-back": "unknown", unknown: "unknown" };
+
+/** The address of the place that a trouble names. */
+function placeOf({ host, device, worker }) {
+  if (worker) return addressOf("worker", host, worker);
+  if (device) return addressOf("device", host, device);
+  return host && addressOf("host", host);
+}
+
+function trouble(it, now) {
+  const title = html`<b>${it.title}</b>`, address = placeOf(it), only = ONLY[it.kind];
+  return html`<li class=${it.urgent ? "urgent" : "look"}>
+  <span class="mark" role="img" aria-label=${it.urgent ? "urgent" : "not urgent"}>${it.urgent ? "■" : "▲"}</span>
+  ${address ? html`<a href=${address}>${title}</a>`
+    : only ? html`<button class="link" data-only=${only}>${title}</button>` : title}
+  <span class="since">${it.since ? duration(now - Date.parse(it.since)) : nothing}</span>
+  <p>${it.text} ${withCode(it.remedy)}</p></li>`;
+}
 
 const troubleList = (troubles, now) => html`<section class="card" aria-labelledby="troubles-title">
   <h2 id="troubles-title">Needs attention</h2>
@@ -89,10 +102,10 @@ const tokenForm = feed => html`<main class="alone"><h1>A token is needed</h1>
 const noPicture = feed => html`<main class="alone"><h1>Reading the fleet</h1>
   <p role="status">${feed.reason || "One moment."}</p></main>`;
 
-export function pageView(feed, view, panel, troubles) {
+export function pageView(feed, view, panel) {
   if (feed.phase === "token") return html`${header(feed, view)}${tokenForm(feed)}`;
   if (!feed.fleet) return html`${header(feed, view)}${noPicture(feed)}`;
-  const { now } = feed.api;
+  const { troubles, api: { now } } = feed;
   return html`<a class="skip" href="#fleet">To the fleet</a>
     ${header(feed, view)}${lostNotice(feed)}
     <main>
@@ -105,9 +118,9 @@ export function pageView(feed, view, panel, troubles) {
 }
 
 /** The page's title: a number that can be seen in a row of tabs. */
-export function titleOf(feed, troubles) {
+export function titleOf(feed) {
   if (!feed.fleet) return "Outfitter";
-  const urgent = troubles.filter(each => each.urgent).length;
+  const urgent = feed.troubles.filter(each => each.urgent).length;
   const place = feed.status.cluster ? `Outfitter ${feed.status.cluster}` : "Outfitter";
   return `${urgent ? `(${urgent}) ` : ""}${feed.isLive ? "" : "Not live: "}${place}`;
 }

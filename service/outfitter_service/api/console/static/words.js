@@ -21,13 +21,8 @@ export function moment(text, now) {
   return html`<time datetime=${text} title=${text}>${shown}</time>`;
 }
 
-const MARK = "\u0001"; // in no text of the API, see api.js
-
-/** Words of our own that are code, in a text. */
-export const code = text => MARK + text + MARK;
-
-/** A text with our own code set as such. What strangers wrote in it stays as it is. */
-export const withCode = text => text.split(MARK).map((part, n) => (n % 2 ? html`<code>${part}</code>` : part));
+/** A text of ours, with the commands between its backticks set as code. What strangers wrote is no such text. */
+export const withCode = text => text.split("`").map((part, n) => (n % 2 ? html`<code>${part}</code>` : part));
 
 /** How old the picture is that a feed has. */
 export const oldness = feed => `the picture is ${duration(feed.age)} old`;
@@ -35,12 +30,6 @@ export const oldness = feed => `the picture is ${duration(feed.age)} old`;
 /** What a worker wants: "gpu 4, fpga 1". */
 export const amounts = wanted =>
   Object.entries(wanted ?? {}).map(([name, amount]) => `${name}\u00a0${amount}`).join(", ") || "nothing";
-
-/** A few names, and how many more there are. */
-export function some(names, most = 3) {
-  const rest = names.length - most;
-  return names.slice(0, most).join(", ") + (rest > 0 ? ` and ${number(rest)} more` : "");
-}
 
 /** The address of something's panel. */
 export const addressOf = (kind, ...names) =>

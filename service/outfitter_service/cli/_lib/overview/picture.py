@@ -8,10 +8,9 @@ from datetime import datetime
 
 from msgspec import Struct
 
-from outfitter_service.api.items import HostItem, QueueItem, WorkerItem
-from outfitter_service.core.state.resource_state import HELD_BACK
+from outfitter_service.api.items import HostItem, QueueItem, Trouble
 from outfitter_service.query.device_lines import DeviceLine
-from outfitter_service.query.letters import ShownLetter
+from outfitter_service.query.reasons import says_held_back
 
 STATES = ("unhealthy", "unknown", "held back", "held", "free")
 """A device's states, the worst first."""
@@ -20,17 +19,14 @@ FAILING = frozenset({"driver-failed", "misconfigured", "no-driver"})
 
 
 class Picture(Struct, frozen=True, kw_only=True):
-    """What the pages say. `as_of`: it has everything up to this moment. `outage`: why the source cannot read the bus.
-    `failed`: the workers whose newest run failed. `letters`: the newest dead letters, the last one first."""
+    """What the pages say. `as_of`: it has everything up to this moment."""
 
     cluster: str
     as_of: datetime | None
-    outage: str | None
     hosts: Sequence[HostItem]
     devices: Sequence[DeviceLine]
     queue: Sequence[QueueItem]
-    failed: Sequence[WorkerItem]
-    letters: Sequence[ShownLetter]
+    troubles: Sequence[Trouble]
 
 
 class HostView(Struct, frozen=True, kw_only=True):
@@ -52,11 +48,6 @@ class HostView(Struct, frozen=True, kw_only=True):
     def holders(self) -> set[str]:
         """The workers that hold devices there."""
         return {holder.worker for device in self.devices for holder in device.holders}
-
-    @property
-    def holding(self) -> int:
-        """How many workers hold devices there. A device may not name all of them."""
-        return max(len(self.holders), *(device.holder_count for device in self.devices), 0)
 
     @property
     def is_missed(self) -> bool:
@@ -86,7 +77,7 @@ def illness_of(device: DeviceLine) -> str:
     """The health of a device that is not healthy. Held-back ones, whose health is unknown, have a word of their own."""
     if device.health == "unhealthy":
         return "unhealthy"
-    return "held back" if (device.reason or "").startswith(HELD_BACK) else "unknown"
+    return "held back" if says_held_back(device.reason) else "unknown"
 
 
 def views_of(picture: Picture) -> list[HostView]:

@@ -14,9 +14,9 @@ from textwrap import wrap
 from rich.text import Text
 
 from outfitter_proto.support.printable import printable
+from outfitter_service.api.items import Trouble
 from outfitter_service.cli._lib.output import age
 from outfitter_service.cli._lib.overview.picture import STATES, HostView, Picture, views_of
-from outfitter_service.cli._lib.overview.troubles import Trouble, troubles_of
 from outfitter_service.query import labels
 
 SIGNS = {"unhealthy": "!", "unknown": "?", "held back": "-", "held": "#", "free": "."}
@@ -37,7 +37,7 @@ def lines_of(picture: Picture, now: datetime, width: int, height: int, stale: st
     """The lines of a picture. `stale`: why there is no newer one."""
     width, height = max(width, NARROWEST), max(height, SHORTEST)
     views = views_of(picture)
-    troubles = troubles_of(picture, views, now)
+    troubles = picture.troubles
     head = [
         *_header(picture, views, width, stale),
         *(_old(picture, now, width, stale) if stale else [_sentence(troubles)]),
@@ -107,7 +107,7 @@ def _trouble(trouble: Trouble, now: datetime, width: int) -> Iterator[Text]:
     since = "" if trouble.since is None else f"  {_age(now, trouble.since)}"
     mark, style = ("!", "bold red") if trouble.urgent else ("*", "yellow")
     yield Text(f"{mark} {printable(trouble.title)}{since}", style)
-    lines = wrap(printable(trouble.text.rstrip()), width - 2)
+    lines = wrap(printable(f"{trouble.text} {trouble.remedy}".strip()), width - 2)
     for line in lines[: _REMEDY - 1]:
         yield Text(f"  {line}", "dim")
     if rest := " ".join(lines[_REMEDY - 1 :]):

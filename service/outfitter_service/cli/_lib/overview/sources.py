@@ -26,12 +26,9 @@ from outfitter_service.cli._lib.overview.picture import Picture
 from outfitter_service.config import Connection
 from outfitter_service.query.device_lines import DeviceLine
 from outfitter_service.query.errors import OutfitterCliError
-from outfitter_service.query.letters import ShownLetter
 
 TIMEOUT_S = 10.0
 """Seconds for one answer of an API."""
-LETTERS = 100
-"""How many of the newest dead letters are read."""
 LARGEST = 64 * 1024 * 1024
 """Most bytes of one answer."""
 MOST_TAKEN = 256 * 1024 * 1024
@@ -73,18 +70,13 @@ class Source(ABC):
         hosts = await self._all(items.HostItem, "hosts", {})
         if self.host is not None and self.host not in (known := [host.host for host in hosts]):
             raise NoPictureError(_no_host(self.host, known))
-        letters: Sequence[ShownLetter] = ()
-        if status.dead_letters is None:  # else they cannot be read, which costs nothing else
-            letters = (await self.page(ShownLetter, "dead-letters", {**only, "limit": LETTERS})).items
         return Picture(
             cluster=status.cluster,
             as_of=status.as_of,
-            outage=status.outage,
             hosts=[host for host in hosts if self.host in {None, host.host}],
             devices=await self._all(DeviceLine, "devices", only),
             queue=await self._all(items.QueueItem, "queue", only),
-            failed=await self._all(items.WorkerItem, "workers", {**only, "state": "failed"}),
-            letters=letters,
+            troubles=await self._all(items.Trouble, "troubles", only),
         )
 
     async def _all(self, item: type[T], name: str, narrowed: Mapping[str, Any]) -> list[T]:
@@ -114,8 +106,7 @@ class BusSource(Source):
         "hosts": (routes.hosts, items.HostQuery),
         "devices": (routes.devices, items.DeviceQuery),
         "queue": (routes.queue, items.QueueQuery),
-        "workers": (routes.workers, items.WorkerQuery),
-        "dead-letters": (routes.dead_letters, items.LetterQuery),
+        "troubles": (routes.troubles, items.TroubleQuery),
     }
 
     def __init__(self, follower: Follower, host: str | None) -> None:
