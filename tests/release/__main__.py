@@ -1,6 +1,6 @@
 """`make dist`: build the last commit, compare, check, try it where nothing is installed, list what it brings.
 
-    PYTHONPATH=tests python -m release --tools .cache/release/bin
+    PYTHONPATH=tests python -m release
 
 Only if all of it is right, the files are in `dist`.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -18,15 +19,17 @@ from release import building, contents, inventory, trying
 
 ROOT = Path(__file__).resolve().parents[2]
 DIST = ROOT / "dist"
+TOOLS = Path(sys.executable).parent
+"""Here are twine and cyclonedx-py."""
 
 
-def main(tools: Path, commit: str) -> None:
+def main(commit: str) -> None:
     with tempfile.TemporaryDirectory(prefix="outfitter-release-") as folder:
         work = Path(folder)
         print("building wheel and sdist twice ...", flush=True)
         wheel, sdist = building.build(ROOT, work, commit)
         contents.check(ROOT, commit, wheel, sdist)
-        subprocess.run([tools / "twine", "check", "--strict", wheel, sdist], check=True)
+        subprocess.run([TOOLS / "twine", "check", "--strict", wheel, sdist], check=True)
 
         print("installing the wheel into an empty environment, and trying each program ...", flush=True)
         environment = work / "empty"
@@ -38,7 +41,7 @@ def main(tools: Path, commit: str) -> None:
         print("listing what it brings ...", flush=True)
         released = sdist.name.removesuffix(".tar.gz")
         bill = work / f"{released}.cdx.json"
-        inventory.write(tools, environment, ROOT / "pyproject.toml", released.partition("-")[2], bill)
+        inventory.write(TOOLS, environment, ROOT / "pyproject.toml", released.partition("-")[2], bill)
 
         shutil.rmtree(DIST, ignore_errors=True)
         DIST.mkdir()
@@ -48,11 +51,10 @@ def main(tools: Path, commit: str) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="release", description=__doc__)
-    parser.add_argument("--tools", type=Path, required=True, help="the folder with twine and cyclonedx-py")
     parser.add_argument("--commit", default="HEAD", help="what to build; the last commit by default")
     options = parser.parse_args()
     commit = subprocess.run(
         ["git", "rev-parse", "--verify", f"{options.commit}^{{commit}}"],
         cwd=ROOT, check=True, capture_output=True, text=True,
     ).stdout.strip()  # fmt: skip
-    main(options.tools, commit)
+    main(commit)
