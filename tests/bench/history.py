@@ -23,7 +23,8 @@ from outfitter_service.core import model as m
 from outfitter_service.core.decide import Rules
 from outfitter_service.core.state.ledger import Ledger, PutRecord
 from outfitter_service.runtime.changelog.snapshots import Pace, Snapshots
-from outfitter_service.runtime.processor.commit.batch import Batch
+from outfitter_service.runtime.processor.commit.commit import Commit
+from support.core import commits
 
 WORKERS = 2000
 RESOURCE = "gpu-000"
@@ -42,46 +43,46 @@ class Meter:
         self.now = datetime(2026, 1, 1, tzinfo=UTC)
         self.offset = 0
         self.bytes: Counter[str] = Counter()
-        self.batch = self._new_batch()
+        self.next = self._begin_commit()
         manager = ManagerIdentity(instance="measured", version="0", since=self.now)
-        self.batch.apply([PutRecord(Host(host=HOST, manager=manager, since=self.now))])
+        self.next.apply([PutRecord(Host(host=HOST, manager=manager, since=self.now))])
         known = tuple(
             m.KnownDevice(id=f"GPU-{n:08d}-8a56", properties=INFO | {"index": str(n)}) for n in range(devices)
         )
-        self.batch.decide(m.DriverReport(host=HOST, resource=RESOURCE, devices=known))
+        self.next.decide(m.DriverReport(host=HOST, resource=RESOURCE, devices=known))
         self.commit()
         self.bytes.clear()
 
-    def _new_batch(self) -> Batch:
-        return Batch(self.ledger, self.rules, self.now, on_new_host=lambda _, __: None)
+    def _begin_commit(self) -> Commit:
+        return commits.begin(self.ledger, self.rules, self.now)
 
     def say(self, body: bytes) -> None:
         self.offset += 1
         message = Message(TOPICS.registrations, 0, self.offset, HOST.encode(), body, 0)
-        if not self.batch.message(message):  # the commit is full
+        if not self.next.message(message):  # the commit is full
             self.commit()
-            self.batch.message(message)
+            self.next.message(message)
 
     def commit(self) -> None:
-        batch = self.batch
-        batch.renumber(HOST, float("inf"))
-        batch.output.add_piece(self.snapshots.piece(self.ledger, self.now, commit=self.ledger.commits + 1))
+        commit = self.next
+        commit.renumber(HOST, float("inf"))
+        commit.transaction.piece = self.snapshots.piece(self.ledger, self.now, commit=self.ledger.commits + 1)
         position = InputPosition(topic_id="AAAAAAAAAAAAAAAAAAAAAA", partition=0, from_=self.offset, to=self.offset)
         checkpoint = Checkpoint(
             writer=WRITER, instance="0" * 32, cluster="outfitter", scope="host", commit=self.ledger.commits + 1,
             token=self.ledger.token, input=position, at=self.now, machine_id="0" * 32, boot_id="0" * 36,
-            snapshot=self.snapshots.newest(batch.output.piece),
+            snapshot=self.snapshots.newest(commit.transaction.piece),
         )  # fmt: skip
-        for topic, entries in batch.output.transaction(TOPICS, checkpoint):
+        for topic, entries in commit.transaction.entries(TOPICS, checkpoint):
             for entry in entries:
                 size = len(entry.key or b"") + len(entry.value or b"")
                 kind = msgspec.json.decode(entry.value)["type"] if topic == TOPICS.history and entry.value else topic
                 self.bytes[kind] += size
         self.ledger.seal()
         self.ledger.settle()
-        self.snapshots.settle(batch.output.piece, batch.output.history_bytes)
+        self.snapshots.settle(commit.transaction.piece, commit.transaction.history_bytes)
         self.now += timedelta(milliseconds=10)
-        self.batch = self._new_batch()
+        self.next = self._begin_commit()
 
 
 def measure(devices: int, together: int) -> Counter[str]:

@@ -15,10 +15,11 @@ from support.documents import ROOT
 
 PRODUCT = ("proto", "drivers", "service")
 NAMES = """
-    Agenda Announcements Attendance Belfry Bell Board Census Cycle Draft Ear HostBook Intake Notice Outbox Outlook
-    OwnerWatch Portion Remit Retelling Roll Scout Shelf Standing Station Survey Sweep Sweeper Telling Told View Work
-    errand hindrance indigestible journal noise offspring rebuilding requesting roster standing undecided
-    unnumbered verdicts work_out
+    Adoption Agenda Announcements Attendance Belfry Bell Board Census CommitBuilder CommitOutput Cycle Draft
+    Ear HostAnnouncer HostBook InputLoss Intake Notice Outbox Outlook OwnerWatch PendingCommit Portion
+    QuotaUse Remit Retelling Roll Scout Settlement Shelf Standing Station Survey Sweep Sweeper Telling Told
+    View Work errand hindrance indigestible journal noise offspring rebuilding requesting roster standing
+    undecided unnumbered verdicts work_out
 """
 FORMER = frozenset(NAMES.split())
 

@@ -34,9 +34,10 @@ from outfitter_service.core.state.ledger import Ledger, PutRecord
 from outfitter_service.metrics import EVENT_KINDS, Metrics
 from outfitter_service.runtime.clock import Clock
 from outfitter_service.runtime.liveness.tracker import LivenessTracker
-from outfitter_service.runtime.processor.commit.batch import LOGGED, Batch
+from outfitter_service.runtime.processor.commit.effects import LOGGED
 from outfitter_service.runtime.processor.reporting.gauges import StateGauges
 from outfitter_service.runtime.processor.reporting.reporter import CommitReporter
+from support.core import commits
 from support.managers.assignments import assignment_of
 
 GPU = {"resource": "gpu"}
@@ -57,11 +58,11 @@ def known(*hosts: str) -> Ledger:
 def test_equal_events_that_follow_from_one_batch_are_decided_once() -> None:
     """Each looks at the whole host, after everything that the batch decides."""
     specs = {name: m.ResourceSpec(name=name, amount=1) for name in ("gpu", "disk")}
-    batch = Batch(known("h", "other"), Rules(writer="host/h", specs=specs), NOW, on_new_host=print)
+    commit = commits.begin(known("h", "other"), Rules(writer="host/h", specs=specs), NOW)
     for name in specs:
-        batch.decide(m.DriverReport(host="h", resource=name, devices=(m.KnownDevice(id=name, properties={}),)))
-    batch.decide(m.DriverReport(host="other", resource="gpu", devices=(m.KnownDevice(id="g", properties={}),)))
-    assert list(batch.effects.follow_ups) == [
+        commit.decide(m.DriverReport(host="h", resource=name, devices=(m.KnownDevice(id=name, properties={}),)))
+    commit.decide(m.DriverReport(host="other", resource="gpu", devices=(m.KnownDevice(id="g", properties={}),)))
+    assert list(commit.effects.follow_ups) == [
         m.Reschedule(host=host, cause="driver-report", whole=False) for host in ("h", "other")
     ]
 
@@ -84,16 +85,16 @@ class Writing:
         self.offset = 0
         self.begin(NOW)
         devices_of_h = tuple(m.KnownDevice(id=f"g{number}", properties={}) for number in range(devices))
-        self.batch.decide(m.DriverReport(host="h", resource="gpu", devices=devices_of_h))
+        self.next.decide(m.DriverReport(host="h", resource="gpu", devices=devices_of_h))
         self.commit()
         self.begin(NOW)
 
     def begin(self, now: datetime) -> None:
-        self.batch = Batch(self.ledger, self.rules, now, on_new_host=lambda _, __: None, history=self.history)
+        self.next = commits.begin(self.ledger, self.rules, now, history=self.history)
 
     def say(self, body: Register | Deregister | Heartbeat) -> None:
         at = 3_600_000 * (self.offset // 2)  # two of them at the same time
-        self.batch.message(Message(NAMES.registrations, 0, self.offset, b"h", encode(body), at))
+        self.next.message(Message(NAMES.registrations, 0, self.offset, b"h", encode(body), at))
         self.offset += 1
 
     def leases(self) -> dict[str, float]:
@@ -102,9 +103,9 @@ class Writing:
         found = LivenessTracker(
             assignment_of(bus), grace_s=2.0, default_lease_s=30.0, wake=lambda: None, clock=Midnight()
         )
-        found.renew(self.batch.effects.renewed)
-        found.apply_committed(self.batch.effects.allocations)
-        return {key: found.leases.deadline(key) for key in self.batch.effects.allocations if key in found.leases}
+        found.renew(self.next.effects.renewed)
+        found.apply_committed(self.next.effects.allocations)
+        return {key: found.leases.deadline(key) for key in self.next.effects.allocations if key in found.leases}
 
     def commit(self) -> tuple[dict[str, list[Entry]], Checkpoint]:
         """What the commit writes, by topic."""
@@ -113,9 +114,9 @@ class Writing:
             writer="host/h", instance="i", cluster="c", scope="host", commit=self.ledger.commits, token=1, at=NOW,
             input=InputPosition(topic_id="t", partition=0, from_=0, to=self.offset),
         )  # fmt: skip
-        written = dict(self.batch.output.transaction(NAMES, checkpoint))
+        written = dict(self.next.transaction.entries(NAMES, checkpoint))
         self.ledger.settle()
-        self.state_gauges.update(self.batch.effects.allocations, before=self.batch.effects.before)
+        self.state_gauges.update(self.next.effects.allocations, before=self.next.effects.before)
         return written, checkpoint
 
 
@@ -133,22 +134,22 @@ def test_plain_grants_come_to_the_same_commit_as_the_steps(monkeypatch: pytest.M
             writing.say(Heartbeat(host="h", worker="w0", incarnation="1"))
             writing.say(Deregister(host="h", worker="w1", incarnation="1"))
             writing.say(Register(host="h", worker="w3", incarnation="1"))
-            batch, metrics = writing.batch, Metrics(["gpu"])
-            assert len(batch.report.granted["gpu"]) == (3 if short else 0)
+            commit, metrics = writing.next, Metrics(["gpu"])
+            assert len(commit.effects.granted["gpu"]) == (3 if short else 0)
             written, _ = writing.commit()
-            CommitReporter(metrics).committed(batch)
+            CommitReporter(metrics).committed(commit)
             waited = metrics.registry.get_sample_value("outfitter_allocation_seconds_sum", GPU) or 0.0
             came = sum(time.time() - 3600 * (offset // 2) for offset in (0, 1, 2, 5))
             assert abs(waited - came) < 60
             same = {
                 "written": written,
-                "weight": (batch.events, batch.output.ledger_bytes, batch.output.history_bytes),
-                "settled": (batch.effects.allocations, list(batch.effects.final_leases), batch.effects.commands),
+                "weight": (commit.events, commit.transaction.ledger_bytes, commit.transaction.history_bytes),
+                "settled": (commit.effects.allocations, list(commit.effects.final_leases), commit.effects.commands),
                 "leases": writing.leases(),
                 "kinds": [
                     metrics.registry.get_sample_value("outfitter_events_total", {"kind": k}) for k in EVENT_KINDS
                 ],
-                "steps": [(key, step.to, step.explanation) for key, step in batch.report.steps],
+                "steps": [(key, step.to, step.explanation) for key, step in commit.effects.steps],
                 "grants": metrics.registry.get_sample_value("outfitter_grants_total", GPU),
                 "waits": metrics.registry.get_sample_value("outfitter_allocation_seconds_count", GPU),
             }
@@ -164,10 +165,10 @@ def test_of_many_grants_the_first_ones_are_logged_and_the_others_counted(*, hist
     for number in range(LOGGED + 7):
         writing.say(Register(host="h", worker=f"w{number}", incarnation="1"))
     writing.say(Deregister(host="h", worker="w0", incarnation="1"))
-    assert len(writing.batch.report.granted["gpu"]) == LOGGED + 7
+    assert len(writing.next.effects.granted["gpu"]) == LOGGED + 7
     written, _ = writing.commit()
     with structlog.testing.capture_logs() as lines:
-        CommitReporter(Metrics(["gpu"])).committed(writing.batch)
+        CommitReporter(Metrics(["gpu"])).committed(writing.next)
     *named, counted = [line for line in lines if line["log_level"] == "info"]
     assert [(line["event"], line["worker"]) for line in named] == [("allocated", f"w{n}") for n in range(LOGGED)]
     assert counted["more"] == 8
@@ -179,15 +180,15 @@ def test_each_step_of_one_batch_tells_the_record_as_it_was_then() -> None:
     writing = Writing()
     writing.say(Register(host="h", worker="w", incarnation="1", resources={"gpu": ResourceRequest(amount=1)}))
     writing.say(Deregister(host="h", worker="w", incarnation="1"))
-    batch = writing.batch
+    commit = writing.next
     written, checkpoint = writing.commit()
-    assert [step.to for _, step in batch.report.steps] == ["allocated", "ended"]
+    assert [step.to for _, step in commit.effects.steps] == ["allocated", "ended"]
     *steps, end = written[NAMES.history]
     first, last = (codec.decode_history(entry.value or b"") for entry in steps)
     assert isinstance(first, Transition)
     assert isinstance(first.record, Allocation)
     assert (first.record.state, len(first.record.resources["gpu"])) == ("allocated", 1)
-    assert last == batch.report.steps[1][1]
+    assert last == commit.effects.steps[1][1]
     assert end.value == encode(Commit(writer="host/h", checkpoint=checkpoint))
     assert [entry.key for entry in written[NAMES.allocations]] == [b"h/w/1", b"@checkpoint/host/h"]
 
@@ -204,10 +205,10 @@ def test_a_record_that_is_forgotten_and_made_anew_in_one_commit_is_another_one(*
     writing.say(gone)
     writing.commit()
     writing.begin(NOW + timedelta(days=1))
-    writing.batch.decide(m.Tick(host="h"))
+    writing.next.decide(m.Tick(host="h"))
     writing.say(again)
-    assert len(writing.batch.report.granted["gpu"]) == short
-    assert list(writing.batch.effects.renewed) == (["h/w/1"] if short else [])  # the lease of before is still known
+    assert len(writing.next.effects.granted["gpu"]) == short
+    assert list(writing.next.effects.renewed) == (["h/w/1"] if short else [])  # the lease of before is still known
     written, checkpoint = writing.commit()
     told = writing.state_gauges.state_counts(Ledger())
     assert (told.records, told.allocations) == (1, Counter([("gpu", "allocated") if short else ("(none)", "ended")]))

@@ -31,7 +31,7 @@ from outfitter_service.query.replay import Replay
 from outfitter_service.runtime.changelog.restore import restore
 from outfitter_service.runtime.changelog.snapshots import Pace, Snapshots
 from outfitter_service.runtime.input.scope import HostScope
-from outfitter_service.runtime.processor.commit.batch import Batch
+from support.core import commits
 
 WRITER, TOPICS, NOW = host_writer("h"), topics(), datetime(2026, 1, 1, tzinfo=UTC)
 SAMPLES: list[StateRecord] = [
@@ -56,19 +56,19 @@ class Writer:
         self.history: list[Entry] = []
 
     def commit(self, *changes: PutAllocation | PutRecord | DropRecord) -> list[Entry]:
-        batch = Batch(self.ledger, Rules(writer=WRITER, specs={}), NOW, on_new_host=lambda _, __: None)
-        batch.apply(changes)
+        commit = commits.begin(self.ledger, Rules(writer=WRITER, specs={}), NOW)
+        commit.apply(changes)
         number = self.ledger.commits + 1
-        batch.output.add_piece(self.snapshots.piece(self.ledger, NOW, commit=number))
+        commit.transaction.piece = self.snapshots.piece(self.ledger, NOW, commit=number)
         position = InputPosition(topic_id="id", partition=0, from_=0, to=0)
         checkpoint = Checkpoint(
             writer=WRITER, instance="one", cluster="outfitter", scope="host", commit=number, token=0, input=position,
             at=NOW,
         )  # fmt: skip
-        written = dict(batch.output.transaction(TOPICS, checkpoint))
+        written = dict(commit.transaction.entries(TOPICS, checkpoint))
         self.ledger.seal()
         self.ledger.settle()
-        self.snapshots.settle(batch.output.piece, 0)
+        self.snapshots.settle(commit.transaction.piece, 0)
         self.written += written[TOPICS.allocations]
         self.history += written[TOPICS.history]
         return written[TOPICS.allocations]

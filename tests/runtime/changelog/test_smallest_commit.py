@@ -12,8 +12,8 @@ from outfitter_proto.records import Allocation, Checkpoint, CommitNumber, InputP
 from outfitter_service.core import model as m
 from outfitter_service.core.state.ledger import PutAllocation
 from outfitter_service.core.state.sizes import LONGEST_REASON, MAX_BYTES
-from outfitter_service.runtime.processor.commit.output import CommitOutput
-from outfitter_service.runtime.processor.processor import AHEAD_SHARE
+from outfitter_service.runtime.changelog.encoding import Transaction
+from outfitter_service.runtime.processor.tenure import AHEAD_SHARE
 from simulation.bulk import batch_bytes
 from support.core.core_driver import CoreDriver
 
@@ -56,13 +56,13 @@ def test_every_end_fits_where_a_manager_is_ready(confirms: bool) -> None:
         core.say(m.Unprepared(allocation=holder.key, token=holder.token, confirmed=True, survivors=reason))
     assert core.ledger.allocations[holder.key].state == "ended"
     for decision in core.decisions:
-        output = CommitOutput(history=True)
+        transaction = Transaction()
         for change in decision.changes:
             if isinstance(change, PutAllocation):
-                output.put(change.key, change.record, change.value)
+                transaction.put(change.key, change.record, change.value)
         for key, step in decision.history:
-            output.step(key, step)
-        for topic, entries in output.transaction(topic_names("c" * 235), checkpoint()):
+            transaction.step(key, step)
+        for topic, entries in transaction.entries(topic_names("c" * 235), checkpoint()):
             assert max(batch_bytes([entry]) for entry in entries) <= topics.LEAST_BATCH_BYTES
             assert "history" in topic or batch_bytes(entries) <= topics.LEAST_BATCH_BYTES
     assert isinstance(core.ledger.allocations[holder.key], Allocation)

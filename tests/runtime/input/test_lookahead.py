@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
+from datetime import UTC, datetime
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outfitter_proto.bus import Message
+from outfitter_proto.records import ManagerIdentity
+from outfitter_service.core.decide import Rules
+from outfitter_service.core.state.ledger import Ledger
 from outfitter_service.runtime.input.input_reader import Cursor, PrefetchBuffer
 from outfitter_service.runtime.input.lookahead import ENTRY_BYTES, LookAheadBuffer
 from outfitter_service.runtime.input.scope import PartitionScope
-from outfitter_service.runtime.processor.commit.batch import Batch
-from outfitter_service.runtime.processor.commit.pending_commit import PendingCommit
+from outfitter_service.runtime.processor.commit.commit import Commit
 
 HOSTS = (b"a", b"b", b"c", None)
 SCOPE = PartitionScope(0, 1, "partition/0")
@@ -21,18 +24,20 @@ MOST = 4
 """Messages that each buffer takes."""
 ROOM = 5
 """Messages whose answers fit into one commit."""
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+RULES, MANAGER = Rules(writer="partition/0", specs={}), ManagerIdentity(instance="one", version="0", since=NOW)
 
 
 def message(offset: int, key: bytes | None) -> Message:
     return Message("registrations", 0, offset, key, b"", 0)
 
 
-class Decided(Batch):
-    """A batch that only notes what it is to decide."""
+class Decided(Commit):
+    """A commit that only notes what it is to decide."""
 
-    def __init__(self) -> None:
+    def __init__(self, after: Commit | Cursor) -> None:
+        super().__init__(Ledger(), RULES, NOW, manager=MANAGER, cursor=Cursor(topic_id="t", position=0), after=after)
         self.seen: list[Message] = []
-        self.is_full = False
 
     def message(self, message: Message) -> bool:
         self.is_full = len(self.seen) == ROOM
@@ -61,11 +66,7 @@ class Partition:
         self.input_reader = PrefetchBuffer(MOST)
         self.read = self.place.position
         self.lookahead_buffer: LookAheadBuffer | None = None
-        self.works = [self.work(self.place)]
-
-    def work(self, after: PendingCommit | Cursor) -> PendingCommit:
-        ahead = {key: offset for key, offset in after.ahead.items() if offset > after.position}
-        return PendingCommit(batch=Decided(), position=after.position, ahead=ahead)
+        self.works = [Decided(self.place)]
 
     def fetch(self) -> None:
         if not self.input_reader.full:
@@ -87,29 +88,27 @@ class Partition:
 
     def ahead(self) -> None:
         work, lookahead_buffer = self.works[-1], self.lookahead_buffer
-        if lookahead_buffer is None or not lookahead_buffer.messages or work.batch.is_full:
+        if lookahead_buffer is None or not lookahead_buffer.messages or work.is_full:
             return
         if work.position >= lookahead_buffer.start:
             work.decide_ahead(lookahead_buffer, SCOPE)
 
     def turn(self) -> None:
         work = self.works[-1]
-        if not self.input_reader.messages or work.batch.is_full:
+        if not self.input_reader.messages or work.is_full:
             return
         if not work.decide_in_turn(message := self.input_reader.pop(), SCOPE):
             self.input_reader.give_back([message])
 
     def seal(self) -> None:
         if len(self.works) == 1:
-            self.works.append(self.work(self.works[0]))
+            self.works.append(Decided(self.works[0]))
 
     def settle(self) -> None:
         """The commit under way has succeeded, or nothing had to be committed."""
         self.seal()
         work = self.works.pop(0)
-        batch = work.batch
-        assert isinstance(batch, Decided)
-        self.settled += batch.seen
+        self.settled += work.seen
         self.place.advance(work.position, work.ahead)
         told = work.input_position(self.place, 0, 0)
         ahead = {host.encode(): offset for host, offset in (told.ahead or {}).items()}
@@ -123,7 +122,7 @@ class Partition:
                 self.lookahead_buffer.give_back(
                     [each for each in work.looked_ahead if each.offset >= self.lookahead_buffer.start]
                 )
-        self.works = [self.work(self.place)]
+        self.works = [Decided(self.place)]
 
     def judge(self) -> None:
         """What is settled is what the checkpoint tells, each message once, and each host's in order."""
@@ -183,9 +182,7 @@ def test_what_was_passed_over_comes_again_in_its_order_when_the_commit_fails() -
     partition.settle()
     for step in (Partition.fetch, Partition.turn, Partition.ahead, Partition.ahead, Partition.fail, Partition.ahead):
         step(partition)
-    batch = partition.works[-1].batch
-    assert isinstance(batch, Decided)
-    assert [each.offset for each in batch.seen] == [partition.lookahead_buffer.start]
+    assert [each.offset for each in partition.works[-1].seen] == [partition.lookahead_buffer.start]
     for step in (Partition.fetch, Partition.turn, Partition.fail, Partition.turn, Partition.turn, Partition.settle):
         step(partition)
 

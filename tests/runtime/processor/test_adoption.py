@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from outfitter_service.runtime.processor.adoption import GIVEN_BACK_WITHIN, was_long_ended
+from outfitter_service.runtime.processor.tenure import GIVEN_BACK_WITHIN, was_long_ended
 from support.api import allocation, checkpoint
 
 

@@ -16,7 +16,7 @@ from outfitter_service.core import model as m
 from outfitter_service.runtime.dead_letter_quota import A_MINUTE
 from outfitter_service.runtime.input.input_reader import READ_AHEAD
 from outfitter_service.runtime.processor import commit_loop
-from outfitter_service.runtime.processor.commit import batch
+from outfitter_service.runtime.processor.commit import commit
 from outfitter_service.runtime.processor.processor import Limits
 from runtime.conftest import Serve
 from support.bus.faulty_bus import FaultyBus, no_faults
@@ -122,7 +122,7 @@ async def test_a_poisonous_message_costs_itself_only_whenever_the_manager_is_kil
 ) -> None:
     """Killed before, with and after the commit that leaves it behind: the next manager neither stops at it nor skips
     what came with it."""
-    well = batch.decide
+    well = commit.decide
 
     def decide(ledger: Any, rules: Any, event: m.Event, now: Any) -> Any:
         if isinstance(event, m.Incoming) and event.message.worker == "poison":
@@ -130,7 +130,7 @@ async def test_a_poisonous_message_costs_itself_only_whenever_the_manager_is_kil
         return well(ledger, rules, event, now)
 
     poison = register("poison", gpu=1)
-    monkeypatch.setattr(batch, "decide", decide)
+    monkeypatch.setattr(commit, "decide", decide)
     async with FaultyBus(url) as bus:
         one_by_one = Limits(lease_grace_s=0.1, batch_records=1)
         for number, kill_at in enumerate(("1 before", "2 before", "1 after", "2 after")):
@@ -258,7 +258,7 @@ async def test_a_stretch_of_deciding_ends_by_time_however_much_each_message_cost
     bus: FaultyBus, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Time is told by messages here: each takes as long as half a stretch may."""
-    well, now, stretches = batch.decide, 0.0, [0]
+    well, now, stretches = commit.decide, 0.0, [0]
 
     def decide(ledger: Any, rules: Any, event: m.Event, at: Any) -> Any:
         nonlocal now
@@ -266,7 +266,7 @@ async def test_a_stretch_of_deciding_ends_by_time_however_much_each_message_cost
         stretches[-1] += 1
         return well(ledger, rules, event, at)
 
-    monkeypatch.setattr(batch, "decide", decide)
+    monkeypatch.setattr(commit, "decide", decide)
     async with serve(static(1)) as manager:
         running = manager.processor._loop
         assert running is not None

@@ -10,7 +10,7 @@ from msgspec import to_builtins
 from outfitter_proto.support.processes import process_owner
 from outfitter_service.core import model as m
 from outfitter_service.runtime.processor import event_queue
-from outfitter_service.runtime.processor.commit import batch
+from outfitter_service.runtime.processor.commit import commit
 from runtime.conftest import Serve
 from support.checker.verdict import verdict
 from support.drivers.preparing import BENCHES, Bench
@@ -22,7 +22,7 @@ async def test_an_event_that_meets_a_defect_once_is_decided_at_the_next_try(
     serve: Serve, tmp_path: Any, kind: type[m.Event], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failed: list[m.Event] = []
-    well = batch.decide
+    well = commit.decide
 
     def decide(ledger: Any, rules: Any, event: m.Event, now: Any) -> Any:
         if isinstance(event, kind) and len(failed) < 2:
@@ -30,7 +30,7 @@ async def test_an_event_that_meets_a_defect_once_is_decided_at_the_next_try(
             raise RuntimeError("a defect")
         return well(ledger, rules, event, now)
 
-    monkeypatch.setattr(batch, "decide", decide)
+    monkeypatch.setattr(commit, "decide", decide)
     monkeypatch.setattr(event_queue, "RETRY_AFTER_S", 0.1)
     BENCHES[str(tmp_path)] = bench = Bench(str(tmp_path), 1)
     async with serve(preparing(bench.name)) as manager:

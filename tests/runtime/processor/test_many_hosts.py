@@ -20,7 +20,7 @@ from outfitter_service.runtime.drivers import loading
 from outfitter_service.runtime.drivers import pool as pool_module
 from outfitter_service.runtime.identity import of_partition, replica_identity
 from outfitter_service.runtime.input.scope import PartitionScope
-from outfitter_service.runtime.processor import deadlines
+from outfitter_service.runtime.processor import commit_loop
 from support.bus.faulty_bus import FaultyBus
 from support.managers.in_process import CLUSTER, register, serving, static
 
@@ -57,7 +57,7 @@ async def test_deadlines_of_some_hosts_are_looked_at_in_a_turn_and_those_of_all_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked: set[str] = set()
-    is_due = deadlines.is_due
+    is_due = commit_loop.is_due
     identity = of_partition(replica_identity(CLUSTER), 0)
     scope = PartitionScope(0, 1, identity.writer)
     with turns() as found:
@@ -67,8 +67,8 @@ async def test_deadlines_of_some_hosts_are_looked_at_in_a_turn_and_those_of_all_
             looked.add(host)
             return is_due(ledger, rules, host, now)
 
-        monkeypatch.setattr(deadlines, "is_due", look)
-        monkeypatch.setattr(deadlines, "HOSTS_AT_ONCE", AT_ONCE)
+        monkeypatch.setattr(commit_loop, "is_due", look)
+        monkeypatch.setattr(commit_loop, "HOSTS_AT_ONCE", AT_ONCE)
         async with (
             FaultyBus(f"sqlite://{tmp_path}/bus.db?synchronous=NORMAL") as bus,
             serving(bus, static(1), tmp_path, identity=identity, scope=scope, retention_s=0.0) as manager,

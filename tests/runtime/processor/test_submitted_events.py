@@ -10,7 +10,7 @@ import pytest
 from outfitter_proto.bus import BusUnavailableError
 from outfitter_proto.keys import AllocationKey
 from outfitter_service.core import model as m
-from outfitter_service.runtime.processor.commit import batch
+from outfitter_service.runtime.processor.commit import commit
 from outfitter_service.runtime.processor.commit.submissions import NotCommittedError
 from runtime.conftest import Serve
 from support.bus.faulty_bus import FaultyBus, no_faults
@@ -131,14 +131,14 @@ async def test_whoever_submits_a_report_of_a_host_that_is_not_served_hears_it(se
 async def test_an_event_that_meets_a_defect_is_given_up_for_its_submitter(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    well = batch.decide
+    well = commit.decide
 
     def decide(ledger: Any, rules: Any, event: m.Event, now: Any) -> Any:
         if isinstance(event, m.OwnerDied):
             raise RuntimeError("a defect")
         return well(ledger, rules, event, now)
 
-    monkeypatch.setattr(batch, "decide", decide)
+    monkeypatch.setattr(commit, "decide", decide)
     async with serve(static()) as manager:
         with pytest.raises(NotCommittedError, match="met a defect"), anyio.fail_after(WITHIN_S):
             await manager.processor.event_queue.submit(death("w"))

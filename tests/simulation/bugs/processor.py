@@ -14,11 +14,10 @@ from outfitter_proto.bus import (
 )
 from outfitter_service.core.state.ledger import Ledger
 from outfitter_service.runtime.input.lookahead import LookAheadBuffer
-from outfitter_service.runtime.processor.commit.batch import Batch
-from outfitter_service.runtime.processor.commit.pending_commit import PendingCommit
+from outfitter_service.runtime.processor.commit.commit import Commit
 from outfitter_service.runtime.processor.commit_loop import CommitLoop
+from outfitter_service.runtime.processor.equipment import Equipment
 from outfitter_service.runtime.processor.event_queue import EventQueue
-from outfitter_service.runtime.processor.settlement import InputLoss
 from outfitter_service.runtime.processor.takeover import Takeover
 from simulation.bugs.bug import Bug, nothing
 
@@ -27,10 +26,10 @@ from simulation.bugs.bug import Bug, nothing
 def _acting_early() -> Iterator[None]:
     commit = CommitLoop._commit
 
-    async def act_and_commit(self: CommitLoop, work: PendingCommit, checkpoint: Any) -> None:
-        for command in work.batch.effects.commands:
-            record, _ = work.batch.output.values.get(command.allocation, (None, None))
-            self._settlement._drivers.perform(command, record)  # type: ignore[arg-type]
+    async def act_and_commit(self: CommitLoop, work: Commit, checkpoint: Any) -> None:
+        for command in work.effects.commands:
+            record, _ = work.transaction.values.get(command.allocation, (None, None))
+            self._drivers.perform(command, record)  # type: ignore[arg-type]
         await commit(self, work, checkpoint)
 
     with patch.object(CommitLoop, "_commit", act_and_commit):
@@ -41,8 +40,8 @@ def _acting_early() -> Iterator[None]:
 def _ahead_whatever_came_of_it() -> Iterator[None]:
     take_back = CommitLoop._take_back
 
-    def keep_ahead(self: CommitLoop, *works: PendingCommit) -> None:
-        self._tenure.cursor.ahead = dict(self._open.ahead)
+    def keep_ahead(self: CommitLoop, *works: Commit) -> None:
+        self.cursor.ahead = dict(self._open.ahead)
         take_back(self, *works)
 
     with patch.object(CommitLoop, "_take_back", keep_ahead):
@@ -80,7 +79,7 @@ class _Everything:
 
 
 def _regardless(self: CommitLoop) -> LookAheadBuffer | None:
-    lookahead_buffer = self._inputs.lookahead.lookahead_buffer
+    lookahead_buffer = self._lookahead.lookahead_buffer
     return lookahead_buffer if lookahead_buffer and lookahead_buffer.messages else None
 
 
@@ -137,12 +136,12 @@ BUGS: tuple[Bug, ...] = (
         name="lost-input-in-silence",
         what="registrations that were lost are passed over without a word",
         within=60,
-        patches=lambda: patch.object(InputLoss, "accept", lambda self, _: self.liveness.renew_all()),
+        patches=lambda: patch.object(Equipment, "lose_input", lambda self, _: self.liveness.renew_all()),
     ),
     Bug(
         name="no-room",
         what="an event is decided for a commit whose earlier events leave no room for it",
         within=60,
-        patches=lambda: patch.object(Batch, "has_room", lambda *_: True),
+        patches=lambda: patch.object(Commit, "has_room", lambda *_: True),
     ),
 )

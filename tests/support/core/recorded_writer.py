@@ -34,8 +34,9 @@ from outfitter_service.core.decide import Rules, implied
 from outfitter_service.core.state.ledger import Ledger, PutAllocation, PutRecord
 from outfitter_service.query.replay import Replay
 from outfitter_service.runtime.changelog.snapshots import Pace, Snapshots
-from outfitter_service.runtime.processor.commit.batch import Batch
+from outfitter_service.runtime.processor.commit.commit import Commit
 from outfitter_service.runtime.processor.reporting.gauges import StateGauges
+from support.core import commits
 from support.core.core_driver import HOST, START
 
 TOPICS = topics()
@@ -68,20 +69,16 @@ class RecordedWriter:
         self.state_gauges = StateGauges(rules.specs)
         self.snapshots = self._begin()
         manager = ManagerIdentity(instance="one", version="0", since=START)
-        self.batch.apply([PutRecord(Host(host=HOST, manager=manager, since=START))])
+        self.next.apply([PutRecord(Host(host=HOST, manager=manager, since=START))])
         self.commit()
 
     def _begin(self) -> Snapshots:
         self.runs += 1
-        self.batch = self._new_batch()
+        self.next = self._begin_commit()
         return Snapshots(self.rules.writer, f"run-{self.runs}", self.pace if self.history else None)
 
-    def _new_batch(self) -> Batch:
-        return Batch(self.ledger, self.rules, self.now, on_new_host=self.unexpected, history=self.history)
-
-    @staticmethod
-    def unexpected(_: object, host: str) -> None:
-        raise AssertionError(f"nobody said anything of {host}")
+    def _begin_commit(self) -> Commit:
+        return commits.begin(self.ledger, self.rules, self.now, history=self.history)
 
     # --- what `World` has, too ---
 
@@ -90,34 +87,34 @@ class RecordedWriter:
         while self.waiting:
             event = self.waiting.popleft()
             self.said.append(event)
-            assert self.batch.decide(event) is not None, "the commit has no room for it"
+            assert self.next.decide(event) is not None, "the commit has no room for it"
 
     def message(self, message: Register | Heartbeat | Deregister) -> None:
         self.offset += 1
         self.say(m.Incoming(message, Source(partition=0, offset=self.offset)))
 
     def commit(self) -> None:
-        batch, snapshots = self.batch, self.snapshots
-        batch.renumber(HOST, 1e9)
-        batch.set_time(self.now)
+        commit, snapshots = self.next, self.snapshots
+        commit.renumber(HOST, 1e9)
+        commit.set_time(self.now)
         number = self.ledger.commits + 1
-        batch.output.add_piece(snapshots.piece(self.ledger, self.now, commit=number))
-        written = dict(batch.output.transaction(TOPICS, self._checkpoint(number)))
+        commit.transaction.piece = snapshots.piece(self.ledger, self.now, commit=number)
+        written = dict(commit.transaction.entries(TOPICS, self._checkpoint(number)))
         self._write(written[TOPICS.allocations])
         assert self.history or TOPICS.history not in written
-        self.starts[batch.now] = len(self.log)
+        self.starts[commit.now] = len(self.log)
         self.log += [entry.value or b"" for entry in written.get(TOPICS.history, [])]
         self.ledger.seal()
         self.ledger.settle()
-        assert self.state_gauges.update(batch.effects.allocations, before=batch.effects.before) == []
-        snapshots.settle(batch.output.piece, batch.output.history_bytes)
+        assert self.state_gauges.update(commit.effects.allocations, before=commit.effects.before) == []
+        snapshots.settle(commit.transaction.piece, commit.transaction.history_bytes)
         if self.history:
             self.ledgers[number] = dict(self.topic)
-        self.commands += batch.effects.commands
-        self.waiting.extend(batch.effects.follow_ups)
+        self.commands += commit.effects.commands
+        self.waiting.extend(commit.effects.follow_ups)
         self.said.clear()
         self.now += timedelta(milliseconds=1)
-        self.batch = self._new_batch()
+        self.next = self._begin_commit()
         self.check()
 
     def is_out_of_sight(self, key: str) -> bool:
@@ -134,12 +131,12 @@ class RecordedWriter:
         raise AssertionError("follow-ups do not end")
 
     def fail_commit(self) -> None:
-        self.batch.output.add_piece(self.snapshots.piece(self.ledger, self.now, commit=self.ledger.commits + 1))
+        self.next.transaction.piece = self.snapshots.piece(self.ledger, self.now, commit=self.ledger.commits + 1)
         self.ledger.rollback()
         self.snapshots.take_back()
         self.waiting.extendleft(reversed(self.said))
         self.said.clear()
-        self.batch = self._new_batch()
+        self.next = self._begin_commit()
 
     def crash(self, rules: Rules | None = None) -> None:
         """All memory is lost; the ledger is read again by a new run, which has these `rules`."""
@@ -153,7 +150,7 @@ class RecordedWriter:
         """The same run takes the partition again, and goes on with its snapshot."""
         self.snapshots.take_back()
         self._restore()
-        self.batch = self._new_batch()
+        self.next = self._begin_commit()
         self.snapshots.adopt(self.last_checkpoint())
 
     def switch(self, *, history: bool) -> None:
@@ -164,7 +161,7 @@ class RecordedWriter:
     def pass_time(self, seconds: float) -> None:
         self.commit()
         self.now += timedelta(seconds=seconds)
-        self.batch.set_time(self.now)
+        self.next.set_time(self.now)
         self.say(m.Tick(host=HOST))
 
     # --- its parts ---
@@ -174,7 +171,7 @@ class RecordedWriter:
             writer=self.rules.writer, instance=f"run-{self.runs}", cluster="outfitter", scope="host", commit=number,
             token=self.ledger.token, at=self.now,
             input=InputPosition(topic_id="t", partition=0, from_=0, to=self.offset),
-            snapshot=self.snapshots.newest(self.batch.output.piece),
+            snapshot=self.snapshots.newest(self.next.transaction.piece),
         )  # fmt: skip
 
     def _write(self, entries: list[Entry]) -> None:

@@ -186,7 +186,7 @@ class InProcessManager:
 
     def _is_quiet(self) -> bool:
         loop = self.processor._loop
-        return loop is not None and loop._sent is None and not loop._settlement.unreported
+        return loop is not None and loop._sent is None and not loop._reporter.behind
 
     async def ended_by(self, kind: type[Exception]) -> str:
         """Wait until it has ended by itself, with an error of this kind: what the error says."""

@@ -7,7 +7,7 @@ where each other kind of record stands.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from operator import itemgetter
 
@@ -30,82 +30,165 @@ from outfitter_proto.records import (
     NobodysCode,
     Note,
     Put,
+    Refresh,
     StateRecord,
     Token,
     Transition,
 )
+from outfitter_service.core.fast_path import FastGrant
 from outfitter_service.core.state.ledger import Ledger
 from outfitter_service.core.state.record_kinds import KINDS
+from outfitter_service.core.state.sizes import ENTRY_BYTES
 from outfitter_service.runtime.changelog.shape import Shape
+from outfitter_service.runtime.changelog.snapshots import Piece
 from outfitter_service.runtime.identity import Identity
 
 LONGEST_REASON = 2000
 """Most characters of a reason, which may quote the refused message."""
 
 
-def ledger_batch(
-    values: Mapping[str, tuple[Allocation | StateRecord | None, bytes | None]],
-    fast_grants: Mapping[str, tuple[Allocation, Entry]],
-    checkpoint: Checkpoint,
-    *,
-    recreated: Iterable[str] = (),
-) -> list[Entry]:
-    """The ledger's entries in order: tombstones, releases, grants by their tokens, other records, the checkpoint.
+class Transaction:
+    """What one commit writes. It begins empty. What is decided is encoded at once."""
 
-    Releases with equal labels and operators follow each other. Else their sender could choose an order in which gzip
-    sees none of these twice within its 32 KiB.
+    def __init__(self, *, history: bool = True) -> None:
+        """`history`: whether history is written."""
+        self.values: dict[str, tuple[Allocation | StateRecord | None, bytes | None]] = {}
+        """The last record of each changed key, with its encoded value; None is a tombstone."""
+        self.fast_grants: dict[str, tuple[Allocation, Entry]] = {}
+        """The records and entries of fast grants by key, in the order of their tokens."""
+        self.stepless: dict[str, None] = {}
+        """Keys that were put or deleted without a step in history."""
+        self.positions: dict[str, int] = {}
+        """Changed queue positions by key."""
+        self.letters: list[DeadLetter] = []
+        """Dead letters."""
+        self.notes: list[Note] = []
+        """History's words for people."""
+        self.piece: Piece | None = None
+        """A piece of a snapshot."""
+        self.ledger_bytes = 0
+        """At most so many bytes are in the ledger's batch, letters included."""
+        self.history_bytes = 0
+        """At most so many bytes are in history's batch."""
+        self._history = history
+        self._steps: list[Entry] = []
 
-    `values`: records and their encoded values by key; None is a tombstone. `fast_grants`: records and entries by key,
-    in the order of their tokens. `recreated`: keys that were deleted and put again. Without a tombstone in between,
-    their new records would look like changes of the old ones.
-    """
-    before = [Entry(key.encode(), None) for key in recreated]
-    released: list[tuple[bytes, Entry]] = []
-    grants: list[tuple[Token, Entry]] = []
-    after: list[Entry] = []
-    for key, (record, value) in values.items():
-        entry = Entry(key.encode(), value)
-        # `type is`: isinstance costs a microsecond where the answer is no
-        if type(record) is Allocation:
-            if record.state in HOLDING_STATES:
-                grants.append((record.token or NO_TOKEN, entry))
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to write (heartbeats move leases in memory only)."""
+        return not (self.values or self.fast_grants or self.notes or self.letters)
+
+    # --- while events are decided ---
+
+    def put(self, key: str, record: Allocation | StateRecord | None, value: bytes | None = None) -> None:
+        """Write a record, or a tombstone. `value`: the encoded record, if it is encoded already."""
+        if value is None and record is not None:
+            value = encode(record)
+        self.fast_grants.pop(key, None)
+        self.values[key] = (record, value)
+        # an earlier value of this key stays in the sum: few keys have one, and this is an upper bound
+        self.ledger_bytes += len(key) + ENTRY_BYTES + (0 if value is None else len(value))
+
+    def put_without_step(self, key: str, record: StateRecord | None, value: bytes | None = None) -> None:
+        """As `put`, for a record other than an allocation: history gets it at the end of the commit."""
+        self.stepless[key] = None
+        self.put(key, record, value)
+
+    def grant(self, grant: FastGrant, value: bytes) -> Transition:
+        """Write a fast grant, encoded as `value`, and its step. Returns the step."""
+        key, record = grant.key, grant.record
+        name = key.encode()
+        size = len(name) + ENTRY_BYTES
+        if key in self.stepless:
+            del self.values[key]
+        self.fast_grants[key] = record, Entry(name, value)
+        self.ledger_bytes += size + len(value)
+        step = grant.step(Raw(value))
+        if self._history:
+            encoded = encode(step)
+            self._steps.append(Entry(name, encoded))
+            self.history_bytes += size + len(encoded)
+        return step
+
+    def step(self, key: str, step: Transition | Refresh) -> int:
+        """Write a step into history, and return its size. Its record was mostly just encoded for the ledger."""
+        if not self._history:
+            return 0
+        if type(step) is Transition:
+            record, value = self.values[key]
+            if record is step.record and value is not None:
+                step = structs.replace(step, record=Raw(value))
+        entry = Entry(key.encode(), encode(step))
+        self._steps.append(entry)
+        size = len(key) + ENTRY_BYTES + len(entry.value or b"")
+        self.history_bytes += size
+        return size
+
+    def add_letter(self, letter: DeadLetter) -> None:
+        """Write a dead letter."""
+        self.ledger_bytes += len(letter.body) * 4 // 3 + len(letter.reason)
+        self.letters.append(letter)
+
+    # --- when it is complete ---
+
+    def entries(self, topics: Topics, checkpoint: Checkpoint) -> list[tuple[str, list[Entry]]]:
+        """The entries by topic, in the order in which they are written."""
+        last = Entry(checkpoint.key.encode(), encode(checkpoint))
+        written: list[tuple[str, list[Entry]]] = []
+        if self._history:
+            notes = [Entry(note.writer.encode(), encode(note)) for note in self.notes]
+            written.append((topics.history, [*notes, *self._steps, *self._end_of_history(checkpoint.writer, last)]))
+        if self.letters:
+            written.append((topics.dead_letters, letter_entries(self.letters)))
+        return [*written, (topics.allocations, [*self._records(), last])]
+
+    def _records(self) -> list[Entry]:
+        """The ledger's entries in order: tombstones, releases, grants by their tokens, other records.
+
+        Releases with equal labels and operators follow each other. Else their sender could choose an order in which
+        gzip sees none of these twice within its 32 KiB.
+        """
+        before = [Entry(key.encode(), None) for key in self.stepless if self._is_recreated(key)]
+        released: list[tuple[bytes, Entry]] = []
+        grants: list[tuple[Token, Entry]] = []
+        after: list[Entry] = []
+        for key, (record, value) in self.values.items():
+            entry = Entry(key.encode(), value)
+            # `type is`: isinstance costs a microsecond where the answer is no
+            if type(record) is Allocation:
+                if record.state in HOLDING_STATES:
+                    grants.append((record.token or NO_TOKEN, entry))
+                else:
+                    released.append((encode((record.request.labels, record.request.operators)), entry))
             else:
-                released.append((encode((record.request.labels, record.request.operators)), entry))
-        else:
-            kind = KINDS.get(type(record))
-            (after if kind is not None and kind.after_grants else before).append(entry)
-    granted = [entry for _, entry in fast_grants.values()]
-    if grants:
-        grants += [(record.token or NO_TOKEN, entry) for record, entry in fast_grants.values()]
-        granted = [entry for _, entry in sorted(grants, key=itemgetter(0))]
-    before += [entry for _, entry in sorted(released, key=itemgetter(0))]
-    return [*before, *granted, *after, Entry(checkpoint.key.encode(), encode(checkpoint))]
+                kind = KINDS.get(type(record))
+                (after if kind is not None and kind.after_grants else before).append(entry)
+        granted = [entry for _, entry in self.fast_grants.values()]
+        if grants:
+            grants += [(record.token or NO_TOKEN, entry) for record, entry in self.fast_grants.values()]
+            granted = [entry for _, entry in sorted(grants, key=itemgetter(0))]
+        return [*before, *[entry for _, entry in sorted(released, key=itemgetter(0))], *granted, *after]
 
+    def _is_recreated(self, key: str) -> bool:
+        """Whether an allocation was deleted and put again. Without a tombstone in between, its new record would look
+        like a change of the old one."""
+        return key not in self.values or type(self.values[key][0]) is Allocation
 
-def commit_entries(
-    checkpoint: Checkpoint,
-    last: Entry,
-    stepless: Mapping[str, tuple[Allocation | StateRecord | None, bytes | None]],
-    positions: dict[str, int],
-    piece: Entry | None,
-) -> list[Entry]:
-    """History's entries at the end of a commit, after its steps.
-
-    They are the records that were put or deleted without a step (`stepless`), the `piece` of a snapshot, and the commit
-    itself. The commit has the checkpoint as in the ledger's `last` entry, and the changed queue `positions`.
-    """
-    writer = checkpoint.writer
-    entries: list[Entry] = []
-    dropped: list[str] = []
-    for key, (record, value) in stepless.items():
-        if value is None:
-            dropped.append(key)
-        elif type(record) in KINDS:
-            entries.append(Entry(key.encode(), encode(Put(writer=writer, key=key, record=Raw(value)))))
-    if piece is not None:
-        entries.append(piece)
-    end = Commit(writer=writer, checkpoint=Raw(last.value or b""), positions=positions, dropped=dropped)
-    return [*entries, Entry(writer.encode(), encode(end))]
+    def _end_of_history(self, writer: str, last: Entry) -> list[Entry]:
+        """History's entries after the steps: the records that were put or deleted without a step, the piece of a
+        snapshot, and the commit itself. That has the checkpoint as in the ledger's `last` entry."""
+        entries: list[Entry] = []
+        dropped: list[str] = []
+        for key in self.stepless:
+            record, value = self.values.get(key, (None, b""))
+            if value is None:
+                dropped.append(key)
+            elif type(record) in KINDS:
+                entries.append(Entry(key.encode(), encode(Put(writer=writer, key=key, record=Raw(value)))))
+        if self.piece is not None:
+            entries.append(self.piece.entry)
+        end = Commit(writer=writer, checkpoint=Raw(last.value or b""), positions=self.positions, dropped=dropped)
+        return [*entries, Entry(writer.encode(), encode(end))]
 
 
 def checkpoint(
@@ -150,16 +233,6 @@ def checkpoint(
     )
 
 
-def note_entry(note: Note) -> Entry:
-    """A note under its writer's key."""
-    return Entry(note.writer.encode(), encode(note))
-
-
-def step_entry(key: str, step: Transition, record: bytes | None) -> Entry:
-    """A step under its allocation's key. `record`: its record, if it is encoded already."""
-    return Entry(key.encode(), encode(step if record is None else structs.replace(step, record=Raw(record))))
-
-
 def dead_letter(
     message: Message, reason: str, field: str | None, *, writer: str, at: datetime, code: str | UnsetType = UNSET
 ) -> DeadLetter:
@@ -183,16 +256,3 @@ def dead_letter(
 def letter_entries(letters: Sequence[DeadLetter]) -> list[Entry]:
     """Dead letters under their keys."""
     return [Entry(letter.key.encode(), encode(letter)) for letter in letters]
-
-
-def batches(
-    topics: Topics, history: list[Entry], letters: Sequence[DeadLetter], ledger: list[Entry]
-) -> list[tuple[str, list[Entry]]]:
-    """One transaction's batches in the order in which they are written."""
-    batches: list[tuple[str, list[Entry]]] = []
-    if history:
-        batches.append((topics.history, history))
-    if letters:
-        batches.append((topics.dead_letters, letter_entries(letters)))
-    batches.append((topics.allocations, ledger))
-    return batches

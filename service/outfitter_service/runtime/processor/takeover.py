@@ -12,12 +12,10 @@ from outfitter_proto.codec import encode
 from outfitter_proto.names import transactional_id
 from outfitter_proto.records import NO_COMMIT, CommitNumber, Host
 from outfitter_service.runtime.changelog.restore import Restored, restore, rivals_since, unchanged
-from outfitter_service.runtime.changelog.shape import TopicCheck, TopicsChangedError
-from outfitter_service.runtime.clock import Clock
+from outfitter_service.runtime.changelog.shape import TopicsChangedError
 from outfitter_service.runtime.input.assignment import Assignment
-from outfitter_service.runtime.processor.limits import Limits
-from outfitter_service.runtime.processor.reporting.reporter import CommitReporter
-from outfitter_service.runtime.processor.tenure import RecycledError
+from outfitter_service.runtime.processor import same_machine
+from outfitter_service.runtime.processor.equipment import Equipment
 from outfitter_service.runtime.processor.unrecorded_workers import SearchOfHost, refuse_unrecorded
 
 END_WAIT_S = 20.0
@@ -26,6 +24,10 @@ expiry scan."""
 RESTORE_REUSE_S = 60.0
 """How long a restore done before fencing may be reused. Must be below delete.retention.ms, however the topic was made.
 """
+
+
+class RecycledError(BusError):
+    """The writer is tainted: one of its requests may reach the bus late and still act. So the manager replaces it."""
 
 
 class ForeignManagerError(RuntimeError):
@@ -37,30 +39,21 @@ class Takeover:
     number of the newest known commit: if another manager has committed since, that one has taken over. `may_fence`:
     the check before fencing has passed, so this manager and this ledger belong together."""
 
-    def __init__(
-        self,
-        assignment: Assignment,
-        topic_check: TopicCheck,
-        limits: Limits,
-        clock: Clock,
-        reporter: CommitReporter,
-        *,
-        judges_successors: bool,
-        search: SearchOfHost,
-    ) -> None:
+    def __init__(self, equipment: Equipment, *, judges_successors: bool, search: SearchOfHost) -> None:
         """`judges_successors`: whether the ledger is the only source for who works here now. In cluster scope the
         group's coordinator knows. `search` finds the processes of a host's workers."""
-        self._assignment = assignment
-        self._topic_check = topic_check
-        self._limits = limits
-        self._clock = clock
-        self._log = reporter.log
+        assignment = self._assignment = equipment.assignment
+        self._topic_check = equipment.topic_check
+        self._limits = equipment.limits
+        self._clock = equipment.instruments.clock
+        self._log = equipment.reporter.log
         self._judges_successors = judges_successors
         self._search = search
         self._writer_identity = transactional_id(assignment.identity.cluster, assignment.identity.writer)
         self._writer_tenure: str | None = None
         self._early_restore: tuple[Restored, float, datetime] | None = None
         self._newest_commit: CommitNumber | None = None
+        self._warned_of_names = False
         self.may_fence = False
 
     def note_commit(self, commit: CommitNumber) -> None:
@@ -184,6 +177,11 @@ class Takeover:
         return restored
 
     # --- other managers ---
+
+    async def warn_of_other_names(self, restored: Restored) -> None:
+        """Warn, once, if this machine has live allocations under another host name."""
+        if not self._warned_of_names:
+            self._warned_of_names = await same_machine.warn(self._assignment, restored)
 
     async def check_for_rivals(self, opened: anyio.Event, end: int) -> None:
         """Check for managers of the other scope again after the first commit (`opened`), from the restore's `end` on.

@@ -17,9 +17,9 @@ from outfitter_proto.keys import AllocationKey
 from outfitter_proto.records import Owner, Survivors, Token
 from outfitter_service.core import model as m
 from outfitter_service.runtime.processor.commit import quotas
-from outfitter_service.runtime.processor.commit.batch import Batch
 from outfitter_service.runtime.processor.limits import Limits
 from support.checker.verdict import verdict
+from support.core import commits
 from support.core.core_driver import CoreDriver
 from support.jumping_clock import JumpingClock
 from support.managers.in_process import TOPICS, InProcessManager, deregister, register, serving, static
@@ -165,10 +165,10 @@ def test_what_delays_a_release_is_said_in_so_many_bytes_and_again_when_the_windo
 
     def delays(reasons: range) -> int:
         """Bytes of the records and steps of so many reports."""
-        batch = Batch(core.ledger, core.rules, core.now, on_new_host=lambda _, __: None, quotas=most)
+        commit = commits.begin(core.ledger, core.rules, core.now, quotas=most)
         for number in reasons:
-            batch.decide(m.ReleaseDelayed(allocation=KEY, token=Token(1), reason=f"process {number} still runs"))
-        return batch.quota_use.rewritten["h"]
+            commit.decide(m.ReleaseDelayed(allocation=KEY, token=Token(1), reason=f"process {number} still runs"))
+        return commit.rewritten["h"]
 
     assert 0 < delays(range(100)) <= MOST_BYTES + 5000
     assert core["w"].delayed_by != "process 99 still runs"

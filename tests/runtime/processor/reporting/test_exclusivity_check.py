@@ -10,7 +10,7 @@ import pytest
 from outfitter_proto.bus import Entry
 from outfitter_proto.records import Allocation, ResolvedRequest, Source
 from outfitter_service.core.decide import decide
-from outfitter_service.runtime.processor.commit import batch
+from outfitter_service.runtime.processor.commit import commit
 from outfitter_service.runtime.processor.reporting.exclusivity_check import Holders, Violation
 from runtime.conftest import Serve
 from support.bus.faulty_bus import FaultyBus
@@ -104,7 +104,7 @@ async def test_an_event_that_meets_a_defect_of_ours_costs_itself_only(
             raise ZeroDivisionError("a defect")
         return decide(ledger, rules, event, now)
 
-    monkeypatch.setattr(batch, "decide", defective)
+    monkeypatch.setattr(commit, "decide", defective)
     async with serve(static(2)) as manager:
         await manager.say(register("poison", gpu=1), register("next", gpu=1))
         await manager.state("next", "allocated")

@@ -16,7 +16,8 @@ from outfitter_service.core.state.ledger import Ledger
 from outfitter_service.core.states import ALLOCATED, FAILED
 from outfitter_service.metrics import Metrics
 from outfitter_service.runtime.changelog.restore import Restored
-from outfitter_service.runtime.processor.commit.batch import LOGGED, Batch
+from outfitter_service.runtime.processor.commit.commit import Commit
+from outfitter_service.runtime.processor.commit.effects import LOGGED
 from outfitter_service.runtime.processor.reporting.exclusivity_check import Violation
 from outfitter_service.runtime.processor.reporting.gauges import NONE, StateGauges
 
@@ -72,7 +73,7 @@ class CommitReporter:
         self._lines = LineLimiter()
         self._unlogged = 0
         self._held_back: set[tuple[str, str]] = set()
-        self._settled: list[Batch] = []
+        self._settled: list[Commit] = []
         self._counting = False
 
     @property
@@ -80,34 +81,34 @@ class CommitReporter:
         """Whether some settled commits are not reported or counted yet."""
         return bool(self._settled) or self._counting
 
-    def settled(self, batch: Batch) -> None:
+    def settled(self, commit: Commit) -> None:
         """A commit is settled; `catch_up` will report it."""
-        self._settled.append(batch)
+        self._settled.append(commit)
 
     def catch_up(self, ledger: Ledger) -> None:
         """Report settled commits. Of many hosts it counts some at a time."""
-        for batch in self._settled:
-            self.committed(batch)
+        for commit in self._settled:
+            self.committed(commit)
         self._settled.clear()
         self._counting = self.state_gauges.catch_up(ledger)
 
-    def committed(self, batch: Batch) -> None:
+    def committed(self, commit: Commit) -> None:
         """Count and log a commit."""
         metrics = self._metrics
-        self._registered_ms.update(batch.report.registered_ms)
-        for kind, count in batch.report.kinds.items():
+        self._registered_ms.update(commit.effects.registered_ms)
+        for kind, count in commit.effects.kinds.items():
             metrics.events.labels(kind).inc(count)
-        metrics.events.labels("register").inc(sum(map(len, batch.report.granted.values())))
-        omitted = sum(messages.count for messages in batch.quota_use.omitted.values())
-        metrics.dead_letters.inc(len(batch.output.letters) - len(batch.quota_use.summed) + omitted)
+        metrics.events.labels("register").inc(sum(map(len, commit.effects.granted.values())))
+        omitted = sum(messages.count for messages in commit.omitted.values())
+        metrics.dead_letters.inc(len(commit.transaction.letters) - len(commit.summed) + omitted)
         metrics.dead_letters_omitted.inc(omitted)
-        for letter in batch.output.letters[: self._lines.allow(min(LOGGED, len(batch.output.letters)))]:
-            about = batch.report.about.get(letter.key, {})
+        for letter in commit.transaction.letters[: self._lines.allow(min(LOGGED, len(commit.transaction.letters)))]:
+            about = commit.effects.about.get(letter.key, {})
             self.log.warning("dead letter", reason=letter.reason, field=letter.field, source=letter.key, **about)
-        self._log_unknown_fields(batch)
-        self._count(batch)
-        logged = self._lines.allow(min(LOGGED, len(batch.report.steps)))
-        for _, step in batch.report.steps[:logged]:
+        self._log_unknown_fields(commit)
+        self._count(commit)
+        logged = self._lines.allow(min(LOGGED, len(commit.effects.steps)))
+        for _, step in commit.effects.steps[:logged]:
             self.log.info(
                 step.to,
                 host=step.host,
@@ -116,14 +117,14 @@ class CommitReporter:
                 event_kind=step.event,
                 explanation=step.explanation,
             )
-        self._unlogged += len(batch.report.steps) - logged + batch.report.unlogged
+        self._unlogged += len(commit.effects.steps) - logged + commit.effects.unlogged
         if self._unlogged and self._lines.allow(1):
             self.log.info("and more transitions", more=self._unlogged)
             self._unlogged = 0
-        for host in batch.effects.announced:
-            self._log_held_back(host, batch.ledger)
-        self._log_renamed(batch)
-        self._report_violations(self.state_gauges.update(batch.effects.allocations, before=batch.effects.before))
+        for host in commit.effects.announced:
+            self._log_held_back(host, commit.ledger)
+        self._log_renamed(commit)
+        self._report_violations(self.state_gauges.update(commit.effects.allocations, before=commit.effects.before))
 
     def _log_held_back(self, host: str, ledger: Ledger) -> None:
         """Log when the first device of a resource is held back, and when none is any more."""
@@ -144,11 +145,11 @@ class CommitReporter:
                 self._held_back.discard((host, resource))
                 self.log.info("no devices are held back any more", host=host, resource=resource)
 
-    def _log_renamed(self, batch: Batch) -> None:
+    def _log_renamed(self, commit: Commit) -> None:
         """Warn of held devices whose name has changed: their ids may mean other devices now."""
         renamed: list[dict[str, str]] = []
-        for key, before in batch.effects.before.items():
-            record = batch.effects.allocations.get(key)
+        for key, before in commit.effects.before.items():
+            record = commit.effects.allocations.get(key)
             if record is not None and record.resources != before.resources:
                 host, worker, incarnation = allocation_names(key)
                 holder = {"host": host, "worker": worker, "incarnation": incarnation}
@@ -156,10 +157,10 @@ class CommitReporter:
         for fields in renamed[: self._lines.allow(min(LOGGED, len(renamed)))]:
             self.log.warning("a held device has another name now: its driver may mean another device", **fields)
 
-    def _log_unknown_fields(self, batch: Batch) -> None:
+    def _log_unknown_fields(self, commit: Commit) -> None:
         """Count all messages with unknown fields, and log some of each minute: a client that misspells a field does so
         in each message."""
-        for message, warnings in batch.report.unknown_fields:
+        for message, warnings in commit.effects.unknown_fields:
             self._metrics.unknown_fields.labels(message.__struct_config__.tag).inc()
             now = time.monotonic()
             if now - self._warned_since >= 60:
@@ -175,13 +176,13 @@ class CommitReporter:
                     warnings=warnings,
                 )
 
-    def _count(self, batch: Batch) -> None:
-        """Count transitions. Grants, their waits and ends are summed up first, because there are many; the batch has
+    def _count(self, commit: Commit) -> None:
+        """Count transitions. Grants, their waits and ends are summed up first, because there are many; the commit has
         counted the fast grants."""
-        waits = {resource: Counter(arrived) for resource, arrived in batch.report.granted.items()}
-        grants = defaultdict(int, {resource: len(arrived) for resource, arrived in batch.report.granted.items()})
+        waits = {resource: Counter(arrived) for resource, arrived in commit.effects.granted.items()}
+        grants = defaultdict(int, {resource: len(arrived) for resource, arrived in commit.effects.granted.items()})
         ends: Counter[tuple[str, str]] = Counter()
-        for key, step in batch.report.steps:
+        for key, step in commit.effects.steps:
             record = step.record
             if type(record) is not Allocation:  # it is encoded already: a fast grant
                 continue
