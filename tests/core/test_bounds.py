@@ -166,10 +166,10 @@ def test_a_message_looks_at_few_ends_that_it_may_not_delete_yet_however_many_the
     for number in range(1000):
         core.register("w", 9, incarnation=f"{number}")
     builder = DecisionBuilder(core.ledger, core.rules, core.now, cause="register")
-    assert ending.forgettable(builder, Counted(core.host_state.past["w"]), 256) == []
+    assert ending.forgettable(builder, Counted(core.host_state.runs.past["w"]), 256) == []
     assert 0 < looked_at <= ending.LOOKED_AT
     core.commit()
-    assert ending.forgettable(builder, Counted(core.host_state.past["w"]), 2) == ["h/w/0", "h/w/1"]
+    assert ending.forgettable(builder, Counted(core.host_state.runs.past["w"]), 2) == ["h/w/0", "h/w/1"]
 
 
 def test_of_a_long_reason_the_beginning_is_kept_and_the_deregistration_obeyed() -> None:
@@ -187,7 +187,7 @@ def test_of_too_many_that_are_over_those_that_ended_first_are_forgotten_before_t
     for number in range(8):
         core.deregister(f"w{number}")
         core.now += timedelta(seconds=1)
-    assert core.host_state.final_count == 8
+    assert core.host_state.runs.final_count == 8
     assert core.say(m.Tick(host="h")).changes == []  # it is not in the ledger yet how they ended
     assert is_due(core.ledger, core.rules, "h", core.now)
     core.pass_time(0)
@@ -251,7 +251,7 @@ def test_however_fast_runs_of_one_worker_end_so_many_are_remembered_and_a_good_o
     if kind == "fails":
         core.report("a", "b")
     changes = storm(core, kind, 1000)
-    assert len(core.host_state.incarnations["w"]) <= 8 + 2 * 50
+    assert len(core.host_state.runs.incarnations["w"]) <= 8 + 2 * 50
     assert max(changes) <= 16
     core.commit()
     begun = len(core.decisions)
@@ -273,7 +273,7 @@ def test_what_an_earlier_version_has_piled_up_goes_in_pieces() -> None:
         core.register("w", 1, incarnation=f"again-{number}")
         changes.append(len(core.decisions[-1].changes))
     assert max(changes) <= 16
-    assert len(core.host_state.incarnations["w"]) <= 8 + 2
+    assert len(core.host_state.runs.incarnations["w"]) <= 8 + 2
 
 
 def test_runs_that_hold_devices_are_neither_forgotten_nor_looked_at_again_and_again() -> None:
@@ -281,7 +281,7 @@ def test_runs_that_hold_devices_are_neither_forgotten_nor_looked_at_again_and_ag
     for number in range(200):
         core.register("w", resources={}, incarnation=f"{number}")
     assert all(len(decision.changes) <= 2 and len(decision.final_leases) <= 1 for decision in core.decisions)
-    assert len(core.host_state.live) == 200
+    assert len(core.host_state.holders.live) == 200
     assert all(core["w", f"{number}"].reason_code == "superseded" for number in range(199))
 
 
@@ -291,7 +291,7 @@ def test_a_flood_of_workers_that_end_is_forgotten_as_fast_as_it_comes() -> None:
         core.deregister(f"w{number}")
         if number % 20 == 0:
             core.commit()
-    assert core.host_state.final_count <= 10 + 2 * 20
+    assert core.host_state.runs.final_count <= 10 + 2 * 20
 
 
 @pytest.mark.parametrize("takes_back", [False, True])
@@ -315,12 +315,14 @@ def test_to_forget_a_run_and_to_take_that_back_takes_no_longer_the_more_there_ar
     storm(core, "unseen", 2000)
     core.commit()
     host_state = core.host_state
-    host_state.incarnations["w"] = tuple([(offset, Counted(key)) for offset, key in host_state.incarnations["w"]])
-    host_state.past["w"] = [(since, Counted(key)) for since, key in host_state.past["w"]]
+    host_state.runs.incarnations["w"] = tuple(
+        [(offset, Counted(key)) for offset, key in host_state.runs.incarnations["w"]]
+    )
+    host_state.runs.past["w"] = [(since, Counted(key)) for since, key in host_state.runs.past["w"]]
     change_all(core.ledger, [DropAllocation(f"h/w/unseen-{number}") for number in range(1000)])
     if takes_back:
         core.ledger.rollback()
-    assert len(host_state.incarnations["w"]) == (2000 if takes_back else 1000)
+    assert len(host_state.runs.incarnations["w"]) == (2000 if takes_back else 1000)
     assert Counted.compared < 2000 * 2 * 2 * 20
 
 

@@ -36,7 +36,7 @@ def test_retention_goes_on_after_a_clock_that_was_ahead() -> None:
         core.deregister(f"x{n}")
         core.now += timedelta(hours=1)
         tick_if_due(core)
-    assert core.host_state.final_count <= 2
+    assert core.host_state.runs.final_count <= 2
     assert "h/w0/1" not in core.ledger.allocations
 
 
@@ -96,7 +96,7 @@ def test_records_of_the_future_are_within_the_bound_of_records_that_are_over() -
     core.now -= YEAR
     tick_if_due(core)
     tick_if_due(core)
-    assert core.host_state.final_count == 3
+    assert core.host_state.runs.final_count == 3
 
 
 def test_a_host_whose_record_is_of_the_future_is_forgotten_in_time() -> None:
@@ -124,7 +124,7 @@ def test_what_is_remembered_of_a_worker_is_bounded_although_the_clock_goes_back(
         core.now -= timedelta(seconds=1)
         core.ledger.seal()
         core.ledger.settle()
-    assert len(core.host_state.incarnations["w"]) <= 2 + 2 * 6  # those of this commit, and of the one before
+    assert len(core.host_state.runs.incarnations["w"]) <= 2 + 2 * 6  # those of this commit, and of the one before
 
 
 def test_what_is_over_and_became_too_large_to_write_loses_its_devices_when_the_clock_was_set_back() -> None:

@@ -61,7 +61,7 @@ def test_a_repeated_registration_of_an_older_incarnation_renews_nothing() -> Non
     core.register("w", 1, incarnation="2")
     core.register("w", 1)
     assert core.decisions[-1].renewed == []
-    assert core.ledger.host_state("h").newest("w") == "h/w/2"
+    assert core.ledger.host_state("h").runs.newest("w") == "h/w/2"
 
 
 def test_a_superseded_incarnation_does_not_come_back_when_the_newer_one_is_forgotten() -> None:
@@ -83,9 +83,9 @@ def test_the_newest_of_those_that_are_remembered_is_current() -> None:
     core.register("w", 1, incarnation="3")
     core.register("w", 1, incarnation="4")
     core.say(m.OwnerDied(allocation="h/w/4", detail="gone"))
-    assert core.host_state.newest("w") == "h/w/4"
+    assert core.host_state.runs.newest("w") == "h/w/4"
     core.ledger.change(DropAllocation("h/w/4"))
-    assert core.host_state.newest("w") == "h/w/3"
+    assert core.host_state.runs.newest("w") == "h/w/3"
 
 
 def test_a_deregistration_of_an_older_incarnation_ends_only_itself() -> None:
@@ -224,7 +224,7 @@ def test_a_registration_after_its_own_deregistration_grants_nothing() -> None:
     core.deregister("w")
     assert core.register("w", 1).state == "ended"
     assert core.decisions[-1].kind == "late"
-    assert core.host_state.live == {}
+    assert core.host_state.holders.live == {}
 
 
 def test_a_registration_that_comes_after_its_own_deregistration_was_seen_first_grants_nothing() -> None:

@@ -353,7 +353,7 @@ def test_a_failure_that_concerns_nobody_any_more_is_forgotten_with_its_delay() -
     core.fail("did not end within 10 s")
     core.deregister("two")
     core.say(m.DriverRetry(host=HOST, resource="gpu"))
-    assert core.host_state.inventory("gpu").failure is None
+    assert core.host_state.devices.inventory("gpu").failure is None
 
 
 def test_one_that_wants_its_devices_now_waits_for_the_answer_to_its_own_question() -> None:

@@ -250,7 +250,7 @@ class Core(RuleBasedStateMachine):
     def storm(self, worker: str, kinds: list[str]) -> None:
         """A worker that is started again and again, and deregistrations of runs that nobody has seen."""
         world = self.world
-        before = {key for _, key in world.ledger.host_state(HOST).endings}
+        before = {key for _, key in world.ledger.host_state(HOST).runs.endings}
         for kind in kinds:
             incarnation = f"run-{world.offset}"
             resources = {"gpu": ResourceRequest(amount=9 if kind == "fails" else 1)}
@@ -259,21 +259,21 @@ class Core(RuleBasedStateMachine):
             if kind in ("unseen", "leaves"):
                 world.message(Deregister(host=HOST, worker=worker, incarnation=incarnation))
         host_state = world.ledger.host_state(HOST)
-        runs = [key for _, key in host_state.incarnations.get(worker, ())]
-        live = sum(key in host_state.live for key in runs)
+        runs = [key for _, key in host_state.runs.incarnations.get(worker, ())]
+        live = sum(key in host_state.holders.live for key in runs)
         fresh = 2 * BURST  # of this commit, and of the one before
         assert len(runs) <= world.rules.max_incarnations + live + fresh
         # what a driver's failure ends meanwhile is in no way bounded by the messages
-        ended = {key for _, key in host_state.endings} - before
+        ended = {key for _, key in host_state.runs.endings} - before
         others = sum(not key.startswith(f"{HOST}/{worker}/") for key in ended)
-        assert host_state.final_count <= max(len(before), world.rules.max_final) + fresh + others
+        assert host_state.runs.final_count <= max(len(before), world.rules.max_final) + fresh + others
         world.commit()
 
-    @precondition(lambda self: self.world.ledger.host_state(HOST).live)
+    @precondition(lambda self: self.world.ledger.host_state(HOST).holders.live)
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
         """Somebody who holds devices is over."""
-        key = data.draw(st.sampled_from(sorted(self.world.ledger.host_state(HOST).live)))
+        key = data.draw(st.sampled_from(sorted(self.world.ledger.host_state(HOST).holders.live)))
         self.world.say(m.OwnerDied(allocation=key, detail="gone"))
 
     # --- drivers ---
@@ -309,7 +309,7 @@ class Core(RuleBasedStateMachine):
     def fail(self, resource: str, permanent: bool, silent: bool) -> None:
         """…and if its driver is `silent` for long, nobody knows any more how its devices are."""
         failure = m.DriverFailure(reason="no", permanent=permanent)
-        named = self.world.ledger.host_state(HOST).inventory(resource).as_reported if silent else ()
+        named = self.world.ledger.host_state(HOST).devices.inventory(resource).as_reported if silent else ()
         devices = tuple(structs.replace(each, health=Health.UNKNOWN, reason="silent") for each in named)
         self.world.say(m.DriverReport(host=HOST, resource=resource, devices=devices, failure=failure))
 

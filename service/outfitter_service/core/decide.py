@@ -104,7 +104,7 @@ def renumber(ledger: Ledger, rules: Rules, host: str) -> list[PutAllocation]:
     """The changes that refresh a host's queue positions in records. They are no steps of allocations."""
     changes: list[PutAllocation] = []
     host_state = ledger.hosts.get(host)
-    for position, (_, _, key) in enumerate(host_state.queue if host_state is not None else (), start=1):
+    for position, (_, _, key) in enumerate(host_state.waiters.queue if host_state is not None else (), start=1):
         record = ledger.allocations[key]
         recorded = record.queue_position
         if position > SHOWN_POSITIONS and (recorded is None or recorded > SHOWN_POSITIONS):

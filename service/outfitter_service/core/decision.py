@@ -287,7 +287,9 @@ class DecisionBuilder:
         if held != (state in HOLDING_STATES):
             self._moved.append((unshortened, -1 if held else 1))
             host_state = self.host_state(after.host)
-            if held and (key in host_state.suspects or host_state.has_refused or host_state.has_old_names):
+            if held and (
+                key in host_state.devices.suspects or host_state.devices.has_refused or host_state.devices.has_old_names
+            ):
                 self.reschedule(after.host)
         return after
 

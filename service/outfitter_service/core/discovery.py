@@ -13,12 +13,13 @@ from outfitter_service.core.decision import DecisionBuilder, Rules
 from outfitter_service.core.hosts import host_record, refreshed, with_health
 from outfitter_service.core.placement import policy
 from outfitter_service.core.state import held_back_devices, names_room
-from outfitter_service.core.state.host_state import HostState, QueueEntry, queue_entry
+from outfitter_service.core.state.host_state import HostState
 from outfitter_service.core.state.infos import names_held, other_names
 from outfitter_service.core.state.ledger import SetInventory, SetScan
 from outfitter_service.core.state.overlay import HostOverlay
 from outfitter_service.core.state.resource_state import ResourceState
 from outfitter_service.core.state.sizes import FullError, OversizeError
+from outfitter_service.core.state.waiter_index import QueueEntry, queue_entry
 from outfitter_service.core.states import PENDING, RELEASING, Step
 
 Infos = dict[str, list[dict[str, str]]]
@@ -47,7 +48,7 @@ def report(builder: DecisionBuilder, event: m.DriverReport) -> None:
     host_state = builder.host_state(event.host)
     # an answer without news matters only to those who wait for an answer
     is_news = others or not _serves_the_same(before, inventory)
-    waiters = host_state.queue if is_news else host_state.unanswered.get(event.resource)
+    waiters = host_state.waiters.queue if is_news else host_state.waiters.unanswered.get(event.resource)
     is_for_one = event.resource in builder.rules.per_worker and not others and before.refused == inventory.refused
     if is_for_one and (before.failure is None or inventory.failure is not None):
         waiters = _concerned(builder, host_state, event.resource, before.asking_for)
@@ -70,7 +71,7 @@ def _reported(
     inventory = structs.replace(inventory, linked=_still_linked(host_state, event.resource, inventory))
     if event.resource in specs:
         inventory = held_back_devices.with_known_names(host_state, specs[event.resource], before, inventory)
-    changed = _reassessed(builder, host_state, {**host_state.inventories, event.resource: inventory})
+    changed = _reassessed(builder, host_state, {**host_state.devices.inventories, event.resource: inventory})
     return changed.pop(event.resource, inventory), changed
 
 
@@ -78,7 +79,7 @@ def _concerned(
     builder: DecisionBuilder, host_state: HostState, resource: str, key: AllocationKey | None
 ) -> list[QueueEntry]:
     """The waiters whom an answer for one worker concerns: that worker, and those that have none yet."""
-    concerned = list(host_state.unanswered.get(resource, ()))
+    concerned = list(host_state.waiters.unanswered.get(resource, ()))
     record = builder.record(key) if key is not None else None
     if record is not None and record.state == PENDING:
         concerned.append(queue_entry(record))
@@ -104,11 +105,11 @@ def _put_inventories(
     host = host_state.host
     for resource, inventory in inventories.items():
         builder.change(SetInventory(host, resource, inventory))
-    if waiters and (host_state.scan_from is None or waiters[0] < host_state.scan_from):
+    if waiters and (host_state.waiters.scan_from is None or waiters[0] < host_state.waiters.scan_from):
         builder.change(SetScan(host, waiters[0]))
     if host_state.record is not None:
-        merged = {**host_state.inventories, **inventories}
-        held = bool(host_state.live)
+        merged = {**host_state.devices.inventories, **inventories}
+        held = bool(host_state.holders.live)
         record = host_record(host_state.record, builder.rules, merged, builder.now, held=held)
         if record is not None:
             builder.put_record(record)
@@ -119,14 +120,14 @@ def release_held_back(builder: DecisionBuilder, host: str) -> bool:
     """Release held-back devices if a holder that caused this has ended, take reports again for which there is room now,
     and forget names that only holders needed if nobody holds a device any more. Returns whether there is any of it."""
     host_state = builder.host_state(host)
-    outlives_names = host_state.has_old_names and not host_state.live
-    is_settled = host_state.suspects <= host_state.live.keys() and not outlives_names
-    if is_settled and not host_state.has_refused:
+    outlives_names = host_state.devices.has_old_names and not host_state.holders.live
+    is_settled = host_state.devices.suspects <= host_state.holders.live.keys() and not outlives_names
+    if is_settled and not host_state.devices.has_refused:
         return False
-    changed = _reassessed(builder, host_state, host_state.inventories)
+    changed = _reassessed(builder, host_state, host_state.devices.inventories)
     if is_settled and not changed:
         return False
-    _put_inventories(builder, host_state, changed, host_state.queue)
+    _put_inventories(builder, host_state, changed, host_state.waiters.queue)
     return True
 
 
@@ -162,7 +163,7 @@ def _is_retried(spec: m.ResourceSpec, failure: m.DriverFailure) -> bool:
 def _still_linked(host_state: HostState, resource: str, inventory: ResourceState) -> tuple[tuple[str, ...], ...]:
     """The groups of names that the driver no longer connects and that must stay connected: a worker holds the device,
     and its record lacks one of the names."""
-    groups = [tuple(names) for names in host_state.connected(resource) if len(names) > 1]
+    groups = [tuple(names) for names in host_state.devices.connected(resource) if len(names) > 1]
     if not groups:
         return ()
     lacking = names_room.lacking_names(host_state)
@@ -172,12 +173,12 @@ def _still_linked(host_state: HostState, resource: str, inventory: ResourceState
 
 def _aliases_now(host_state: HostState, record: Allocation) -> dict[str, list[str]] | UnsetType:
     """The other names of a holder's devices. Names that were connected once stay connected while it holds them."""
-    if not host_state.classes:
+    if not host_state.devices.classes:
         return record.aliases
     aliases = {
         device_id: others
         for device_id, recorded in names_held(record)
-        if (others := other_names(device_id, recorded, host_state.classes))
+        if (others := other_names(device_id, recorded, host_state.devices.classes))
     }
     return aliases or UNSET
 
@@ -198,11 +199,11 @@ def _seen_by_requests(device: m.KnownDevice) -> tuple[str, tuple[str, ...], Heal
 def refresh_holders(builder: DecisionBuilder, host: str) -> None:
     """Publish to holders what has changed about their devices. They keep the devices under every name."""
     overlay = builder.overlay(host)
-    for key in sorted(overlay.host_state.live):
+    for key in sorted(overlay.host_state.holders.live):
         record = builder.record(key)
         if record is None or record.state not in HOLDING_STATES:
             continue
-        newest = overlay.host_state.newest(record.worker)
+        newest = overlay.host_state.runs.newest(record.worker)
         if newest is not None and newest != key and lacks_superseded_mark(record) and builder.rules.news:
             try:
                 record = mark_superseded(builder, record, allocation_names(newest).incarnation)
@@ -265,10 +266,10 @@ def _current_infos(
     spec = builder.rules.specs.get(resource)
     if spec is None or not overlay.inventory(resource).reported:
         return infos
-    free_list = overlay.host_state.free_lists.get(resource)
+    free_list = overlay.devices.free_lists.get(resource)
     result = []
     for info in infos:
-        positions = free_list.positions.get(overlay.host_state.canonical(info["id"])) if free_list is not None else None
+        positions = free_list.positions.get(overlay.devices.canonical(info["id"])) if free_list is not None else None
         if free_list is not None and positions:
             result.append(refreshed(info, free_list.devices[positions[0]]))
         else:
@@ -284,7 +285,7 @@ def ask_for_new_worker(builder: DecisionBuilder, overlay: HostOverlay, record: A
         spec = builder.rules.specs.get(resource)
         if spec is None or not spec.on_demand or overlay.inventory(resource).asking:
             continue
-        others_wait = resource in builder.rules.per_worker and overlay.host_state.waiting.get(resource)
+        others_wait = resource in builder.rules.per_worker and overlay.host_state.waiters.waiting.get(resource)
         if others_wait and _fails(overlay.inventory(resource), amount):
             continue  # those before it failed with as many, and are asked for again first
         _ask(builder, overlay, resource, amount, record.key)
@@ -369,7 +370,7 @@ def retry(builder: DecisionBuilder, event: m.DriverRetry) -> None:
         return
     candidates = []
     # all waiters, however many: the delay makes this rare, and amounts that fail must not hide the others
-    for _, _, key in overlay.host_state.waiting.get(event.resource, ()):
+    for _, _, key in overlay.host_state.waiters.waiting.get(event.resource, ()):
         record = builder.ledger.allocations[key]
         amount = record.request.amounts[event.resource]
         if amount >= failure.at_least:
@@ -380,8 +381,8 @@ def retry(builder: DecisionBuilder, event: m.DriverRetry) -> None:
         return
     inventory = structs.replace(inventory, failure=None)
     builder.change(SetInventory(event.host, event.resource, inventory))
-    if overlay.host_state.queue:
-        builder.change(SetScan(event.host, overlay.host_state.queue[0]))
+    if queue := overlay.host_state.waiters.queue:
+        builder.change(SetScan(event.host, queue[0]))
         builder.reschedule(event.host)
 
 

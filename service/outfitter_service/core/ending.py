@@ -19,8 +19,9 @@ from outfitter_proto.records import FINAL_STATES, NO_TOKEN, Allocation, Allocati
 from outfitter_service.core import delays, queue
 from outfitter_service.core import model as m
 from outfitter_service.core.decision import DecisionBuilder, Rules
-from outfitter_service.core.state.host_state import Ending, HostState
+from outfitter_service.core.state.host_state import HostState
 from outfitter_service.core.state.ledger import DropRecord, Ledger
+from outfitter_service.core.state.run_index import Ending
 from outfitter_service.core.state.sizes import FullError
 from outfitter_service.core.states import ALLOCATED, ENDED, FAILED, PENDING, PREPARING, RELEASING, Step
 
@@ -61,7 +62,7 @@ def end(builder: DecisionBuilder, record: Allocation, code: ReasonCode, reason: 
         queue_position=None,
         wait_until=None,
     )
-    if builder.host_state(record.host).queue:
+    if builder.host_state(record.host).waiters.queue:
         queue.schedule(builder, record.host)
 
 
@@ -161,7 +162,7 @@ def tick(builder: DecisionBuilder, event: m.Tick) -> None:
     late, full = _give_up_late(builder, host_state)
     if late:
         queue.reschedule(builder, host)
-    if host_state.scan_from is not None:
+    if host_state.waiters.scan_from is not None:
         builder.reschedule(host)
     if host_state.is_ahead(builder.now):
         _correct_clock(builder, host)
@@ -171,8 +172,10 @@ def tick(builder: DecisionBuilder, event: m.Tick) -> None:
         builder.change(DropRecord(host_key(host)))
         return
     room = rules.chunk - late
-    surplus = max(host_state.final_count - rules.max_final, bisect_left(host_state.endings, (over_before, "")))
-    forgotten = forgettable(builder, host_state.endings, min(surplus, room))
+    surplus = max(
+        host_state.runs.final_count - rules.max_final, bisect_left(host_state.runs.endings, (over_before, ""))
+    )
+    forgotten = forgettable(builder, host_state.runs.endings, min(surplus, room))
     left_over = builder.forget(forgotten)
     if full or left_over or (forgotten and surplus > room):
         builder.follow_up(m.Tick(host=host))
@@ -199,7 +202,7 @@ def _give_up_late(builder: DecisionBuilder, host_state: HostState) -> tuple[int,
     """Fail the waiters whose `wait_s` is over. Returns how many, and whether the decision is full."""
     late = 0
     with suppress(FullError):
-        for at, key in islice(host_state.deadlines, builder.rules.chunk):
+        for at, key in islice(host_state.waiters.deadlines, builder.rules.chunk):
             if at > builder.now:
                 return late, False
             waiter = builder.ledger.allocations[key]

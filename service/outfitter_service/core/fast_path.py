@@ -78,10 +78,10 @@ def grant(ledger: Ledger, rules: Rules, event: m.Incoming, now: datetime) -> Fas
     host_state = ledger.hosts.get(message.host)
     if (
         host_state is None
-        or host_state.queue
+        or host_state.waiters.queue
         or message.operators
         or len(message.labels) >= FEW_ITEMS
-        or message.worker in host_state.incarnations
+        or message.worker in host_state.runs.incarnations
         or (message.resources is not None and len(message.resources) != 1)
     ):
         return None
@@ -91,11 +91,11 @@ def grant(ledger: Ledger, rules: Rules, event: m.Incoming, now: datetime) -> Fas
         return None
     [(resource, amount)] = request.amounts.items()
     spec = rules.specs[resource]
-    free_list = host_state.free_lists.get(resource)
+    free_list = host_state.devices.free_lists.get(resource)
     if (
         free_list is None
-        or host_state.inventories[resource].failure is not None
-        or host_state.inventories[resource].refused is not None
+        or host_state.devices.inventories[resource].failure is not None
+        or host_state.devices.inventories[resource].refused is not None
         or spec.shared
         or spec.on_demand
         or spec.prepares

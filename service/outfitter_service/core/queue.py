@@ -3,8 +3,8 @@
 A device stays free for the earliest waiter that it could serve, if the host's healthy devices suffice for that waiter.
 Waiters that can never be served, and those whose drivers have not answered, block nobody.
 
-`HostState.claims` has the result of each waiter's last evaluation. It counts until a driver reports something new. Then
-all waiters are evaluated again, some in each decision. A worker behind a waiter that is not evaluated yet gets no
+`WaiterIndex.claims` has the result of each waiter's last evaluation. It counts until a driver reports something new.
+Then all waiters are evaluated again, some in each decision. A worker behind a waiter that is not evaluated yet gets no
 device that this waiter may get. So the time of a decision does not grow with the number of waiters or of different
 requests.
 """
@@ -25,11 +25,12 @@ from outfitter_service.core.decision import DecisionBuilder
 from outfitter_service.core.placement import policy
 from outfitter_service.core.request_check import excess
 from outfitter_service.core.state import sizes
-from outfitter_service.core.state.host_state import HostState, QueueEntry, queue_entry
+from outfitter_service.core.state.host_state import HostState
 from outfitter_service.core.state.infos import grant_infos
 from outfitter_service.core.state.ledger import SetScan
 from outfitter_service.core.state.overlay import HostOverlay
 from outfitter_service.core.state.sizes import FullError, OversizeError
+from outfitter_service.core.state.waiter_index import QueueEntry, queue_entry
 from outfitter_service.core.states import PENDING, Step
 
 NOTHING: frozenset[str] = frozenset()
@@ -40,28 +41,28 @@ SCANNED_PER_CHANGE = 2
 def admit(builder: DecisionBuilder, record: Allocation) -> Allocation:
     """Grant a new worker what it wants, or queue it. Returns its record."""
     overlay = builder.overlay(record.host)
+    host_state = overlay.host_state
+    queue = host_state.waiters.queue
     withdrawn = _withdrawn(builder) if builder.records else []
     if items := sizes.items(record.request):
         most = builder.rules.max_items
-        others = overlay.host_state.items - sum(sizes.items(earlier.request) for earlier in withdrawn)
+        others = host_state.items - sum(sizes.items(earlier.request) for earlier in withdrawn)
         if others + items > most:
             return _fail(builder, record, ReasonCode.TOO_MANY_LIVE, reasons.too_many_items(items, most), new=True)
     discovery.ask_for_new_worker(builder, overlay, record)
-    claimed, unevaluated = (
-        _claimed_before(builder, overlay.host_state, record) if overlay.host_state.queue else (NOTHING, NOTHING)
-    )
+    claimed, unevaluated = _claimed_before(builder, host_state, record) if queue else (NOTHING, NOTHING)
     record, obstacle = _attempt(builder, overlay, record, claimed | unevaluated, new=True)
     if obstacle is None:
         return record
     if obstacle.reason == reasons.NEXT_COMMIT:
-        _rescan_from(builder, overlay.host_state, queue_entry(record))
+        _rescan_from(builder, host_state, queue_entry(record))
     elif obstacle.code == ReasonCode.BUSY and not unevaluated <= claimed:
         obstacle = structs.replace(obstacle, reason=reasons.NEXT_EVALUATION)
-    if len(overlay.host_state.queue) - len(withdrawn) >= builder.rules.max_waiting:
+    if len(queue) - len(withdrawn) >= builder.rules.max_waiting:
         reason = f"{builder.rules.max_waiting} workers of this host wait already, which is the limit"
         code = ReasonCode.TOO_MANY_WAITING
         return builder.step(Step.FAIL, reason, record, new=True, reason=reason, reason_code=code, wait_until=None)
-    position = bisect_left(overlay.host_state.queue, queue_entry(record)) + 1
+    position = bisect_left(queue, queue_entry(record)) + 1
     try:
         return builder.step(
             Step.REGISTER,
@@ -92,7 +93,7 @@ def schedule(builder: DecisionBuilder, host: str) -> None:
     """
     host_state = builder.overlay(host).host_state
     queue_pass = _QueuePass(builder, host)
-    is_done = queue_pass.scan_heads(host_state, until=host_state.scan_from)
+    is_done = queue_pass.scan_heads(host_state, until=host_state.waiters.scan_from)
     if _rescan_sharers(builder, host_state) or queue_pass.lacking or not is_done:
         builder.reschedule(host)
 
@@ -113,7 +114,7 @@ def _rescan_sharers(builder: DecisionBuilder, host_state: HostState) -> bool:
 def _rescan_from(builder: DecisionBuilder, host_state: HostState, start: QueueEntry) -> bool:
     """Have the waiters from `start` on evaluated again. Returns False if that is due already."""
     scans = [change.start for change in builder.decision.changes if type(change) is SetScan]
-    before = scans[-1] if scans else host_state.scan_from
+    before = scans[-1] if scans else host_state.waiters.scan_from
     if before is not None and before <= start:
         return False
     builder.change(SetScan(host_state.host, start))
@@ -121,20 +122,20 @@ def _rescan_from(builder: DecisionBuilder, host_state: HostState, start: QueueEn
 
 
 def _first_sharer(builder: DecisionBuilder, host_state: HostState) -> QueueEntry | None:
-    if not host_state.overlapping:
+    overlapping, claims, specs = host_state.devices.overlapping, host_state.waiters.claims, builder.rules.specs
+    if not overlapping:
         return None
-    specs = builder.rules.specs
-    shared = [
-        name for name in host_state.overlapping if name in host_state.claims and name in specs and specs[name].shared
-    ]
-    return min((host_state.claims[name][0] for name in shared), default=None)
+    shared = [name for name in overlapping if name in claims and name in specs and specs[name].shared]
+    return min((claims[name][0] for name in shared), default=None)
 
 
 def scan(builder: DecisionBuilder, host: str, *, whole: bool) -> bool:
     """Evaluate the waiters whose evaluation is due (`whole`: all), and refresh their reasons. Returns False if some are
     left for another decision."""
     host_state = builder.overlay(host).host_state
-    start = host_state.queue[0] if whole and host_state.queue else host_state.scan_from
+    waiters = host_state.waiters
+    queue = waiters.queue
+    start = queue[0] if whole and queue else waiters.scan_from
     queue_pass = _QueuePass(builder, host)
     if not queue_pass.scan_heads(host_state, until=start):
         if whole:
@@ -145,14 +146,14 @@ def scan(builder: DecisionBuilder, host: str, *, whole: bool) -> bool:
         start = first if start is None else min(start, first)
     next_start = None
     if start is not None:
-        first_index = bisect_left(host_state.queue, start)
-        for index in range(first_index, len(host_state.queue)):
+        first_index = bisect_left(queue, start)
+        for index in range(first_index, len(queue)):
             is_enough = queue_pass.is_full or index - first_index >= SCANNED_PER_CHANGE * builder.rules.chunk
-            if is_enough or not queue_pass.evaluate(host_state.queue[index][2]):
-                next_start = host_state.queue[index]
+            if is_enough or not queue_pass.evaluate(queue[index][2]):
+                next_start = queue[index]
                 builder.reschedule(host)
                 break
-    if next_start != host_state.scan_from:
+    if next_start != waiters.scan_from:
         builder.change(SetScan(host, next_start))
     if next_start is None:
         queue_pass.ask_drivers(host_state)
@@ -183,7 +184,7 @@ class _QueuePass:
     def scan_heads(self, host_state: HostState, *, until: QueueEntry | None) -> bool:
         """Evaluate the first waiter for each busy resource, and after each grant the next one, up to `until`. Returns
         False if some are left for another decision."""
-        heads = [(entries[0], resource, 0) for resource, entries in host_state.claims.items()]
+        heads = [(entries[0], resource, 0) for resource, entries in host_state.waiters.claims.items()]
         heapify(heads)
         last = None
         while heads:
@@ -194,8 +195,8 @@ class _QueuePass:
                 if self.is_full or not self.evaluate(entry[2]):
                     return False
                 last = entry
-            if resource not in self.claimed and index + 1 < len(host_state.claims[resource]):
-                heappush(heads, (host_state.claims[resource][index + 1], resource, index + 1))
+            if resource not in self.claimed and index + 1 < len(host_state.waiters.claims[resource]):
+                heappush(heads, (host_state.waiters.claims[resource][index + 1], resource, index + 1))
         return True
 
     def evaluate(self, key: AllocationKey) -> bool:
@@ -210,7 +211,7 @@ class _QueuePass:
         """Ask on-demand drivers for the waiters that the reported devices could not serve."""
         overlay = self._builder.overlay(self._host)
         unserved = set(self.lacking)
-        for resource, entries in host_state.unanswered.items():
+        for resource, entries in host_state.waiters.unanswered.items():
             spec = self._builder.rules.specs.get(resource)
             if spec is not None and spec.on_demand and not overlay.inventory(resource).asking:
                 unserved.update(entries[: SCANNED_PER_CHANGE * self._builder.rules.chunk])
@@ -294,12 +295,18 @@ def _claimed_before(builder: DecisionBuilder, host_state: HostState, record: All
     """
     own = queue_entry(record)
     amounts = record.request.amounts
-    names = amounts.keys() if host_state.overlapping.isdisjoint(amounts) else host_state.overlapping | amounts.keys()
-    claimed = {name for name in names if _any_waits(builder, host_state.claims.get(name, ()), own)}
-    if host_state.scan_from is None or host_state.scan_from >= own:
+    names = (
+        amounts.keys()
+        if host_state.devices.overlapping.isdisjoint(amounts)
+        else host_state.devices.overlapping | amounts.keys()
+    )
+    claimed = {name for name in names if _any_waits(builder, host_state.waiters.claims.get(name, ()), own)}
+    if host_state.waiters.scan_from is None or host_state.waiters.scan_from >= own:
         return claimed, NOTHING
     return claimed, {
-        name for name in names if _any_waits(builder, host_state.waiting.get(name, ()), own, host_state.scan_from)
+        name
+        for name in names
+        if _any_waits(builder, host_state.waiters.waiting.get(name, ()), own, host_state.waiters.scan_from)
     }
 
 
@@ -398,7 +405,7 @@ def _without(record: Allocation, obstacle: policy.Infeasibility) -> Allocation:
 def _grant(builder: DecisionBuilder, record: Allocation, devices: m.Devices, *, new: bool) -> Allocation:
     specs = builder.rules.specs
     token: Token = builder.token + 1  # type: ignore[assignment]  # calling a NewType takes longer than the sum
-    infos = grant_infos(devices, builder.host_state(record.host).classes)
+    infos = grant_infos(devices, builder.host_state(record.host).devices.classes)
     shared: list[str] = []
     prepared: list[str] = []
     prepares = False

@@ -43,7 +43,7 @@ def register(builder: DecisionBuilder, message: Register, source: Source, warnin
     if earlier is not None:
         register_again(builder, key, earlier, message)
         return
-    newest = builder.host_state(message.host).newest(message.worker)
+    newest = builder.host_state(message.host).runs.newest(message.worker)
     if newest is not None:
         _supersede(builder, newest, message.incarnation)  # that one has superseded all earlier ones
     resolved = resolve(builder.rules, message)
@@ -74,17 +74,17 @@ def make_room(builder: DecisionBuilder, message: Registration) -> None:
     if not builder.records:
         return
     host_state, rules = builder.host_state(message.host), builder.rules
-    runs = len(host_state.incarnations.get(message.worker, ()))
-    if runs < rules.max_incarnations and host_state.final_count < rules.max_final - MIN_FORGOTTEN:
+    runs = len(host_state.runs.incarnations.get(message.worker, ()))
+    if runs < rules.max_incarnations and host_state.runs.final_count < rules.max_final - MIN_FORGOTTEN:
         return
     new = sum(key not in builder.ledger.allocations for key in builder.records)
     ended = sum(record.state in FINAL_STATES for record in builder.records.values())
     room = max(MIN_FORGOTTEN, rules.chunk - len(builder.decision.changes))
     surplus = runs + new - rules.max_incarnations
-    forgotten = ending.forgettable(builder, host_state.past.get(message.worker, ()), min(surplus, room))
+    forgotten = ending.forgettable(builder, host_state.runs.past.get(message.worker, ()), min(surplus, room))
     if ended:
-        surplus = host_state.final_count + ended - len(forgotten) - rules.max_final
-        oldest = ending.forgettable(builder, host_state.endings, min(surplus, room))
+        surplus = host_state.runs.final_count + ended - len(forgotten) - rules.max_final
+        oldest = ending.forgettable(builder, host_state.runs.endings, min(surplus, room))
         forgotten += [key for key in oldest if key not in forgotten]
     builder.forget(forgotten[:room])
 
@@ -108,7 +108,7 @@ def register_again(builder: DecisionBuilder, key: AllocationKey, record: Allocat
 
 def _is_current(builder: DecisionBuilder, key: AllocationKey, record: Allocation) -> bool:
     """Whether no newer incarnation has ever registered, even one whose record is deleted by now."""
-    newest = builder.host_state(record.host).newest(record.worker)
+    newest = builder.host_state(record.host).runs.newest(record.worker)
     return newest == key and record.reason_code != ReasonCode.SUPERSEDED
 
 
@@ -185,7 +185,7 @@ def deregister(builder: DecisionBuilder, message: Deregister, source: Source, wa
     incarnation, for example, ends the newest one."""
     key: AllocationKey | None
     if message.incarnation is None:
-        key = builder.host_state(message.host).newest(message.worker)
+        key = builder.host_state(message.host).runs.newest(message.worker)
     else:
         key = allocation_key(message.host, message.worker, message.incarnation)
     record = builder.record(key) if key is not None else None

@@ -12,7 +12,7 @@ from msgspec import structs
 from outfitter_proto.records import HOLDING_STATES, Allocation
 from outfitter_service.core import model as m
 from outfitter_service.core.state import names_room
-from outfitter_service.core.state.host_state import exclusive_ids
+from outfitter_service.core.state.device_index import exclusive_ids
 from outfitter_service.core.state.ledger import Ledger, PutAllocation, PutRecord, SetInventory
 from support.core.core_driver import HOST, CoreDriver, asks, ill, restarted
 from support.core.fingerprint import whole
@@ -163,7 +163,7 @@ class Names(RuleBasedStateMachine):
 
     def forget_refused(self) -> None:
         """Of a refused report a restart knows what the host's record and the holders' records say."""
-        refused = [name for name, inventory in self.core.host_state.inventories.items() if inventory.refused]
+        refused = [name for name, inventory in self.core.host_state.devices.inventories.items() if inventory.refused]
         for name in refused:
             self.told[name] = self.recorded(name)
         groups = [group for name in self.core.host_state.record.resources for group in self.recorded(name)]
@@ -187,7 +187,7 @@ class Names(RuleBasedStateMachine):
         """The record has all names of what is not refused, and nothing is refused that had room."""
         recorded = {name: names_room.size(self.recorded(name)) for name in self.core.host_state.record.resources}
         assert sum(recorded.values()) <= self.room
-        for name, inventory in self.core.host_state.inventories.items():
+        for name, inventory in self.core.host_state.devices.inventories.items():
             if not inventory.reported or name not in recorded:
                 continue
             if inventory.refused is None:
@@ -243,7 +243,7 @@ class Names(RuleBasedStateMachine):
         rebuilt = Ledger()
         for record in self.core.ledger.allocations.values():
             rebuilt.restore(PutAllocation(record.key, record))
-        for resource, inventory in self.core.host_state.inventories.items():
+        for resource, inventory in self.core.host_state.devices.inventories.items():
             rebuilt.restore(SetInventory(HOST, resource, inventory))
         rebuilt.restore(PutRecord(self.core.host_state.record))
         rebuilt.resume(commit=self.core.ledger.commits, token=self.core.ledger.token)

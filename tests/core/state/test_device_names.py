@@ -9,7 +9,7 @@ import pytest
 from msgspec import UNSET
 
 from outfitter_service.core import model as m
-from outfitter_service.core.state.host_state import exclusive_ids
+from outfitter_service.core.state.device_index import exclusive_ids
 from support.core.core_driver import HOST, CoreDriver, asks, device, ill, restarted
 from support.core.world import written
 
@@ -95,7 +95,7 @@ def test_a_name_that_is_learnt_after_the_grant_is_in_the_record_of_its_holder() 
     core = restarted(core)
     core.report("0", resource="b")
     assert core.register("w2", resources=asks(b=1)).state == "pending"
-    assert dict(core.host_state.locks) == {"0": 1}
+    assert dict(core.host_state.devices.locks) == {"0": 1}
 
 
 def test_a_device_whose_id_changes_stays_with_its_holder() -> None:
@@ -120,7 +120,7 @@ def test_names_that_are_connected_for_a_moment_stay_so_for_a_holder_who_was_not_
     core.say(m.Reschedule(host=HOST))
     assert core["w1"].aliases == {"/dev/x0": ["PCI-0", "UUID-0"]}
     core.report("u1", resource="c")
-    assert core.host_state.inventories["c"].linked == ()
+    assert core.host_state.devices.inventories["c"].linked == ()
 
 
 def test_names_are_listed_of_all_devices_even_if_the_record_of_a_host_lists_fewer() -> None:
@@ -154,7 +154,9 @@ def test_no_device_is_lent_twice_after_a_restart_without_the_driver_that_knew_mo
         again.register(f"b{n}", resources=asks(b=1))
     again.report(*links(300), resource="c")
     held = [
-        again.host_state.canonical(each) for record in again.host_state.live.values() for each in exclusive_ids(record)
+        again.host_state.devices.canonical(each)
+        for record in again.host_state.holders.live.values()
+        for each in exclusive_ids(record)
     ]
     assert len(held) == len(set(held)) == 300
 
@@ -213,7 +215,7 @@ def test_a_holder_whose_record_has_no_room_for_names_keeps_its_devices_and_holds
     assert core.register("big", resources=asks(a=180)).state == "allocated"
     core.register("small", resources=asks(b=1))
     core.report(*(device(f"u{n}", aliases=(f"x{n}", "y" * 15 + str(n))) for n in range(200)), resource="c")
-    assert core.host_state.classes["x7"] == ("u7", "x7", "y" * 15 + "7")
+    assert core.host_state.devices.classes["x7"] == ("u7", "x7", "y" * 15 + "7")
     core.report(ill("other"), "y" * 15 + "7", "free", resource="b")
     assert core["small"].resources["b"][0]["health"] == "unhealthy"
     assert core.register("w", resources=asks(b=1)).resources["b"][0]["id"] == "free"
@@ -231,7 +233,7 @@ def test_devices_that_a_report_connects_are_one_in_whatever_order_it_names_them(
     named = [device("a", aliases=("x",)), device("b", aliases=("y",)), device("c", aliases=("x", "y"))]
     core = CoreDriver(A)
     core.report(*(named[place] for place in order), resource="a")
-    assert core.host_state.inventories["a"].healthy == 1
+    assert core.host_state.devices.inventories["a"].healthy == 1
     assert core.register("w1", resources=asks(a=1)).state == "allocated"
     assert core.register("w2", resources=asks(a=1)).state == "pending"
 
@@ -249,6 +251,6 @@ def test_a_device_that_is_named_twice_has_the_names_and_the_illness_of_both(repe
     first, second = repeated
     core = CoreDriver(A, B)
     core.report(device(first, aliases=("x",)), ill(second, "overheated"), resource="a")
-    [known] = core.host_state.inventories["a"].devices
+    [known] = core.host_state.devices.inventories["a"].devices
     assert (known.id, known.health, known.reason) == ("a", "unhealthy", "overheated")
     assert core.register("w1", resources=asks(a=1)).reason_code == "infeasible"

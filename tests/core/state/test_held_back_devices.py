@@ -43,7 +43,7 @@ def lent(*specs: m.ResourceSpec, devices: tuple[str, ...] = ("gpu:0", "gpu:1"), 
         core.register(f"w{number}", 1)
     if core.rules.specs["gpu"].on_demand:
         core.report(*devices, asked=len(devices))
-    assert len(core.host_state.live) == workers
+    assert len(core.host_state.holders.live) == workers
     return core
 
 
@@ -79,7 +79,7 @@ def test_it_ends_at_once_when_the_last_such_holder_has_ended() -> None:
     assert core.has("w3") == ["GPU-a"]
     assert healths(core) == {"GPU-a": "healthy", "GPU-b": "healthy"}
     assert core.host_state.record.resources["gpu"].known is UNSET
-    assert not core.host_state.suspects
+    assert not core.host_state.devices.suspects
 
 
 def test_it_goes_on_while_a_driver_has_not_released_the_device() -> None:
@@ -406,7 +406,7 @@ def test_a_device_that_is_held_and_not_listed_is_not_new() -> None:
     core.report(*(f"{number:04}" for number in range(1, 300)))
     core = restarted(core)
     core.report(*(f"{number:04}" for number in range(1, 300)))
-    assert "unknown" not in {one.health for one in core.host_state.inventories["gpu"].devices}
+    assert "unknown" not in {one.health for one in core.host_state.devices.inventories["gpu"].devices}
 
 
 def test_a_failed_driver_that_reports_at_last_is_compared_with_what_was_known() -> None:

@@ -268,9 +268,9 @@ def test_every_decision_fits_every_end_comes_and_nobody_starves(
     for record in core.ledger.allocations.values():
         if record.state == "pending":
             assert any(
-                len(core.host_state.inventory(name).devices) < amount
-                or core.host_state.inventory(name).healthy < amount
-                or core.host_state.live
+                len(core.host_state.devices.inventory(name).devices) < amount
+                or core.host_state.devices.inventory(name).healthy < amount
+                or core.host_state.holders.live
                 for name, amount in record.request.amounts.items()
             ), f"{record.key} waits for nothing: {record.reason}"  # fmt: skip
     for decision in core.decisions:

@@ -86,7 +86,7 @@ async def test_the_collector_counts_a_replayed_ledger_as_old_and_no_garbage(serv
     ledger = (await restore(bus, TOPICS.allocations, 0, SCOPE)).ledger
     young = [id(each) for generation in (0, 1) for each in gc.get_objects(generation)]
     assert id(ledger.allocations) not in young
-    assert id(ledger.hosts[HOST].live) not in young
+    assert id(ledger.hosts[HOST].holders.live) not in young
     assert garbage() is None
 
 

@@ -48,7 +48,7 @@ def largest_grant(**spec: bool) -> CoreDriver:
 @pytest.mark.parametrize("confirms", [False, True])
 def test_every_end_fits_where_a_manager_is_ready(confirms: bool) -> None:
     core = largest_grant(confirms=confirms)
-    [holder] = core.host_state.live.values()
+    [holder] = core.host_state.holders.live.values()
     reason = "\U0001f4a5" * LONGEST_REASON
     core.deregister(holder.worker, reason=reason)
     if confirms:

@@ -16,6 +16,7 @@ from outfitter_service.core import decide, discovery, ending, fast_path, registr
 from outfitter_service.core.decision import DecisionBuilder
 from outfitter_service.core.placement.shared_devices import DeviceChoice
 from outfitter_service.core.state import infos
+from outfitter_service.core.state.device_index import DeviceIndex
 from outfitter_service.core.state.host_state import HostState
 from outfitter_service.core.states import Step
 from simulation.bugs.bug import Bug, jumping
@@ -95,7 +96,7 @@ def _deregister_the_eldest() -> Iterator[None]:
 
     def deregister_eldest(builder: DecisionBuilder, message: Deregister, source: Source, warnings: list[str]) -> None:
         if message.incarnation is None:
-            runs = [key for _, key in builder.host_state(message.host).incarnations.get(message.worker, ())]
+            runs = [key for _, key in builder.host_state(message.host).runs.incarnations.get(message.worker, ())]
             live = [key for key in runs if builder.ledger.allocations[key].state not in FINAL_STATES]
             if live:
                 message = structs.replace(message, incarnation=live[0].rpartition("/")[2])
@@ -132,7 +133,7 @@ BUGS: tuple[Bug, ...] = (
         name="names-apart",
         what="a device that two resources show under two names is lent under each of them",
         within=40,
-        patches=lambda: patch.object(HostState, "canonical", lambda _, name: name),
+        patches=lambda: patch.object(DeviceIndex, "canonical", lambda _, name: name),
     ),
     Bug(
         name="names-of-its-own-driver",

@@ -91,7 +91,7 @@ class CoreDriver:
 
     def announce(self) -> None:
         """What a manager writes first: the host's record, by its configuration."""
-        record = host_record(self.host_state.record, self.rules, {}, self.now, held=bool(self.host_state.live))
+        record = host_record(self.host_state.record, self.rules, {}, self.now, held=bool(self.host_state.holders.live))
         if record is not None:
             self.ledger.change(PutRecord(record))
 

@@ -13,29 +13,33 @@ def fingerprint(host_state: HostState) -> dict[str, Any]:
     """Everything in the state of a host, in a form that can be compared."""
     return {
         "record": host_state.record,
-        "inventories": dict(host_state.inventories),
-        "suspects": host_state.suspects,
-        "free": {name: list(free_list.free) for name, free_list in host_state.free_lists.items() if free_list.devices},
-        "places": {
-            name: dict(free_list.positions) for name, free_list in host_state.free_lists.items() if free_list.devices
+        "inventories": dict(host_state.devices.inventories),
+        "suspects": host_state.devices.suspects,
+        "free": {
+            name: list(free_list.free) for name, free_list in host_state.devices.free_lists.items() if free_list.devices
         },
-        "distinct": host_state.distinct,
-        "live": dict(host_state.live),
-        "without": host_state.without_exclusive,
+        "places": {
+            name: dict(free_list.positions)
+            for name, free_list in host_state.devices.free_lists.items()
+            if free_list.devices
+        },
+        "distinct": host_state.devices.distinct,
+        "live": dict(host_state.holders.live),
+        "without": host_state.holders.without_exclusive,
         "items": host_state.items,
-        "locks": dict(host_state.locks),
-        "sharers": dict(host_state.sharers),
-        "queue": list(host_state.queue),
-        "overlapping": host_state.overlapping,
-        "waiting": {name: list(entries) for name, entries in host_state.waiting.items()},
-        "claims": {name: list(entries) for name, entries in host_state.claims.items()},
-        "unanswered": {name: list(entries) for name, entries in host_state.unanswered.items()},
-        "scan_from": host_state.scan_from,
-        "deadlines": list(host_state.deadlines),
-        "waiting_since": list(host_state.waiting_since),
-        "incarnations": {worker: list(runs) for worker, runs in host_state.incarnations.items()},
-        "past": {worker: list(endings) for worker, endings in host_state.past.items()},
-        "endings": list(host_state.endings),
+        "locks": dict(host_state.devices.locks),
+        "sharers": dict(host_state.devices.sharers),
+        "queue": list(host_state.waiters.queue),
+        "overlapping": host_state.devices.overlapping,
+        "waiting": {name: list(entries) for name, entries in host_state.waiters.waiting.items()},
+        "claims": {name: list(entries) for name, entries in host_state.waiters.claims.items()},
+        "unanswered": {name: list(entries) for name, entries in host_state.waiters.unanswered.items()},
+        "scan_from": host_state.waiters.scan_from,
+        "deadlines": list(host_state.waiters.deadlines),
+        "waiting_since": list(host_state.waiters.waiting_since),
+        "incarnations": {worker: list(runs) for worker, runs in host_state.runs.incarnations.items()},
+        "past": {worker: list(endings) for worker, endings in host_state.runs.past.items()},
+        "endings": list(host_state.runs.endings),
     }
 
 

@@ -29,7 +29,6 @@ from outfitter_service.core import delays
 from outfitter_service.core import model as m
 from outfitter_service.core.decide import Decision, Rules, decide, decide_in_full, implied, is_due, renumber
 from outfitter_service.core.hosts import host_record
-from outfitter_service.core.state.host_state import queue_entry
 from outfitter_service.core.state.ledger import (
     DropAllocation,
     DropRecord,
@@ -40,6 +39,7 @@ from outfitter_service.core.state.ledger import (
     SetScan,
 )
 from outfitter_service.core.state.sizes import items
+from outfitter_service.core.state.waiter_index import queue_entry
 from outfitter_service.core.states import GRANTED_STATES
 from support.core.core_driver import HOST, START
 from support.core.decided import apply, change_all, decision_of, is_settled, touched
@@ -177,7 +177,7 @@ class World:
         self._check_grants(decision)
         check_exclusive(self.ledger.allocations.values())
         host_state = self.ledger.host_state(HOST)
-        assert sum(not has_alone(one) for one in host_state.live.values()) <= self.rules.max_live
+        assert sum(not has_alone(one) for one in host_state.holders.live.values()) <= self.rules.max_live
         unfinished = [one for one in self.ledger.allocations.values() if one.state not in FINAL_STATES]
         assert sum(items(one.request) for one in unfinished) == host_state.items
 
@@ -195,7 +195,7 @@ class World:
                 assert given >= amount if self.rules.specs[resource].shared else given == amount
             check_operators(record)
             alone, shared = has_alone(record), has_shared(record)
-            for _, _, key in self.ledger.host_state(HOST).queue:
+            for _, _, key in self.ledger.host_state(HOST).waiters.queue:
                 waiter = self.ledger.allocations[key]
                 if queue_entry(waiter) < queue_entry(record) and self.feasible(waiter):
                     wants_alone, wants_shared = self.wants(waiter)
@@ -278,7 +278,7 @@ class World:
             self.commit()
             if not self.waiting:
                 self._check_rebuilt()
-                assert self.ledger.host_state(HOST).scan_from is None, "somebody has not been looked at"
+                assert self.ledger.host_state(HOST).waiters.scan_from is None, "somebody has not been looked at"
                 self._check_nothing_stalls()
                 self._check_held_back()
                 self._check_releases()
@@ -297,7 +297,7 @@ class World:
         self.decided = []
         self.rules = rules or self.rules
         host_state = self.ledger.host_state(HOST)
-        held = bool(host_state.live)
+        held = bool(host_state.holders.live)
         if host_state.record is not None and (
             (told := host_record(host_state.record, self.rules, {}, self.now, held=held)) is not None
         ):
@@ -319,16 +319,16 @@ class World:
 
     def _check_rebuilt(self) -> None:
         rebuilt = self.replayed()
-        for resource, inventory in self.ledger.host_state(HOST).inventories.items():
+        for resource, inventory in self.ledger.host_state(HOST).devices.inventories.items():
             rebuilt.restore(SetInventory(HOST, resource, inventory))
-        rebuilt.restore(SetScan(HOST, self.ledger.host_state(HOST).scan_from))
+        rebuilt.restore(SetScan(HOST, self.ledger.host_state(HOST).waiters.scan_from))
         assert whole(rebuilt) == whole(self.ledger)
 
     def shows(self, resource: str, *, healthy: bool = True) -> set[str]:
         """The devices of a resource, each by one name."""
         return {
             one_name(device.id)
-            for device in self.ledger.host_state(HOST).inventory(resource).devices
+            for device in self.ledger.host_state(HOST).devices.inventory(resource).devices
             if device.health == Health.HEALTHY or not healthy
         }
 
@@ -358,7 +358,9 @@ class World:
         )
 
     def is_being_asked(self, record: Allocation) -> bool:
-        return any(self.ledger.host_state(HOST).inventory(resource).asking for resource in record.request.amounts)
+        return any(
+            self.ledger.host_state(HOST).devices.inventory(resource).asking for resource in record.request.amounts
+        )
 
     def feasible(self, record: Allocation, *, although_asking: bool = False) -> bool:
         """It could be served with the devices there are, if nobody held or claimed any."""
@@ -366,7 +368,7 @@ class World:
             spec = self.rules.specs.get(resource)
             if spec is None:
                 return False
-            inventory = self.ledger.host_state(HOST).inventory(resource)
+            inventory = self.ledger.host_state(HOST).devices.inventory(resource)
             if spec.state != m.SpecState.OK or not inventory.reported or not inventory.serves(amount):
                 return False
         return self.can_be_had(record) and (although_asking or not self.is_being_asked(record))
@@ -378,7 +380,7 @@ class World:
         shared = set().union(*[has_shared(record) for record in live])
         claimed_alone: set[str] = set()
         claimed_shared: set[str] = set()
-        for _, _, key in self.ledger.host_state(HOST).queue:
+        for _, _, key in self.ledger.host_state(HOST).waiters.queue:
             record = self.ledger.allocations[key]
             self._check_hope(record)
             if not self.feasible(record, although_asking=True):
@@ -407,7 +409,7 @@ class World:
 
     def _check_held_back(self) -> None:
         """At rest a device is held back only while somebody holds one that its driver, or no driver, names."""
-        inventories = self.ledger.host_state(HOST).inventories
+        inventories = self.ledger.host_state(HOST).devices.inventories
         named = {name: set(inventory.names_of_all) for name, inventory in inventories.items()}
         held = [
             (resource, {info["id"], *(record.aliases or {}).get(info["id"], ())})
@@ -439,7 +441,7 @@ class World:
             enough = sum(named) <= amount or (spec.shared and max(named) <= amount)
             assert enough, f"{record.key} waits for {amount} {resource}, its operators named {named}"
         for resource, amount in record.request.amounts.items():
-            spec, inventory = self.rules.specs[resource], host_state.inventory(resource)
+            spec, inventory = self.rules.specs[resource], host_state.devices.inventory(resource)
             if spec.on_demand or spec.on_failure != m.OnFailure.FAIL_WORKER:
                 return
             if not inventory.reported or not inventory.serves(amount):
@@ -463,7 +465,8 @@ class World:
         """A driver has yet to answer."""
         host_state = self.ledger.host_state(HOST)
         return self.is_being_asked(record) or any(
-            not host_state.inventory(resource).reported and host_state.inventory(resource).failure is None
+            not host_state.devices.inventory(resource).reported
+            and host_state.devices.inventory(resource).failure is None
             for resource in record.request.amounts
         )
 

@@ -55,7 +55,7 @@ def place(
     for resource in alone:
         if resource in claimed:
             return Infeasibility(ReasonCode.BUSY, reasons.behind([resource]), resource)
-    overlapping = overlay.host_state.overlapping
+    overlapping = overlay.devices.overlapping
     is_disjoint = not overlapping or overlapping.isdisjoint(amounts)
     choice = None if is_disjoint else DeviceChoice(overlay, specs, claimed)
     chosen: Devices = {}
@@ -116,7 +116,7 @@ def infeasibility(
                 return candidate
             if obstacle is None or candidate.code == ReasonCode.NOT_REPORTED:
                 obstacle = candidate
-    overlapping = overlay.host_state.overlapping
+    overlapping = overlay.devices.overlapping
     if overlapping and not overlapping.isdisjoint(amounts):
         return _obstacle_together(overlay, specs, amounts, obstacle)
     return obstacle
@@ -178,19 +178,19 @@ def _obstacle_together(
         resource: amounts[resource]
         for resource, spec in specs.items()
         if resource in amounts
-        and resource in overlay.host_state.overlapping
+        and resource in overlay.devices.overlapping
         and not spec.shared
         and _is_settled(overlay.inventory(resource), amounts[resource])
     }
     if _is_plenty(overlay, demands):
         return single
-    shortage = matching.match(demands, overlay.host_state.device_counts(healthy=False))
+    shortage = matching.match(demands, overlay.devices.device_counts(healthy=False))
     if isinstance(shortage, matching.Shortage):
         obstacle = _shortage(overlay, specs, amounts, shortage)
         return obstacle if obstacle.final or single is None else single
     if single is not None:
         return single
-    shortage = matching.match(demands, overlay.host_state.device_counts(healthy=True))
+    shortage = matching.match(demands, overlay.devices.device_counts(healthy=True))
     if isinstance(shortage, matching.Shortage):
         short = {name: demands[name] for name in demands if name in shortage.resources}
         return Infeasibility(
@@ -203,7 +203,7 @@ def rival_amount(
     overlay: HostOverlay, specs: Mapping[str, ResourceSpec], amounts: Mapping[str, int], resource: str
 ) -> int:
     """How many devices of a resource the same request may get as devices of other, overlapping resources."""
-    overlapping = overlay.host_state.overlapping
+    overlapping = overlay.devices.overlapping
     if resource not in overlapping:
         return 0
     return sum(
@@ -221,7 +221,7 @@ def _is_settled(inventory: ResourceState, amount: int) -> bool:
 def _is_plenty(overlay: HostOverlay, demands: Mapping[str, int]) -> bool:
     """Whether each resource has enough healthy devices for all demands together."""
     total = sum(demands.values())
-    free_lists = overlay.host_state.free_lists
+    free_lists = overlay.devices.free_lists
     for resource in demands:
         free_list = free_lists.get(resource)
         if free_list is None or free_list.repeats or overlay.inventory(resource).healthy < total:
@@ -253,7 +253,7 @@ def _ids(overlay: HostOverlay, resources: Iterable[str]) -> list[str]:
     ids: dict[str, str] = {}
     for resource in resources:
         for device in overlay.inventory(resource).devices:
-            ids.setdefault(overlay.host_state.canonical(device.id), device.id)
+            ids.setdefault(overlay.devices.canonical(device.id), device.id)
     return list(ids.values())
 
 
@@ -272,7 +272,7 @@ def may_name_more(overlay: HostOverlay, spec: ResourceSpec, amount: int, invento
 
 def least_bytes(overlay: HostOverlay, amounts: Mapping[str, int]) -> int:
     """The least bytes of a grant of `amounts`: with the smallest infos of each resource."""
-    free_lists = overlay.host_state.free_lists
+    free_lists = overlay.devices.free_lists
     return sum(
         [free_list.least_bytes(amount) for name, amount in amounts.items() if (free_list := free_lists.get(name))]
     )

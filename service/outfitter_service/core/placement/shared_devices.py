@@ -21,9 +21,9 @@ class DeviceChoice:
         """`overlay`: the host. `specs`: the configured resources by name. `claimed`: the resources that earlier waiters
         want."""
         self._overlay = overlay
-        self._shown = overlay.host_state.shown
-        self._canonical = overlay.host_state.canonical
-        self._claimed = frozenset(claimed) & overlay.host_state.overlapping
+        self._shown = overlay.devices.shown
+        self._canonical = overlay.devices.canonical
+        self._claimed = frozenset(claimed) & overlay.devices.overlapping
         self._claimed_alone = frozenset(name for name in self._claimed if not specs[name].shared)
         self.rivals: set[str] = set()
 

@@ -70,12 +70,12 @@ def with_known_names(
     if before.reported:
         was_open = before.known is not None
         earlier_names = before.names_of_all if before.known is None else before.known
-        if not was_open and names.issuperset(earlier_names) and host_state.shows_what_is_held:
+        if not was_open and names.issuperset(earlier_names) and host_state.devices.shows_what_is_held:
             return report
     else:
         recorded = host_state.record.resources.get(spec.name) if host_state.record is not None else None
         earlier_names = recorded_names(spec, recorded)
-        if not spec.shared and host_state.sharers and _was_missing(host_state, spec.name, earlier_names):
+        if not spec.shared and host_state.devices.sharers and _was_missing(host_state, spec.name, earlier_names):
             earlier_names = ()
         was_open = not earlier_names
     if not was_open and (spec.on_demand or set(earlier_names) == names):
@@ -89,7 +89,7 @@ def _was_missing(host_state: HostState, resource: str, earlier_names: Iterable[s
     names = set(earlier_names)
     return any(
         names.isdisjoint((info["id"], *(record.aliases or {}).get(info["id"], ())))
-        for record in host_state.live.values()
+        for record in host_state.holders.live.values()
         if resource in record.shared
         for info in record.resources.get(resource, ())
     )
@@ -101,7 +101,7 @@ def reassessed(host_state: HostState, specs: Specs, inventories: Inventories) ->
     unsettled = [name for name, inventory in inventories.items() if inventory.known is not None and name in specs]
     if not unsettled:
         return {}
-    if host_state.live:
+    if host_state.holders.live:
         check = _HeldBackCheck(host_state, specs, inventories)
         assessed = {name: check.reassessed(name) for name in unsettled}
     else:  # no worker holds a device: the check of all names of all inventories is not needed
@@ -127,7 +127,7 @@ class _HeldBackCheck:
         self._missing = [held for held in self._held if self._is_missing(held, reported)]
 
     def _holders(self) -> Iterator[_HeldDevice]:
-        for key, record in sorted(self._host_state.live.items()):
+        for key, record in sorted(self._host_state.holders.live.items()):
             aliases = record.aliases or {}
             for resource, infos in record.resources.items():
                 alone = resource not in record.shared
@@ -197,10 +197,12 @@ class _HeldBackCheck:
 
 
 def _same(host_state: HostState, inventories: Inventories) -> Mapping[str, CanonicalName]:
-    """For these inventories: the canonical name of each device's other names, as `HostState.canonical` has them."""
+    """For these inventories: the canonical name of each device's other names, as `DeviceIndex.canonical` has them."""
     recorded = host_state.record.resources if host_state.record is not None else {}
     groups: list[Sequence[str]] = []
     for resource in {**inventories, **recorded}:
         inventory = inventories.get(resource)
-        groups += inventory.names if inventory is not None and inventory.reported else host_state.connected(resource)
+        groups += (
+            inventory.names if inventory is not None and inventory.reported else host_state.devices.connected(resource)
+        )
     return one_name_each(groups)[0]

@@ -57,7 +57,7 @@ def grant_infos(
     devices: Mapping[str, Iterable[KnownDevice]], classes: Mapping[str, tuple[str, ...]] = NO_ITEMS
 ) -> GrantInfos:
     """The infos of a grant: each device's properties with its `id`, and `local_index` in the granted order. The values
-    of one variable are joined with commas, equal ones once. `classes`: as `HostState.classes`."""
+    of one variable are joined with commas, equal ones once. `classes`: as `DeviceIndex.classes`."""
     infos: dict[str, list[dict[str, str]]] = {}
     more: list[KnownDevice] = []
     for resource, chosen in devices.items():

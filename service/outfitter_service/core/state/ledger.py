@@ -15,9 +15,10 @@ from msgspec import Struct
 from outfitter_proto.keys import AllocationKey, StateKey, host_of
 from outfitter_proto.records import NO_COMMIT, NO_TOKEN, Allocation, CommitNumber, StateRecord, Token
 from outfitter_service.core.state.device_names import CanonicalName
-from outfitter_service.core.state.host_state import HostState, QueueEntry
+from outfitter_service.core.state.host_state import HostState
 from outfitter_service.core.state.record_kinds import KINDS
 from outfitter_service.core.state.resource_state import ResourceState
+from outfitter_service.core.state.waiter_index import QueueEntry
 
 
 class PutAllocation(Struct, frozen=True, gc=False):
@@ -113,7 +114,7 @@ class Ledger:
     def forget(self, host: str) -> None:
         """Drop the state of a host without any record."""
         host_state = self.hosts.get(host)
-        if host_state is not None and host_state.record is None and not host_state.incarnations:
+        if host_state is not None and host_state.record is None and not host_state.runs.incarnations:
             del self.hosts[host]
             self.changed_inventories.add(host)
 
@@ -214,12 +215,12 @@ class Ledger:
                 return self._drop(key)
             case SetInventory(host=host, resource=resource, inventory=inventory):
                 host_state = self.host_state(host)
-                before = host_state.inventory(resource)
+                before = host_state.devices.inventory(resource)
                 host_state.set_inventory(resource, inventory)
                 self.changed_inventories.add(host)
                 return SetInventory(host, resource, before)
             case SetScan(host=host, start=start):
-                return SetScan(host, self.host_state(host).set_scan(start))
+                return SetScan(host, self.host_state(host).waiters.set_scan(start))
             case PutRecord(record=state_record):
                 return self._put_record(state_record)
             case DropRecord(key=key):
@@ -228,17 +229,13 @@ class Ledger:
     def _put(self, key: AllocationKey, record: Allocation) -> Change:
         host_state = self.hosts.get(record.host) or self.host_state(record.host)
         old = self.allocations.get(key)
-        if old is not None:
-            host_state.unindex(key, old)
         self.allocations[key] = record
-        host_state.index(key, record)
+        host_state.change(key, old, record)
         return DropAllocation(key) if old is None else PutAllocation(key, old)
 
     def _drop(self, key: AllocationKey) -> Change:
         old = self.allocations.pop(key)
-        host_state = self.hosts[old.host]
-        host_state.unindex(key, old)
-        host_state.forget(key, old)
+        self.hosts[old.host].change(key, old, None)
         return PutAllocation(key, old)
 
     def _put_record(self, record: StateRecord) -> Change:

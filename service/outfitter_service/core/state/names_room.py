@@ -74,7 +74,7 @@ def reassessed(
         return {}  # nearly always
     kept = {resource: _needed(host_state, recorded.get(resource)) for resource in names}
     sizes = {resource: size(groups) for resource, groups in kept.items()}
-    refused = without_room(wanted, sizes | (lasting if host_state.live else {}), most)
+    refused = without_room(wanted, sizes | (lasting if host_state.holders.live else {}), most)
     changed: dict[str, ResourceState] = {}
     for resource in names:
         inventory = inventories.get(resource, NOT_REPORTED)
@@ -101,8 +101,8 @@ def _needed(host_state: HostState, recorded: ResourceInventory | None) -> tuple[
 def lacking_names(host_state: HostState) -> set[str]:
     """All names of the held devices whose holders' records lack some of them."""
     lacking: set[str] = set()
-    for record in host_state.live.values():
+    for record in host_state.holders.live.values():
         for device_id, others in names_held(record):
-            if (names_now := other_names(device_id, others, host_state.classes)) != list(others):
+            if (names_now := other_names(device_id, others, host_state.devices.classes)) != list(others):
                 lacking.update((device_id, *names_now))
     return lacking

@@ -11,9 +11,10 @@ from itertools import islice
 
 from outfitter_proto.records import Allocation, Health
 from outfitter_service.core.model import KnownDevice
+from outfitter_service.core.state.device_index import Tally, exclusive_ids, shared_ids
 from outfitter_service.core.state.device_names import CanonicalName
 from outfitter_service.core.state.free_list import FreeList
-from outfitter_service.core.state.host_state import HostState, Tally, exclusive_ids, shared_ids
+from outfitter_service.core.state.host_state import HostState
 from outfitter_service.core.state.resource_state import NOT_REPORTED, ResourceState
 from outfitter_service.core.state.sizes import shared_devices
 
@@ -24,14 +25,18 @@ NO_COUNTS = Tally()
 class HostOverlay:
     """One host's state with a decision's effects. Get it from `DecisionBuilder.overlay` after each step."""
 
-    __slots__ = ("_free", "_held", "_inventories", "_locks", "_sharers", "host_state", "items", "without_exclusive")
+    __slots__ = (
+        "_free", "_held", "_inventories", "_locks", "_sharers", "devices", "host_state", "items", "without_exclusive",
+    )  # fmt: skip
 
     def __init__(self, host_state: HostState) -> None:
         self.host_state = host_state
+        self.devices = host_state.devices
+        """As they were before the decision."""
         self._inventories: dict[str, ResourceState] = {}
         self._locks = NO_COUNTS
         self._sharers = NO_COUNTS
-        self.without_exclusive = host_state.without_exclusive
+        self.without_exclusive = host_state.holders.without_exclusive
         self.items = host_state.items
         self._free: dict[str, list[int]] = {}
         self._held: dict[str, int] = {}
@@ -44,13 +49,13 @@ class HostOverlay:
         alone = exclusive_ids(record)
         if not alone:
             self.without_exclusive += count
-        self._count(self._locks, self.host_state.names(record, alone), count)
+        self._count(self._locks, self.devices.names(record, alone), count)
         if record.shared:
             self.items += count * shared_devices(record)
-            self._count(self._sharers, self.host_state.names(record, shared_ids(record)), count)
+            self._count(self._sharers, self.devices.names(record, shared_ids(record)), count)
 
     def _count(self, tally: Tally, names: list[CanonicalName], count: int) -> None:
-        shown = self.host_state.shown
+        shown = self.devices.shown
         back: dict[str, list[int]] = {}
         for name in names:
             before = self._unused(name)
@@ -70,7 +75,7 @@ class HostOverlay:
                 for position in positions:
                     del free[bisect_left(free, position)]
         for resource, positions in back.items():
-            free = self._free_of(self.host_state.free_lists[resource])
+            free = self._free_of(self.devices.free_lists[resource])
             free += positions
             free.sort()
 
@@ -84,7 +89,7 @@ class HostOverlay:
     def inventory(self, resource: str) -> ResourceState:
         """The resource's inventory, with the decision's effects."""
         own = self._inventories.get(resource) if self._inventories else None
-        return own or self.host_state.inventories.get(resource, NOT_REPORTED)
+        return own or self.devices.inventories.get(resource, NOT_REPORTED)
 
     def set_inventory(self, resource: str, inventory: ResourceState) -> None:
         """Put an inventory with the same devices but another state of the driver."""
@@ -92,14 +97,14 @@ class HostOverlay:
 
     def locked(self, device: KnownDevice) -> bool:
         """Whether some worker holds the device exclusively."""
-        name = self.host_state.canonical(device.id)
-        return self.host_state.locks.get(name, 0) + self._locks.get(name, 0) > 0
+        name = self.devices.canonical(device.id)
+        return self.devices.locks.get(name, 0) + self._locks.get(name, 0) > 0
 
     def _unused(self, name: CanonicalName) -> bool:
-        host_state = self.host_state
+        devices = self.devices
         return (
-            host_state.locks.get(name, 0) + self._locks.get(name, 0) == 0
-            and host_state.sharers.get(name, 0) + self._sharers.get(name, 0) == 0
+            devices.locks.get(name, 0) + self._locks.get(name, 0) == 0
+            and devices.sharers.get(name, 0) + self._sharers.get(name, 0) == 0
         )
 
     def free_count(self, resource: str) -> int:
@@ -112,7 +117,7 @@ class HostOverlay:
 
     def candidates(self, resource: str) -> Iterator[KnownDevice]:
         """All healthy devices that nobody holds, in the driver's order of preference."""
-        free_list = self.host_state.free_lists.get(resource)
+        free_list = self.devices.free_lists.get(resource)
         if free_list is not None:
             for position in reversed(self._positions(resource)):
                 yield free_list.devices[-position]
@@ -122,7 +127,7 @@ class HostOverlay:
         free = self._free.get(resource)
         if free is not None:
             return free
-        free_list = self.host_state.free_lists.get(resource)
+        free_list = self.devices.free_lists.get(resource)
         return free_list.free if free_list is not None else []
 
     def held_count(self, resource: str) -> int:
@@ -130,13 +135,13 @@ class HostOverlay:
         held = self._held.get(resource)
         if held is not None:
             return held
-        canonical = self.host_state.canonical
+        canonical = self.devices.canonical
         names = {canonical(device.id) for device in self.inventory(resource).devices if self.locked(device)}
-        for record in self.host_state.live.values():
+        for record in self.host_state.holders.live.values():
             names.update(
                 name
                 for info in record.resources.get(resource, ())
-                if self.host_state.locks.get(name := canonical(info["id"]), 0) + self._locks.get(name, 0) > 0
+                if self.devices.locks.get(name := canonical(info["id"]), 0) + self._locks.get(name, 0) > 0
             )
         self._held[resource] = len(names)
         return len(names)

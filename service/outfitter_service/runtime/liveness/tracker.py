@@ -85,7 +85,7 @@ class LivenessTracker:
             if count % AT_A_STRETCH == AT_A_STRETCH - 1:
                 await anyio.lowlevel.checkpoint()  # it takes a while to find a process
             self._watch_or_lease(record.key, record, now)
-            newest = ledger.host_state(record.host).newest(record.worker)
+            newest = ledger.host_state(record.host).runs.newest(record.worker)
             if newest != record.key or record.reason_code == ReasonCode.SUPERSEDED:
                 self.start_final_leases([record.key], ledger)
         self._deaths.forget(handed_out)

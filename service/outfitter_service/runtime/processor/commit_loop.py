@@ -257,7 +257,7 @@ class CommitLoop:
         return deque(
             name
             for name, host_state in self._ledger.hosts.items()
-            if host_state.incarnations
+            if host_state.runs.incarnations
             and (host_state.record is None or host_state.record.manager.stopped_at is not None)
         )
 

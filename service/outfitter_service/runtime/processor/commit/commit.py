@@ -351,7 +351,12 @@ class Commit:
         host_state = self.ledger.host_state(host)
         before = host_state.record or Host(host=host, manager=self._manager, since=self.now)
         record = structs.replace(before, manager=self._manager)
-        record = host_record(record, self.rules, host_state.inventories, self.now, held=bool(host_state.live)) or record
+        record = (
+            host_record(
+                record, self.rules, host_state.devices.inventories, self.now, held=bool(host_state.holders.live)
+            )
+            or record
+        )
         change = PutRecord(record, encode(record))
         if not self.has_room(_bytes_of(change)):
             self.is_full = True

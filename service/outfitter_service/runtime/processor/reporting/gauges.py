@@ -15,7 +15,8 @@ from msgspec import UNSET
 
 from outfitter_proto.keys import AllocationKey
 from outfitter_proto.records import HOLDING_STATES, Allocation, Health
-from outfitter_service.core.state.host_state import HostState, shared_ids
+from outfitter_service.core.state.device_index import DeviceIndex, shared_ids
+from outfitter_service.core.state.host_state import HostState
 from outfitter_service.core.state.ledger import Ledger
 from outfitter_service.core.state.resource_state import ResourceState
 from outfitter_service.core.states import PENDING
@@ -160,7 +161,7 @@ class StateGauges:
             before = self._counted.pop(host, {})
             self._add(before, -1)
             host_state = ledger.hosts.get(host)
-            if host_state is not None and host_state.inventories:
+            if host_state is not None and host_state.devices.inventories:
                 self._counted[host] = counted = self._device_counts(host_state, before)
                 self._add(counted, 1)
 
@@ -172,22 +173,23 @@ class StateGauges:
 
     def _device_counts(self, host_state: HostState, before: Mapping[str, _DeviceCounts]) -> dict[str, _DeviceCounts]:
         """The counts of a host's devices now, by resource. `before`: the last counts."""
-        alone = frozenset(map(host_state.canonical, self._holders.held(host_state.host)))
-        by_any = alone.union(map(host_state.canonical, self._sharers.of(host_state.host)))
+        devices = host_state.devices
+        alone = frozenset(map(devices.canonical, self._holders.held(host_state.host)))
+        by_any = alone.union(map(devices.canonical, self._sharers.of(host_state.host)))
         counted: dict[str, _DeviceCounts] = {}
-        for resource, inventory in host_state.inventories.items():
+        for resource, inventory in devices.inventories.items():
             last = before.get(resource)
-            if last is not None and last.inventory is inventory and last.synonyms is host_state.synonyms:
+            if last is not None and last.inventory is inventory and last.synonyms is devices.synonyms:
                 ids = last.ids
             else:
-                ids = _ids(host_state, inventory)
+                ids = _ids(devices, inventory)
             held = alone if _is_shared(host_state, resource) else by_any
             counts = {"held": 0}
             for health, names in ids.items():
                 held_count = len(names.intersection(held))
                 counts["held"] += held_count
                 counts["free" if health == Health.HEALTHY else health] = len(names) - held_count
-            counted[resource] = _DeviceCounts(inventory, host_state.synonyms, ids, counts)
+            counted[resource] = _DeviceCounts(inventory, devices.synonyms, ids, counts)
         return counted
 
 
@@ -197,10 +199,10 @@ def _is_shared(host_state: HostState, resource: str) -> bool:
     return recorded is not None and recorded.sharing == "shared"
 
 
-def _ids(host_state: HostState, inventory: ResourceState) -> _Ids:
+def _ids(devices: DeviceIndex, inventory: ResourceState) -> _Ids:
     """The canonical names of a resource's devices by health; held-back devices have a group of their own."""
     grouped: dict[str, set[str]] = {}
     for device in inventory.devices:
         state = HELD_BACK if device.id in inventory.held_back else str(device.health)
-        grouped.setdefault(state, set()).add(host_state.canonical(device.id))
+        grouped.setdefault(state, set()).add(devices.canonical(device.id))
     return {health: frozenset(ids) for health, ids in grouped.items()}

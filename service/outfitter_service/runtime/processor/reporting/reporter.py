@@ -129,7 +129,7 @@ class CommitReporter:
     def _log_held_back(self, host: str, ledger: Ledger) -> None:
         """Log when the first device of a resource is held back, and when none is any more."""
         host_state = ledger.hosts.get(host)
-        inventories = host_state.inventories if host_state is not None else {}
+        inventories = host_state.devices.inventories if host_state is not None else {}
         for resource, inventory in inventories.items():
             if inventory.held_back and (host, resource) not in self._held_back:
                 self._held_back.add((host, resource))
