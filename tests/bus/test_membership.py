@@ -1,14 +1,13 @@
-"""Groups that share a topic's partitions out: what both adapters promise of a membership, each test run against both.
+"""Groups that share a topic's partitions out: what both adapters promise of the only member, and Kafka's of several.
 
 Nobody is asked how long it took, but sessions are either short and must end, or so long that nothing waited for one.
 """
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -16,8 +15,6 @@ from pathlib import Path
 import anyio
 import pytest
 from aiokafka.client import AIOKafkaClient
-from hypothesis import given
-from hypothesis import strategies as st
 
 from outfitter_proto.bus import (
     Bus,
@@ -29,12 +26,6 @@ from outfitter_proto.bus import (
     UnknownTopicError,
     connect,
 )
-from outfitter_proto.bus.embedded import log
-from outfitter_proto.bus.embedded.connecting.database import Database
-from outfitter_proto.bus.embedded.connecting.location import Location, parse
-from outfitter_proto.bus.embedded.connecting.notify import Notifier
-from outfitter_proto.bus.embedded.groups import new_member, share_out
-from outfitter_proto.bus.embedded.membership import EmbeddedMembership
 from outfitter_proto.bus.kafka.connecting import log_throttle
 from outfitter_proto.bus.ownership import Ownership
 from support.kafka.broker import Broker, KafkaBroker
@@ -45,6 +36,9 @@ pytestmark = pytest.mark.slow
 
 MakeTopic = Callable[..., Awaitable[str]]
 Join = Callable[..., Awaitable[Membership]]
+
+several = pytest.mark.parametrize("bus_url", [pytest.param("kafka", marks=pytest.mark.kafka)], indirect=True)
+"""Several members of one group: a group on the embedded bus has one (embedded/test_one_member.py)."""
 
 LONG = 60.0
 """A session that no test waits for."""
@@ -126,6 +120,7 @@ async def test_the_only_member_is_told_that_it_has_every_partition(make_topic: M
     assert await silent(member)
 
 
+@several
 async def test_one_member_becomes_three_and_one_again_and_each_partition_has_one_owner(
     make_topic: MakeTopic, join: Join
 ) -> None:
@@ -141,6 +136,7 @@ async def test_one_member_becomes_three_and_one_again_and_each_partition_has_one
     await owns(first, ALL)
 
 
+@several
 async def test_partitions_that_need_not_move_stay(make_topic: MakeTopic, join: Join) -> None:
     topic = await make_topic(partitions=6)
     first, second = await join(topic), await join(topic)
@@ -155,6 +151,7 @@ async def test_partitions_that_need_not_move_stay(make_topic: MakeTopic, join: J
     assert with_third[1] < after[1]
 
 
+@several
 async def test_more_members_than_partitions_leave_some_without_and_they_are_told_nothing(
     make_topic: MakeTopic, join: Join
 ) -> None:
@@ -168,6 +165,7 @@ async def test_more_members_than_partitions_leave_some_without_and_they_are_told
     await owns(idle, frozenset({0}))
 
 
+@several
 async def test_leaving_moves_partitions_at_once_also_those_of_a_replica(make_topic: MakeTopic, join: Join) -> None:
     topic = await make_topic(partitions=6)
     first, second = await join(topic, replica="a"), await join(topic, replica="b")
@@ -180,6 +178,19 @@ async def test_leaving_moves_partitions_at_once_also_those_of_a_replica(make_top
     await second.aclose()
 
 
+async def test_a_member_that_leaves_or_closes_makes_room_for_the_next(make_topic: MakeTopic, join: Join) -> None:
+    topic = await make_topic(partitions=6)
+    for leaves in (True, False):
+        member = await join(topic)
+        await owns(member, ALL)
+        await confirmed(member, 0)
+        for _ in range(2):
+            await (member.leave() if leaves else member.aclose())
+        assert member.partitions == frozenset()
+        assert not await member.confirmed(0)
+
+
+@several
 async def test_a_member_without_a_name_leaves_when_it_closes(make_topic: MakeTopic, join: Join) -> None:
     topic = await make_topic(partitions=6)
     first, second = await join(topic), await join(topic)
@@ -197,6 +208,7 @@ async def test_groups_know_nothing_of_each_other(make_topic: MakeTopic, join: Jo
     assert first.partitions == ALL
 
 
+@several
 async def test_only_the_owner_is_confirmed(make_topic: MakeTopic, join: Join) -> None:
     topic = await make_topic(partitions=6)
     members = [await join(topic), await join(topic)]
@@ -207,6 +219,7 @@ async def test_only_the_owner_is_confirmed(make_topic: MakeTopic, join: Join) ->
         assert not any([await member.confirmed(partition) for partition in ALL - share])
 
 
+@several
 async def test_a_killed_members_partitions_go_to_the_others_within_its_session(
     bus_url: str, make_topic: MakeTopic, join: Join
 ) -> None:
@@ -218,6 +231,7 @@ async def test_a_killed_members_partitions_go_to_the_others_within_its_session(
         await owns(first, ALL)
 
 
+@several
 async def test_a_frozen_member_is_replaced_finds_out_when_it_wakes_and_takes_nothing_back(
     bus_url: str, make_topic: MakeTopic, join: Join
 ) -> None:
@@ -258,6 +272,7 @@ async def settled_with(first: Membership, other: MemberProcess) -> frozenset[int
                 return told
 
 
+@several
 async def test_a_frozen_member_is_told_of_its_expulsion_before_anything_else(
     bus_url: str, make_topic: MakeTopic, join: Join
 ) -> None:
@@ -273,6 +288,7 @@ async def test_a_frozen_member_is_told_of_its_expulsion_before_anything_else(
         assert await victim.has() == frozenset({0, 1})
 
 
+@several
 @pytest.mark.parametrize("how", ["killed", "ended"])
 async def test_a_replica_that_is_restarted_has_its_partitions_again_and_nobody_sees_a_change(
     bus_url: str, make_topic: MakeTopic, join: Join, how: str
@@ -300,6 +316,7 @@ async def test_a_replica_that_is_restarted_has_its_partitions_again_and_nobody_s
         await owns(first, ALL)
 
 
+@several
 async def test_of_two_processes_with_one_replica_name_the_later_is_the_member_and_the_earlier_is_told(
     make_topic: MakeTopic, join: Join
 ) -> None:
@@ -317,6 +334,7 @@ async def test_of_two_processes_with_one_replica_name_the_later_is_the_member_an
     assert await later.confirmed(0)
 
 
+@several
 async def test_a_member_that_nobody_asks_holds_nobody_up(make_topic: MakeTopic, join: Join) -> None:
     topic = await make_topic(partitions=6)
     members = [await join(topic) for _ in range(3)]
@@ -345,39 +363,6 @@ async def test_without_its_file_a_member_keeps_what_it_has_and_confirms_nothing(
             (tmp_path / "elsewhere.db").rename(tmp_path / "bus.db")
             assert await member.confirmed(0)
             assert await silent(member)
-
-
-class _CancellingNotifier(Notifier):
-    """Cancels a scope in the moment in which a commit has happened and its caller has not heard of it."""
-
-    def __init__(self, place: Location, scope: anyio.CancelScope) -> None:
-        super().__init__(place)
-        self._cancel = scope.cancel
-        self._loop = asyncio.get_running_loop()
-
-    def notify(self, partitions: Iterable[tuple[int, int]]) -> None:
-        self._loop.call_soon_threadsafe(self._cancel)
-        super().notify(partitions)
-
-
-async def test_a_join_that_is_cancelled_just_after_its_commit_leaves_the_group_again(embedded_url: str) -> None:
-    place = parse(embedded_url)
-    async with connect(embedded_url) as bus, AsyncExitStack() as closing:
-        await bus.create_topics([TopicSpec("t", 6, {})])
-        first = await bus.join("g", "t", replica=None, session_timeout=LONG, heartbeat_interval=0.2)
-        await closing.enter_async_context(first)
-        database = Database(place)
-        await database.open(log.recognise, log.set_up)
-        closing.push_async_callback(database.close)
-        topic = await database.read(partial(log.find_topic, name="t"))
-        assert topic is not None
-        with anyio.CancelScope() as scope:
-            notifier = _CancellingNotifier(place, scope)
-            closing.callback(notifier.close)
-            member = new_member(topic, "g", replica=None, session_timeout=LONG)
-            await EmbeddedMembership(database, database, notifier, member, replica=None, heartbeat_interval=0.2).start()
-        assert scope.cancelled_caught
-        assert all([await first.confirmed(partition) for partition in ALL])
 
 
 @pytest.mark.kafka
@@ -474,22 +459,3 @@ async def test_a_failed_membership_raises_its_first_reason_each_time() -> None:
         with pytest.raises(MemberReplacedError, match="first"):
             await ownership.changed()
     assert ownership.partitions == frozenset()
-
-
-@given(
-    partitions=st.integers(1, 12),
-    before=st.dictionaries(st.integers(0, 11), st.sampled_from("abcdef")),
-    members=st.sets(st.sampled_from("abcdef"), min_size=1),
-)
-def test_shares_are_even_and_move_no_more_than_they_must(
-    partitions: int, before: dict[int, str], members: set[str]
-) -> None:
-    shares = share_out(partitions, sorted(members), before)
-    counts = [list(shares.values()).count(name) for name in members]
-    assert set(shares) == set(range(partitions))
-    assert set(shares.values()) <= members
-    assert max(counts) - min(counts) <= 1
-    held = sorted(([before.get(n) for n in range(partitions)].count(name) for name in members), reverse=True)
-    least, more = divmod(partitions, len(members))
-    most_that_can_stay = sum(min(had, least + (rank < more)) for rank, had in enumerate(held))
-    assert sum(before.get(n) == owner for n, owner in shares.items()) == most_that_can_stay

@@ -460,6 +460,7 @@ class Bus(Closable):
         """Join `group`, which divides the partitions of `topic` evenly among its members and moves few of them.
 
         Returns at once; `Membership.changed` returns the first assignment. All members of a group name the same topic.
+        On the bus of a single machine a group has one member, with all partitions, for as long as its process lives.
 
         Args:
             replica: a name that survives restarts (KIP-345's static member). A process that joins under it within the
@@ -471,6 +472,7 @@ class Bus(Closable):
         Raises:
             UnknownTopicError: the topic does not exist.
             BusUnavailableError: the bus did not answer.
+            BusConfigurationError: the group has the one member that this bus allows.
         """
 
     @abstractmethod

@@ -12,6 +12,8 @@ from outfitter_service.runtime.identity import of_partition, replica_identity
 from outfitter_service.runtime.input.scope import PartitionScope
 from outfitter_service.runtime.processor.takeover import ForeignManagerError
 from support.bus.faulty_bus import FaultyBus
+from support.checker.verdict import verdict
+from support.kafka.broker import KafkaBroker
 from support.managers.fleet import Fleet, hosts
 from support.managers.in_process import CLUSTER, serving, static
 
@@ -22,15 +24,43 @@ async def fleet(tmp_path: Path) -> AsyncIterator[Fleet]:
         yield fleet
 
 
-async def test_two_processes_under_one_replicas_name_are_one_too_many(fleet: Fleet, tmp_path: Path) -> None:
+@pytest.mark.parametrize("end", ["stopped", "killed"])
+async def test_a_second_replica_on_the_embedded_bus_is_refused_and_serves_once_the_first_has_ended(
+    fleet: Fleet, end: str
+) -> None:
     first = fleet.start("one")
-    other = Fleet(tmp_path / "other", fleet.url, fleet.cluster)
-    second = other.start("one")
-    fleet.managers.append(second)
-    assert await anyio.to_thread.run_sync(first.wait) == 1
-    assert "replica" in first.log_tail().splitlines()[-1]
+    second = fleet.start("two", ready=False)
+    words = "more replicas need Kafka"
+    await anyio.to_thread.run_sync(lambda: second.wait_for(lambda: words in second.log_tail()))
+    assert words in second.readiness()
     await fleet.register(hosts(4), ["a"])
     await fleet.answered()
+    instances = await fleet.instances()
+    assert len(set(instances.values())) == 1
+    if end == "stopped":
+        assert await anyio.to_thread.run_sync(first.stop) == 0
+    else:
+        first.kill9()
+    await anyio.to_thread.run_sync(lambda: second.wait_for(lambda: second.readiness() == "ok\n"))
+    await fleet.register(hosts(4), ["b"])
+    await fleet.answered()
+    assert not set(instances.values()) & set((await fleet.instances()).values())
+    assert not (await verdict(fleet.url)).violations
+
+
+@pytest.mark.kafka
+async def test_two_processes_under_one_replicas_name_are_one_too_many(
+    kafka_broker: KafkaBroker, tmp_path: Path
+) -> None:
+    async with Fleet(tmp_path, kafka_broker.url, kafka_broker.new_cluster()) as fleet:
+        first = fleet.start("one")
+        other = Fleet(tmp_path / "other", fleet.url, fleet.cluster)
+        second = other.start("one")
+        fleet.managers.append(second)
+        assert await anyio.to_thread.run_sync(first.wait) == 1
+        assert "replica" in first.log_tail().splitlines()[-1]
+        await fleet.register(hosts(4), ["a"])
+        await fleet.answered()
 
 
 async def test_of_managers_of_both_scopes_that_start_at_one_moment_at_least_one_gives_up(

@@ -23,7 +23,7 @@ from outfitter_service.runtime.instruments import Instruments
 from outfitter_service.runtime.manager.service import Service
 from outfitter_service.runtime.sweeper import group_member as sweeper_module
 from outfitter_service.runtime.sweeper.group_member import CANDIDATES, SweeperMember, at_work, is_candidate
-from runtime.sweeper.conftest import WITHIN_S, say, sweeping
+from runtime.sweeper.conftest import WITHIN_S, say
 from support.bus.faulty_bus import FaultyBus
 from support.managers.in_process import (
     CLUSTER,
@@ -100,17 +100,6 @@ async def test_those_who_need_not_sweep_do_it_by_turns_for_the_others_may_have_d
             while metrics.registry.get_sample_value("outfitter_swept_partitions"):  # noqa: ASYNC110
                 await anyio.sleep(0.02)
         tasks.cancel_scope.cancel()
-
-
-async def test_a_second_manager_of_a_host_is_called_so_and_is_no_outage_of_the_bus(made: FaultyBus) -> None:
-    """They may be on one machine in two network namespaces, where neither sees the other's lock."""
-    with structlog.testing.capture_logs() as said:
-        async with sweeping(made), sweeping(made):
-            with anyio.fail_after(WITHIN_S):
-                while not any(line["log_level"] == "warning" for line in said):  # noqa: ASYNC110  (told by nobody)
-                    await anyio.sleep(0.02)
-    warnings = {(line["event"], line.get("host")) for line in said if line["log_level"] == "warning"}
-    assert warnings == {("another manager serves this host, too: stop one of them", "s")}
 
 
 @pytest.mark.parametrize("silent", [False, True])

@@ -12,7 +12,7 @@ from functools import partial
 from typing import NamedTuple
 from weakref import WeakSet
 
-from outfitter_proto.bus.embedded import groups, log
+from outfitter_proto.bus.embedded import log
 from outfitter_proto.bus.embedded.connecting.database import Database
 from outfitter_proto.bus.embedded.connecting.location import parse
 from outfitter_proto.bus.embedded.connecting.notify import Notifier
@@ -151,11 +151,8 @@ class EmbeddedBus(Bus):
     async def join(
         self, group: str, topic: str, *, replica: str | None, session_timeout: float, heartbeat_interval: float
     ) -> Membership:
-        parts = self._open
-        member = groups.new_member(await self._find(topic), group, replica=replica, session_timeout=session_timeout)
-        membership = EmbeddedMembership(
-            parts.reading, parts.writing, parts.notifier, member, replica=replica, heartbeat_interval=heartbeat_interval
-        )
+        del replica, session_timeout, heartbeat_interval  # a group has one member, as long as its process lives
+        membership = EmbeddedMembership(self._open.reading, self._location, await self._find(topic), group)
         await membership.start()
         self._memberships.add(membership)
         return membership

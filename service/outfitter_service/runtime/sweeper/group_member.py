@@ -145,7 +145,8 @@ class SweeperMember(Struct, frozen=True):
                     log.warning("another manager serves this host, too: stop one of them", host=self.identity.host)
                 is_said = True
             except BusError as error:
-                self.instruments.outage.met(ACTIVITY, error)
+                if not self.bus.local:  # there, the group has one member
+                    self.instruments.outage.met(ACTIVITY, error)
             await anyio.sleep(backoff.next_delay(lasted=self.instruments.clock.monotonic() - begun))
 
     def _note_trouble(self, trouble: BusError | None) -> None:

@@ -1,9 +1,9 @@
 """The location of an embedded bus: its URL, the files beside it, and the directories that it refuses.
 
-Beside `bus.db` are SQLite's own `bus.db-wal` and `bus.db-shm`, `bus.lock` (the writers' lock) and `bus.wake/` (a socket
-for each waiting reader). The bus trusts every user that can write the file, so this module restricts these users. It
-creates the files for their owner and group (mode 0660, 2770 for directories). It refuses directories in which *others*
-could place a file:
+Beside `bus.db` are SQLite's own `bus.db-wal` and `bus.db-shm`, `bus.lock` (the writers' lock), `bus.wake/` (a socket
+for each waiting reader) and `bus.member-…` (the lock of a group's one member). The bus trusts every user that can write
+the file, so this module restricts these users. It creates the files for their owner and group (mode 0660, 2770 for
+directories). It refuses directories in which *others* could place a file:
 
 - every directory that all users may write, also a sticky one as /tmp. SQLite uses any write-ahead log or journal beside
   its file. It creates and removes them at any time, so a check beforehand would not help.
@@ -95,6 +95,10 @@ class Location(NamedTuple):
     @property
     def lock(self) -> Path:
         return self.path.with_suffix(".lock")
+
+    def member_lock(self, group: str) -> Path:
+        """The lock of the one member of a group, which has this short name."""
+        return self.path.with_suffix(f".member-{group}")
 
     @property
     def log(self) -> Path:

@@ -1,4 +1,4 @@
-"""The lock of a bus's writers: a `flock` on `bus.lock`.
+"""The locks of a bus: a `flock` on `bus.lock` for its writers, and one on a file of its own for a group's one member.
 
 The kernel queues waiting processes, whereas SQLite polls with sleeps and starves some. The lock ends with its process.
 Commits, checkpoints and closing run under it. So no commit runs beside a checkpoint, which SQLite 3.7.0 to 3.51.2 does
@@ -11,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import os
 import weakref
+from pathlib import Path
 
 from outfitter_proto.bus.embedded.connecting.location import FILE_MODE, Location, raise_for
 
@@ -18,9 +19,10 @@ from outfitter_proto.bus.embedded.connecting.location import FILE_MODE, Location
 class Lock:
     """An exclusive lock among all processes and threads; a context manager for one thread at a time."""
 
-    def __init__(self, location: Location) -> None:
+    def __init__(self, location: Location, path: Path | None = None) -> None:
+        """`path`: the file to lock, the writers' by default."""
         self._location = location
-        self._path = location.lock
+        self._path = path or location.lock
         self._descriptor = -1
         _locks.add(self)
 
@@ -30,14 +32,32 @@ class Lock:
         Raises:
             BusError: the lock file cannot be used; the message says why.
         """
+        self._take(fcntl.LOCK_EX)
+
+    def hold(self) -> bool:
+        """Take the lock until `close`, without waiting. False: another process has it. Raises as above."""
+        try:
+            self._take(fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.close()
+        return self._descriptor >= 0
+
+    @property
+    def held(self) -> bool:
+        """Whether the lock that `hold` took is there still: nobody has removed its file."""
+        return self._descriptor >= 0 and self._is_in_place()
+
+    def _take(self, operation: int) -> None:
         try:
             while True:
                 if self._descriptor < 0:
                     self._open()
-                fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+                fcntl.flock(self._descriptor, operation)
                 if self._is_in_place():
                     return
                 self.close()  # the file was removed: use the new one, as new processes do
+        except BlockingIOError:
+            raise
         except OSError as error:
             raise_for(error, f"{self._path} cannot be locked", self._path)
 
