@@ -360,8 +360,8 @@ def _of_partitions(existing: Mapping[str, TopicInfo]) -> list[TopicDifference]:
             "(all)", "partitions", shown, "one count for all",
             "a host's registrations, grants and history are in the partition of one number, computed from its name and "
             "the count: with different counts they are searched in the wrong partition",
-            f"with all managers stopped: outfitter topics grow --partitions {most}; never kafka-topics --alter, which "
-            "leaves each host's records in their former partitions",
+            f"with all managers stopped: a backup, and its restore into topics with {most} partitions each "
+            '(service/recover.md, "A wrong number of partitions")',
             True,
         )
     ]  # fmt: skip
@@ -369,7 +369,7 @@ def _of_partitions(existing: Mapping[str, TopicInfo]) -> list[TopicDifference]:
 
 def _adding(bus: Bus, topic: str, partitions: int) -> str:
     if bus.local:
-        return f"outfitter topics grow --partitions {partitions}"
+        return "the topics of this file cannot be changed: begin with another file"
     brokers = ",".join(map(str, addresses.brokers(bus.url)))
     return f"kafka-topics --bootstrap-server {brokers} --alter --topic {topic} --partitions {partitions}"
 

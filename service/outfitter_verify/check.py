@@ -60,8 +60,10 @@ def _partition(reading: Reading, logs: Partition, findings: Findings) -> Ledger:
             )
     topic_id = reading.topic_id
     inputs = _inputs(logs.allocations, topic_id)
-    grown = _grown(logs.allocations)
-    answers = Answers(logs, inputs, partitions=reading.partitions, grown=grown, findings=findings)
+    unseen = max(
+        (each.unseen for each in _checkpoints(logs.allocations) if topic_id in (None, each.topic_id)), default=0
+    )
+    answers = Answers(logs, inputs, partitions=reading.partitions, unseen=unseen, findings=findings)
     releases = Releases(logs.registrations, answers.messages, findings)
     history = History(logs.history, logs.allocations, partitions=reading.partitions, findings=findings)
     commits = Commits(logs.allocations, logs.registrations, reading, findings)
@@ -91,11 +93,6 @@ def _checkpoints(ledger: Log) -> Iterator[wire.Checkpoint]:
             yield wire.checkpoint(wire.parse(record.value))
         except (wire.DamagedError, AttributeError, RecursionError):
             continue  # the walk reports it
-
-
-def _grown(ledger: Log) -> set[tuple[wire.Growth, ...]]:
-    """When partitions were added, from the checkpoints of this partition."""
-    return {checkpoint.grown for checkpoint in _checkpoints(ledger) if checkpoint.grown}
 
 
 def _inputs(ledger: Log, topic_id: str | None) -> dict[str, Input]:

@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple, NoReturn
@@ -153,22 +153,15 @@ class Allocation:
         return self.state in HOLDING or self.state not in STATES
 
 
-class Growth(NamedTuple):
-    """Partitions were added. `partitions` is their number before (0: unknown). A registration in its partition by that
-    number, before the offset `until`, is answered in its partition by a later number."""
-
-    partitions: int
-    until: int
-
-
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     """A commit's checkpoint.
 
     `base`: added to an offset, it gives `source.offset`. `begin`: the first offset that a host's manager answers;
-    earlier ones are the sweeper's. `ahead`: hosts whose messages are read to an offset beyond `to`. `moved`: partitions
-    were added, and its records come from another one. `grown`: when partitions were added, newest first.
-    `grace_ms`: the writer's leases end no sooner than so long after their time.
+    earlier ones are the sweeper's. `ahead`: hosts whose messages are read to an offset beyond `to`. `moved`: its
+    records were decided elsewhere: a backup was restored, or version 0.2 added partitions. `unseen`: version 0.2 has
+    sent some messages before this offset to other partitions. `grace_ms`: the writer's leases
+    end no sooner than so long after their time.
     """
 
     key: str
@@ -187,7 +180,7 @@ class Checkpoint:
     ahead: Mapping[str, int]
     at_ms: int
     moved: bool
-    grown: tuple[Growth, ...]
+    unseen: int
     grace_ms: int
 
     @property
@@ -330,29 +323,9 @@ def checkpoint(body: Mapping[str, Any]) -> Checkpoint:
         ahead={host: _get(ahead, host, int) for host in ahead},
         at_ms=_milliseconds(body, "at"),
         moved=body.get("partitions") == 0,
-        grown=tuple(_growths(body)),
+        unseen=_get(_get(body, "grown", dict, {}), "until", int, 0),
         grace_ms=round(_seconds(body, "lease_grace_s") * 1000),
     )
-
-
-def _growths(body: Mapping[str, Any]) -> Iterator[Growth]:
-    newest = _get(body, "grown", dict, None)
-    for growth in [newest, *_get(newest, "earlier", list, [])] if newest is not None else ():
-        if not isinstance(growth, dict):
-            _fail(f"its field 'grown' has {growth!r}")
-        yield Growth(_get(growth, "partitions", int), _get(growth, "until", int, 0))
-
-
-def was_moved(host: str, offset: int, partition: int, partitions: int, grown: Sequence[Growth]) -> bool:
-    """Whether a host's message was in the right `partition` when it was sent, and is answered elsewhere since."""
-    later = [partitions]
-    for growth in grown:
-        elsewhere = any(partition_of(host, number) != partition for number in later if number)
-        was_here = not growth.partitions or partition_of(host, growth.partitions) == partition
-        if offset < growth.until and was_here and elsewhere:
-            return True
-        later.append(growth.partitions)
-    return False
 
 
 _NEEDED = object()

@@ -63,7 +63,6 @@ ENDING = {
     "restore": ["restore", "whole.backup"],
     "topics create": ["topics", "create"],
     "topics check": ["topics", "check"],
-    "topics grow": ["topics", "grow", "--partitions", "2"],
     "verify": ["verify"],
     "doctor": ["doctor", "--config", "outfitter.toml"],
 }

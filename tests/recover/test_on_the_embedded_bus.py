@@ -10,7 +10,6 @@ import stat
 import subprocess
 from collections.abc import Iterator
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,6 @@ from outfitter_proto.records import Register
 from outfitter_proto.support.processes import process_owner
 from outfitter_service.runtime.changelog.backup.archive import BackupError
 from outfitter_service.runtime.changelog.backup.restoration import restore_backup
-from outfitter_service.runtime.changelog.growth.grow import grow
 from support.api import checkpoint
 from support.bus.faulty_bus import FaultyBus
 from support.checker.verdict import verified_with_replay
@@ -103,7 +101,7 @@ def test_a_backup_is_made_while_a_manager_serves_and_only_its_owner_may_read_it(
     file = saved.folder / "ledger.gz"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     first, *records, last = map(json.loads, gzip.decompress(file.read_bytes()).splitlines())
-    assert (first["type"], first["version"], first["partitions"]) == ("outfitter-backup", 1, 1)
+    assert (first["type"], first["version"], first["partitions"]) == ("outfitter-backup", 2, 1)
     assert last["records"] == len(records) > 2
     assert [path.name for path in saved.folder.iterdir() if "ledger" in path.name] == ["ledger.gz"]
 
@@ -150,7 +148,7 @@ def test_a_file_that_is_no_whole_backup_is_refused_and_nothing_is_written(saved:
     file = saved.folder / "ledger.gz"
     packed = file.read_bytes()
     lines = gzip.decompress(packed).splitlines(keepends=True)
-    later = lines[0].replace(b'"version":1', b'"version":2')
+    later = lines[0].replace(b'"version":2', b'"version":3')
     for damaged, words in (
         (packed[: len(packed) // 2], "is no complete backup"),
         (
@@ -160,7 +158,7 @@ def test_a_file_that_is_no_whole_backup_is_refused_and_nothing_is_written(saved:
         (gzip.compress(b"".join(lines[:-1])), "it ends too early"),
         (gzip.compress(b"".join(lines[:2] + lines[3:])), "its records are not those that were saved"),
         (gzip.compress(b"".join([*lines, b"{}\n"])), "its records are not those that were saved"),
-        (gzip.compress(b"".join([later, *lines[1:]])), "has version 2, and this version of Outfitter knows 1"),
+        (gzip.compress(b"".join([later, *lines[1:]])), "has version 3, and this version of Outfitter knows 2"),
         (gzip.compress(b"{}\n"), "is no backup of Outfitter"),
         (b"{}\n", "is no complete backup"),
     ):
@@ -183,21 +181,31 @@ async def restore_into(url: str, file: Path) -> None:
             raise
 
 
-def test_a_backup_goes_into_new_topics_of_its_cluster_and_its_number_of_partitions_only(saved: Manager) -> None:
+def test_a_backup_goes_into_new_topics_of_its_cluster_or_of_one_that_is_said_with_any_number_of_partitions(
+    saved: Manager,
+) -> None:
+    before = held(saved)
     for arguments, words in (
         (["backup", "--out", "ledger.gz"], "exists already"),
         (["restore", "ledger.gz"], "holds records, and nothing was restored"),
-        (["restore", "ledger.gz", "--cluster", "other"], "is of cluster 'outfitter'"),
+        (["restore", "ledger.gz", "--cluster", "other"], "or into the topics of another cluster with --from outfitter"),
+        (["restore", "ledger.gz", "--cluster", "other", "--from", "third"], "is of cluster 'outfitter'"),
+        (["restore", "ledger.gz", "--cluster", "other", "--from", "outfitter"], "topics create --cluster other"),
     ):
         done = saved.outfitter(*arguments)
         assert (done.returncode, done.stdout) == (1, "")
         assert words in done.stderr
-    for name in ("bus.db", "bus.db-wal", "bus.db-shm"):
-        (saved.folder / name).unlink(missing_ok=True)
-    assert saved.outfitter("topics", "create", "--partitions", "2").returncode == 0
-    done = saved.outfitter("restore", "ledger.gz")
-    assert "has 1 partitions" in done.stderr
-    assert "outfitter topics create --partitions 1" in done.stderr
+    assert saved.outfitter("topics", "create", "--cluster", "other", "--partitions", "5").returncode == 0
+    told = run(saved, ["outfitter", "restore", "ledger.gz", "--cluster", "other", "--from", "outfitter"])
+    assert "in 5 partitions; 0 registrations sent again" in told
+    other = Manager(saved.folder, saved.config.read_text(), host=saved.host, bus=saved.bus_url, cluster="other")
+    try:
+        other.start("--adopt-ledger")
+        assert held(other) == before
+        other.stop()
+        assert other.outfitter("verify").returncode == 0
+    finally:
+        other.kill9()
 
 
 @pytest.mark.parametrize("commits", [1, 2])
@@ -220,8 +228,6 @@ def test_a_restore_that_was_interrupted_lets_no_manager_start_adopted_or_not(sav
     assert "`outfitter restore` has not completed" in refused(saved, "--adopt-ledger")
     other = Manager(saved.folder / "other", saved.config.read_text(), bus=saved.bus_url)
     assert "`outfitter restore` has not completed" in refused(other), "the host may be one that comes later"
-    grown = saved.outfitter("topics", "grow", "--partitions", "1", "--force")
-    assert "has not completed" in grown.stderr
     renew(saved)
     run(saved, ["outfitter", "restore", "ledger.gz"])
     saved.start("--adopt-ledger")
@@ -258,38 +264,6 @@ def test_a_manager_that_writes_while_a_backup_is_restored_is_found_out(saved: Ma
     bus: FaultyBus
     anyio.run(restored)
     assert "has not completed" in refused(saved, "--adopt-ledger")
-
-
-def test_a_ledger_whose_growth_was_interrupted_is_not_backed_up_until_that_is_done(saved: Manager) -> None:
-    async def interrupted() -> None:
-        async with FaultyBus(saved.bus_url) as bus:
-            registrations_have_grown = 3  # after `managers`
-            await bus.killed(partial(grow, bus, "outfitter", 2), registrations_have_grown)
-
-    anyio.run(interrupted)
-    done = saved.outfitter("backup", "--out", "moving.gz")
-    assert (done.returncode, done.stdout) == (1, "")
-    assert "nothing was saved, because grants would be missing" in done.stderr
-    assert "`outfitter topics grow --partitions 2`" in done.stderr
-    assert [path.name for path in saved.folder.iterdir() if "moving" in path.name] == []
-    assert saved.outfitter("topics", "grow", "--partitions", "2").returncode == 0
-    run(saved, ["outfitter", "backup", "--out", "moving.gz"])
-
-
-def test_a_restored_ledger_grows_only_when_all_managers_have_adopted_it(saved: Manager) -> None:
-    before = held(saved)
-    renew(saved)
-    run(saved, ["outfitter", "restore", "ledger.gz"])
-    for force in ([], ["--force"]):
-        done = saved.outfitter("topics", "grow", "--partitions", "2", *force)
-        assert (done.returncode, done.stdout) == (1, "")
-        assert f"1 manager has not adopted the restored ledger (host/{saved.host})" in done.stderr
-        assert "start each once with --adopt-ledger" in done.stderr
-    saved.start("--adopt-ledger")
-    saved.stop()
-    assert saved.outfitter("topics", "grow", "--partitions", "2").returncode == 0
-    saved.start()
-    assert held(saved) == before
 
 
 # --- workers that the ledger lacks ------------------------------------------------------------------------

@@ -21,7 +21,7 @@ log = logging.getLogger("outfitter")
 
 
 class HostPartition:
-    """The host's partition, which may change: the number of partitions may grow (`outfitter topics grow`).
+    """The host's partition, which changes if the topics are made anew with another number of partitions.
 
     `number` is the partition's, `count` the number of partitions. `checkpoint_keys` are the keys under which its
     managers commit checkpoints.

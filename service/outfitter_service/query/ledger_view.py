@@ -161,7 +161,7 @@ class LedgerView:
 
 
 def _order(stored: Stored) -> tuple[int, str]:
-    """The order of registrations, as managers have it. Offsets also grow when a host moves to another partition."""
+    """The order of registrations, as managers have it."""
     return stored.record.source.offset, stored.record.key
 
 
@@ -266,7 +266,7 @@ async def read(bus: Bus, cluster: str, host: str | None = None) -> LedgerView:
     ledger = LedgerView()
     for change in (change for of_partition in changes for change in of_partition):
         if change.message.value is None:
-            continue  # the key is deleted here; if its host was moved, another partition has its records
+            continue  # version 0.2 may have moved its host to another partition, which has its records
         if host is None or is_about(change, host) or isinstance(change.record, Checkpoint):
             ledger.put(change)
     return ledger

@@ -46,7 +46,7 @@ class Change(NamedTuple):
     instance: str
 
 
-MOVED = "it was moved here from another partition, which has the earlier records"
+MOVED = "it was restored from a backup, or version 0.2 moved it here: earlier records are elsewhere"
 
 Settled = Callable[[Writer, Commit, list[Written]], None]
 
@@ -73,7 +73,7 @@ class Ledger:
         self._findings = findings
         self._settled = settled
         self._holdings = Holdings()
-        self._custody = Custody(log, partitions, findings)
+        self._custody = Custody(log, findings)
         self._suspicions: list[Suspicion] = []
         self._tokens: dict[tuple[str, int], tuple[str, int]] = {}
         self._damaged: set[str] = set()
@@ -221,9 +221,6 @@ class Ledger:
         self.newest[record.key] = offset
         self.sources.setdefault(record.key, set()).add(record.source)
         self._custody.record(offset, record)
-        source = record.source_partition
-        if source != self.log.partition and not wire.had_place(record.host, source, self._partitions):
-            self.wrong("partitions", offset, f"it answers registration partition {record.source_partition}")
         self._exclusivity(written)
         self._ending(record).opened.append(written)
         self._findings.count("steps")
@@ -241,9 +238,9 @@ class Ledger:
                 self.wrong("operators", offset, what)
 
     def _ending(self, record: wire.Allocation) -> Writer:
-        """The writer whose checkpoint ends a record's commit. A moved record still names its former writer."""
-        elsewhere = record.writer.startswith("partition/") and self._custody.may_write(record)
-        return self.commits.writer(f"partition/{self.log.partition}" if elsewhere else record.writer)
+        """The writer whose checkpoint ends a record's commit. A restored record still names its former writer."""
+        is_owner = record.writer.startswith("partition/")
+        return self.commits.writer(f"partition/{self.log.partition}" if is_owner else record.writer)
 
     def _exclusivity(self, written: Written) -> None:
         granted = grants(written)

@@ -277,17 +277,27 @@ class Commits:
         for written in records:
             number = written.record.commit
             place = self.ledger.place(commit.offset)
-            if not (written.repeat or here.moved or before < number <= here.commit):
-                seen = self.in_the_open(writer.name, written.before.offset if written.before else -1, written.offset)
-                if number > here.commit or seen:
-                    self._wrong(
-                        "commits", written.offset, f"it names commit {number}, but {here.commit} wrote it", place
-                    )
+            seen = self.in_the_open(writer.name, written.before.offset if written.before else -1, written.offset)
+            is_here = written.repeat or here.moved or not seen
+            if not (is_here or before < number <= here.commit) or (number > here.commit and not here.moved):
+                self._wrong("commits", written.offset, f"it names commit {number}, but {here.commit} wrote it", place)
+            self._check_place(written, writer, is_here=is_here)
             if (written.record.token or 0) > here.token:
                 self._wrong(
                     "tokens", written.offset, f"token {written.record.token}, but {here.token} is the last", place
                 )
         return records
+
+    def _check_place(self, written: Written, writer: Writer, *, is_here: bool) -> None:
+        """Check that a record names this partition's writer and input."""
+        record, before = written.record, written.before
+        if is_here:
+            return
+        if record.writer != writer.name:
+            self._wrong("writers", written.offset, f"{record.writer} is no writer for host {record.host}")
+        source = record.source_partition
+        if source != self.ledger.partition and (before is None or before.record.source_partition != source):
+            self._wrong("partitions", written.offset, f"it answers registration partition {source}")
 
     def finish(self) -> None:
         """Check at the end of the ledger that no record is without its checkpoint."""
@@ -304,7 +314,6 @@ class Custody:
     """Checks that one writer at a time writes each host's records."""
 
     ledger: Log
-    partitions: int
     findings: Findings
     _current: dict[str, tuple[str, str, int]] = field(default_factory=dict)
     """By host: its writer, the manager's instance, and the offset of its last commit for the host."""
@@ -314,19 +323,11 @@ class Custody:
     def record(self, offset: int, record: Allocation) -> None:
         """Check the writer that a host's record names."""
         self.findings.count("writers")
-        if not self.may_write(record):
+        kind, _, name = record.writer.partition("/")
+        if record.writer != f"host/{record.host}" and (kind != "partition" or _number(name) is None):
             self.findings.wrong(
                 "writers", self.ledger.place(offset), f"{record.writer} is no writer for host {record.host}"
             )
-
-    def may_write(self, record: Allocation) -> bool:
-        """Whether a record's writer may write for its host here, or in a partition from which it may have been
-        moved."""
-        kind, _, name = record.writer.partition("/")
-        number = _number(name) if kind == "partition" else None
-        if number is None:
-            return record.writer == f"host/{record.host}"
-        return had_place(record.host, number, self.partitions)
 
     def commit(self, records: list[Written], commit: Commit) -> None:
         """Check that no other writer wrote for these hosts in between."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from outfitter_verify import wire
@@ -61,9 +61,10 @@ class Answers:
         inputs: Mapping[str, Input],
         *,
         partitions: int,
-        grown: Collection[Sequence[wire.Growth]] = (),
+        unseen: int = 0,
         findings: Findings,
     ) -> None:
+        """`unseen`: see `wire.Checkpoint`."""
         self._log = logs.registrations
         self._letter_log = logs.dead_letters
         self._inputs = inputs
@@ -75,7 +76,7 @@ class Answers:
         self._newest_commits: dict[str, int] = {}
         self._doubts: list[tuple[int, int, str]] = []
         self._unroutable: set[int] = set()
-        self._moved: set[int] = set()
+        self._unseen = unseen
         self._in_batches: set[int] = set()
         """Offsets in dead letters of whole record batches, whose bytes cannot be compared with records."""
         self._hosts: defaultdict[bytes, list[int]] = defaultdict(list)
@@ -84,8 +85,6 @@ class Answers:
             message = self.messages[record.offset] = classify(record.key, record.value)
             findings.counts["messages"] += 1
             findings.counts["registrations"] += message.kind is Kind.REGISTER
-            if any(_was_moved(record, self._log.partition, partitions, each) for each in grown):
-                self._moved.add(record.offset)
             if record.key is not None and _home(record.key, partitions) == self._log.partition:
                 hosts[record.key].append(record.offset)
             else:
@@ -147,8 +146,9 @@ class Answers:
 
     def _check_answer(self, ledger: Ledger, writer: Writer, commit: Commit, offset: int) -> None:
         message = self.messages[offset]
-        if offset in self._moved:
-            self._findings.note_partial("answers", "partitions were added, and another one has the answer")
+        if offset < self._unseen:
+            what = f"not looked at before {self._log.place(self._unseen)}: version 0.2 added partitions"
+            self._findings.note_partial("answers", what)
             return
         if offset in self._in_batches:
             self._findings.note_partial("answers", "record batches that their manager could not read")
@@ -319,14 +319,6 @@ class Answers:
 
 def _between(offsets: list[int], begin: int, end: int) -> list[int]:
     return offsets[bisect_left(offsets, begin) : bisect_left(offsets, end)]
-
-
-def _was_moved(record: Record, partition: int, partitions: int, grown: Sequence[wire.Growth]) -> bool:
-    try:
-        host = (record.key or b"").decode()
-    except UnicodeDecodeError:
-        return False
-    return wire.was_moved(host, record.offset, partition, partitions, grown)
 
 
 def _home(key: bytes, partitions: int) -> int | None:

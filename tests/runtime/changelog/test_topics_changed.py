@@ -137,7 +137,7 @@ async def test_more_partitions_are_refused_at_the_next_start(serve: Serve, bus: 
     assert partition_of(HOST, MOVES) != partition_of(HOST, FEW)
     await bus.publish(topics(cluster).registrations, 5, Entry(HOST.encode(), json.dumps(register("w2")).encode()))
     await refused(
-        serve, r"so that .*allocations/5 is the place of h, but their grants are in .*allocations/1:.*topics grow"
+        serve, r"so that .*allocations/5 is the place of h, but their grants are in .*allocations/1:.*outfitter backup"
     )
     assert await holders(bus, cluster) == ["h/w1/1"]
 
@@ -157,7 +157,9 @@ async def test_more_partitions_end_a_manager_that_serves(serve: Serve, bus: Bus,
         await in_process.say(register("w1", gpu=1, lease_s=None))
         await in_process.state("w1", "allocated")
         await add_partitions(bus, cluster, MOVES)
-        await ended(in_process, "topics grow --partitions 8")  # all of them, or those that had more when it looked
+        await ended(
+            in_process, "restore the file into a new ledger with 8 partitions"
+        )  # all of them, or those that had more when it looked
 
 
 @pytest.mark.parametrize("which", range(4))
@@ -166,7 +168,7 @@ async def test_more_partitions_of_one_topic_end_a_manager_that_serves(
 ) -> None:
     async with serve() as in_process:
         await add_partitions(bus, cluster, MOVES, only=[topics(cluster)[which]])
-        await ended(in_process, r"different numbers of partitions .*: 8.*topics grow --partitions 8")
+        await ended(in_process, r"different numbers of partitions .*: 8.*a new ledger with 8 partitions")
 
 
 async def test_a_new_host_starts_although_others_have_records(serve: Serve, bus: Bus, cluster: str) -> None:
@@ -470,7 +472,7 @@ async def test_doubled_partitions_do_not_lend_a_device_twice(
     assert (partition_of("k0", 12), partition_of("k0", 24)) == (5, 17)
     with pytest.raises(ManagerError, match="ended with 1 before it was"):
         manager.start()
-    assert "outfitter topics grow --partitions 24" in manager.log_tail()
+    assert "restore the file into a new ledger with 24 partitions" in manager.log_tail()
     assert "internal error" not in manager.log_tail()
     assert await holders(bus, cluster) == [record["key"] for record in _keys(manager)]
 

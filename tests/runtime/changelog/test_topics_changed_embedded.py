@@ -49,7 +49,9 @@ async def test_more_partitions_end_a_manager_and_the_next_one_finds_the_records_
             await looks.wait()
             await add_partitions(bus, CLUSTER, 5)
             grown.set()
-            await ended(manager, r"have 5 partitions, and had 3 when this manager started.*topics grow --partitions 5")
+            await ended(
+                manager, r"have 5 partitions, and had 3 when this manager started.*new ledger with 5 partitions"
+            )
         async with serving(bus, static(count=1), tmp_path, ready=False) as manager:
             await ended(manager, r"allocations/0 is the place of h, but .* in outfitter.allocations/1")
 

@@ -59,8 +59,8 @@ def heartbeat(worker: str, incarnation: str = "1") -> dict[str, Any]:
     return {"type": "heartbeat", "host": HOST, "worker": worker, "incarnation": incarnation}
 
 
-def deregister(worker: str, incarnation: str | None = "1") -> dict[str, Any]:
-    return {"type": "deregister", "host": HOST, "worker": worker, "incarnation": incarnation}
+def deregister(worker: str, incarnation: str | None = "1", *, host: str = HOST) -> dict[str, Any]:
+    return {"type": "deregister", "host": host, "worker": worker, "incarnation": incarnation}
 
 
 def static(count: int = 2, name: str = "gpu", extra: str = "") -> str:

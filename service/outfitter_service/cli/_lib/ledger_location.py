@@ -14,8 +14,8 @@ from outfitter_proto.names import Topics, topics, transactional_id
 from outfitter_proto.partitioning import partition_of
 from outfitter_proto.records import Checkpoint
 from outfitter_proto.topics import TopicDifference
-from outfitter_service.runtime.changelog.growth.partition_contents import read_contents
-from outfitter_service.runtime.changelog.shape import MOVING
+from outfitter_service.runtime.changelog.places import Places
+from outfitter_service.runtime.changelog.shape import replacing, unfinished
 
 _SHOWN = 3
 _ADOPT = (
@@ -40,12 +40,13 @@ async def check(bus: Bus, cluster: str, host: str) -> list[TopicDifference]:
     try:
         for partition in range(ledger.partitions):
             topic_partition = f"{names.allocations}/{partition}"
-            contents = await read_contents(bus, names.allocations, partition, ledger.partitions)
-            if contents.strays:
-                differences.append(_strays(topic_partition, list(contents.strays), ledger.partitions))
-            own = [checkpoint for checkpoint in contents.checkpoints.values() if not is_sweeper(checkpoint.writer)]
+            places = await _read(bus, names.allocations, partition, ledger.partitions)
+            if strays := places.strays(partition):
+                differences.append(_strays(topic_partition, strays, ledger.partitions))
+            own = [each for each in places.readable_checkpoints() if not is_sweeper(each.writer)]
             differences += _of_checkpoints(topic_partition, own, ledger, registrations)
-            if not own and (trace := await _trace(bus, cluster, names, shapes, partition, host)) is not None:
+            trace = await _trace(bus, cluster, names, shapes, partition, host) if not places.has_managers else None
+            if trace is not None:
                 differences.append(_emptied(topic_partition, trace))
             if not bus.local:
                 start, _ = await bus.offsets(names.allocations, partition)
@@ -57,6 +58,16 @@ async def check(bus: Bus, cluster: str, host: str) -> list[TopicDifference]:
             TopicDifference(names.allocations, "(records)", "not shown to this principal", "shown", why, remedy, False)
         )
     return differences
+
+
+async def _read(bus: Bus, topic: str, partition: int, partitions: int) -> Places:
+    places = Places(partitions)
+    end = await bus.stable_end(topic, partition)
+    async with await bus.open_reader(topic, partition, start=None, committed=True) as reader:
+        async for messages in read_to(reader, end):
+            for message in messages:
+                places.see(partition, message)
+    return places
 
 
 async def _trace(
@@ -101,7 +112,7 @@ def _strays(topic_partition: str, hosts: list[str], partitions: int) -> TopicDif
         topic_partition, "records", f"those of {shown}", f"those of hosts of this one of {partitions} partitions",
         "partitions were added, or it was restored with another number: managers look elsewhere, and would grant these "
         "hosts' devices again, so they do not start",
-        _growing(partitions), True,
+        replacing(partitions), True,
     )  # fmt: skip
 
 
@@ -111,13 +122,16 @@ def _of_checkpoints(
     differences: list[TopicDifference] = []
     for each in checkpoints:
         where = f"{topic_partition} ({each.writer})"
-        if each.partitions not in (UNSET, ledger.partitions):
-            was = "being moved" if each.partitions == MOVING else str(each.partitions)
+        if (reason := unfinished(each)) is not None:
+            differences.append(
+                TopicDifference(where, "records", "not all", "all", "managers do not start on a part", reason, True)
+            )
+        elif each.partitions not in (UNSET, ledger.partitions):
             differences.append(
                 TopicDifference(
-                    where, "partitions", was, str(ledger.partitions),
+                    where, "partitions", str(each.partitions), str(ledger.partitions),
                     "partitions were added, and not all records are where they belong: managers do not start",
-                    _growing(ledger.partitions), True,
+                    replacing(ledger.partitions), True,
                 )
             )  # fmt: skip
         if each.ledger_id not in (UNSET, ledger.id):
@@ -151,7 +165,3 @@ def _deleted(topic_partition: str, checkpoints: list[Checkpoint], start: int) ->
         for each in checkpoints
         if start > (each.ledger_start or 0)
     ]  # fmt: skip
-
-
-def _growing(partitions: int) -> str:
-    return f"with all managers stopped: outfitter topics grow --partitions {partitions}"

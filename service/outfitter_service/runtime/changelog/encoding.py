@@ -24,7 +24,6 @@ from outfitter_proto.records import (
     Checkpoint,
     Commit,
     DeadLetter,
-    Growth,
     InputPosition,
     MessageSource,
     NobodysCode,
@@ -197,17 +196,16 @@ def checkpoint(
     position: InputPosition,
     *,
     shape: Shape,
-    grown: Growth | UnsetType = UNSET,
     at: datetime,
     boot_id: str | None,
     snapshot: datetime | UnsetType,
     beat_s: float | UnsetType = UNSET,
     lease_grace_s: float | UnsetType = UNSET,
 ) -> Checkpoint:
-    """The checkpoint of a commit that was just sealed. `position`: in the input. `shape`: the topics'. `grown`: the
-    input's offsets from before partitions were added. `boot_id`: the boot whose deaths are not all committed.
-    `snapshot`: when the newest complete snapshot in history was begun. `beat_s`: seconds between two signs of life.
-    `lease_grace_s`: seconds between a lease's end and its judgement."""
+    """The checkpoint of a commit that was just sealed. `position`: in the input. `shape`: the topics'.
+    `boot_id`: the boot whose deaths are not all committed. `snapshot`: when the newest complete snapshot in history was
+    begun. `beat_s`: seconds between two signs of life. `lease_grace_s`: seconds between a lease's end and its
+    judgement."""
     return Checkpoint(
         writer=identity.writer,
         instance=identity.instance,
@@ -225,7 +223,6 @@ def checkpoint(
         partitions=shape.partitions,
         ledger_id=shape.ledger,
         ledger_start=shape.ledger_start or UNSET,
-        grown=grown,
         beat_s=beat_s,
         lease_grace_s=lease_grace_s,
         format=2 if ledger.needs else 1,

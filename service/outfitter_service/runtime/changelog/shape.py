@@ -25,11 +25,9 @@ from outfitter_service.runtime.input.assignment import Assignment
 CHECK_S = 30.0
 """Seconds between two checks while a manager serves: one small request."""
 
-MOVING = 0
-"""The number of partitions in a checkpoint while its hosts' records are being moved."""
-
-GROWING = "topics-grow"
-"""The prefix of the instance in checkpoints that `outfitter topics grow` writes."""
+INCOMPLETE = 0
+"""The number of partitions in a checkpoint while `outfitter restore` writes the ledger. Version 0.2 wrote it as well
+while it moved records between partitions."""
 
 _BACKUP = "backup/"
 
@@ -69,7 +67,7 @@ async def shape(bus: Bus, topics: Topics, *, history: bool = True) -> Shape:
         shown = ", ".join(f"{name}: {count}" for name, count in counts.items())
         raise TopicsChangedError(
             f"the topics have different numbers of partitions ({shown}), and all must have the same number. "
-            f"{growing(max(counts.values()))}"
+            f"{replacing(max(counts.values()))}"
         )
     ids = {name: each.id for name, each in shapes.items()}
     return Shape(
@@ -100,22 +98,27 @@ def restored_of(checkpoint: Checkpoint) -> datetime | None:
     return None
 
 
-def is_half_restored(checkpoint: Checkpoint) -> bool:
-    """Whether a backup was not restored to the end: records may be missing."""
-    is_moved = checkpoint.instance.startswith(GROWING)
-    return checkpoint.partitions == MOVING and is_restored(checkpoint) and not is_moved
+def unfinished(checkpoint: Checkpoint) -> str | None:
+    """Why records of this checkpoint's manager may be missing from the ledger, and what to do; None: none are."""
+    if checkpoint.partitions != INCOMPLETE:
+        return None
+    return _HALF_MOVED if checkpoint.instance.startswith("topics-grow") else _HALF_RESTORED
 
 
-HALF_RESTORED = (
+_HALF_RESTORED = (
     "`outfitter restore` has not completed this ledger: delete its topic, create it again, and restore the backup again"
+)
+_HALF_MOVED = (
+    "version 0.2 has not moved all records of this ledger to their new partitions: finish it with version 0.2 "
+    "(`outfitter topics grow`, with the same number)"
 )
 
 
-def growing(partitions: int) -> str:
+def replacing(partitions: int) -> str:
     """What people must do after partitions were added."""
     return (
-        f"Stop all managers of this cluster and run `outfitter topics grow --partitions {partitions}`, which moves "
-        "each host's records to where they belong; then start the managers again"
+        "Stop all managers of this cluster, run `outfitter backup`, and restore the file into a new ledger with "
+        f'{partitions} partitions (service/recover.md, "A wrong number of partitions")'
     )
 
 
@@ -160,7 +163,7 @@ class TopicCheck:
         if self._partitions not in (None, now.partitions):
             raise TopicsChangedError(
                 f"the topics of this cluster have {now.partitions} partitions, and had {self._partitions} when this "
-                f"manager started: hosts may belong to other partitions now. {growing(now.partitions)}"
+                f"manager started: hosts may belong to other partitions now. {replacing(now.partitions)}"
             )
         before = self._shape
         if before is None:
@@ -213,7 +216,7 @@ class TopicCheck:
 
     async def _check_new(self, restored: Restored, *, taken: bool) -> str | None:
         """Whether a ledger without a checkpoint of this writer should have one; see `check_restored`."""
-        self._refuse_half_restored(restored.neighbours)
+        self._refuse_unfinished(restored.neighbours)
         if not self._strays_checked:
             await self._refuse_strays()
             self._strays_checked = True
@@ -258,18 +261,16 @@ class TopicCheck:
     def _compare(self, checkpoint: Checkpoint) -> str | None:
         """Compare the topics with those in the checkpoint; see `check_restored`. A checkpoint of an old version names
         none, and passes."""
-        if is_half_restored(checkpoint):
-            raise TopicsChangedError(f"{self._topic_partition}: {HALF_RESTORED}")
+        if (reason := unfinished(checkpoint)) is not None:
+            raise TopicsChangedError(f"{self._topic_partition}: {reason}")
         doubt = self._doubt(checkpoint)
         if doubt is not None and not self._adopt:
             return doubt
         partitions = checkpoint.partitions
         if partitions is not UNSET and partitions != self.shape.partitions:
-            is_moving = partitions == MOVING
-            state = "is being moved between partitions" if is_moving else f"was written when there were {partitions}"
             raise TopicsChangedError(
                 f"the topics have {self.shape.partitions} partitions, and the ledger in {self._topic_partition} "
-                f"{state}. {growing(self.shape.partitions)}"
+                f"was written when there were {partitions}. {replacing(self.shape.partitions)}"
             )
         return doubt
 
@@ -300,19 +301,19 @@ class TopicCheck:
                     f"the topics have {self.shape.partitions} partitions, so that {self._topic_partition} is the place "
                     f"of {', '.join(strays[:3])}{' and others' if len(strays) > 3 else ''}, but their grants are in "
                     f"{self._topics.allocations}/{partition}: partitions were added, or the topic was restored with "
-                    f"another number. {growing(self.shape.partitions)}"
+                    f"another number. {replacing(self.shape.partitions)}"
                 )
 
-    def _refuse_half_restored(self, checkpoints: Mapping[bytes, bytes]) -> None:
-        """Refuse a ledger to which a backup is not restored to the end. This writer's records may be missing yet.
-        `checkpoints`: encoded records of others, by key."""
+    def _refuse_unfinished(self, checkpoints: Mapping[bytes, bytes]) -> None:
+        """Refuse a ledger that is not written to its end: this writer's records may be missing yet. `checkpoints`:
+        encoded records of others, by key."""
         for key, value in checkpoints.items():
             if not key.startswith(CHECKPOINT):
                 continue
             with suppress(WireError):  # its own writer says what is damaged
                 record = decode_ledger(value, key=key)
-                if isinstance(record, Checkpoint) and is_half_restored(record):
-                    raise TopicsChangedError(f"{self._topics.allocations}: {HALF_RESTORED}")
+                if isinstance(record, Checkpoint) and (reason := unfinished(record)) is not None:
+                    raise TopicsChangedError(f"{self._topics.allocations}: {reason}")
 
     async def _strays(self, partition: int) -> list[str]:
         """The hosts of this scope with records in another partition."""
@@ -332,7 +333,7 @@ class TopicCheck:
                         hosts.pop(message.key or b"", None)
                     else:
                         hosts[message.key or b""] = host
-        self._refuse_half_restored(checkpoints)
+        self._refuse_unfinished(checkpoints)
         return sorted(set(hosts.values()))
 
     async def _is_in_history(self) -> bool:

@@ -1,5 +1,5 @@
-"""Checks the topics' shape while a partition is served: the bus does not report that a topic was recreated or has
-grown."""
+"""Checks the topics' shape while a partition is served: the bus does not report that a topic was recreated, or
+has more partitions."""
 
 from __future__ import annotations
 

@@ -10,13 +10,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import NamedTuple
 
-from msgspec import UNSET, UnsetType
-
 from outfitter_proto.bus import Message
 from outfitter_proto.keys import CHECKPOINT, checkpoint_key, host_key, host_of, prefixes_of, writer_names, writer_of
 from outfitter_proto.names import InvalidNameError, check_name
 from outfitter_proto.partitioning import partition_of
-from outfitter_proto.records import Era, Growth, NobodysCode
+from outfitter_proto.records import NobodysCode
 
 CACHED_KEYS = 10_000
 """Most keys whose refusal is cached."""
@@ -74,27 +72,6 @@ def _without_key(message: Message) -> Unroutable:
     )
 
 
-def was_moved(message: Message, partition: int, partitions: int, grown: Growth | UnsetType) -> bool:
-    """Whether a message belonged to `partition` when it was sent, and belongs to another of the `partitions` now.
-    `grown`: the offsets from before partitions were added."""
-    if grown is UNSET or message.key is None:
-        return False
-    later = [partitions]
-    for each in (Era(partitions=grown.partitions, until=grown.until or 0), *(grown.earlier or ())):
-        if message.offset < each.until:
-            wrong = any(_is_wrong(message.key, partition, number) for number in later)
-            if wrong and not _is_wrong(message.key, partition, each.partitions):
-                return True
-        later.append(each.partitions)
-    return False
-
-
-def _is_wrong(key: bytes, partition: int, partitions: int) -> bool:
-    """Whether a host's messages belong to another one of so many `partitions` (0: the number is unknown)."""
-    reason = misdirected(key, partition, partitions) if partitions else None
-    return reason is not None and reason.code is NobodysCode.WRONG_PARTITION
-
-
 class Scope(ABC):
     """The hosts of one processor."""
 
@@ -102,8 +79,6 @@ class Scope(ABC):
     """`host` or `cluster`, as in checkpoints."""
     host: str | None
     """The one host that it serves; None: many."""
-    grown: Growth | UnsetType = UNSET
-    """The input's offsets from before partitions were added."""
     refused: dict[str, str]
     """Its hosts that it does not serve, and why: this version cannot work on their part of the ledger."""
 
@@ -117,10 +92,6 @@ class Scope(ABC):
             return False
         self.refused[host] = f"host {host!r} is not served: {reason}"
         return True
-
-    def note_growth(self, grown: Growth | UnsetType) -> None:
-        """Keep what the checkpoint says of partitions that were added."""
-        self.grown = grown
 
     @abstractmethod
     def serves(self, message: Message) -> bool:
@@ -194,13 +165,9 @@ class PartitionScope(Scope):
         self._refusals.clear()
 
     def serves(self, message: Message) -> bool:
-        if message.key is None or self._refusal_of(message.key) is not None:
-            return False
-        return self.grown is UNSET or not was_moved(message, self._partition, self._partitions, self.grown)
+        return message.key is not None and self._refusal_of(message.key) is None
 
     def refusal(self, message: Message) -> str | None:
-        if was_moved(message, self._partition, self._partitions, self.grown):
-            return None
         return _without_key(message).reason if message.key is None else self._refusal_of(message.key)
 
     def owns(self, key: bytes) -> bool:

@@ -314,7 +314,6 @@ class CommitLoop:
             ledger,
             commit.input_position(self.cursor, self._assignment.partition, self._written_to),
             shape=self._shape,
-            grown=self._assignment.scope.grown,
             at=commit.now,
             # the ended boot stays in the checkpoint until all its deaths are committed: so a crash loses none
             boot_id=ended_boot_id if commit.deaths_left else self._assignment.identity.boot_id,

@@ -73,7 +73,6 @@ class Tenure:
         equipment.reporter.replayed(self._restored)
         equipment.snapshots.adopt(self._checkpoint)
         await self._check_history()
-        self._assignment.scope.note_growth(UNSET)
         own = self._assignment.identity.host
         hosts = [own] if own is not None else list(ledger.hosts)
         event_queue.restart(hosts, ended_boot_id=self._ended_boot())
@@ -132,7 +131,6 @@ class Tenure:
         base = (last.input.base or 0) if last is not None else 0
         if last is not None and last.input.topic_id == topic_id:
             read = last.input
-            assignment.scope.note_growth(last.grown)
             ahead = {host.encode(): offset for host, offset in (read.ahead or {}).items()}
             return Cursor(topic_id=topic_id, position=read.to, base=base, begin=read.begin or 0, ahead=ahead)
         if last is not None:

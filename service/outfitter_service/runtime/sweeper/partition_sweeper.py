@@ -34,7 +34,7 @@ from outfitter_service.runtime.changelog.restore import LedgerRefusedError
 from outfitter_service.runtime.changelog.shape import CHECK_S
 from outfitter_service.runtime.dead_letter_quota import DeadLetterQuota, Omitted, Payer
 from outfitter_service.runtime.identity import Identity
-from outfitter_service.runtime.input.scope import Unroutable, unroutable, was_moved
+from outfitter_service.runtime.input.scope import Unroutable, unroutable
 from outfitter_service.runtime.instruments import Instruments
 from outfitter_service.runtime.sweeper.held_messages import HeldMessage, HeldMessages
 from outfitter_service.runtime.sweeper.host_registry import HostRegistry, HostStatus
@@ -166,7 +166,7 @@ class PartitionSweeper:
         """The id of the registrations topic. `known_id`: its id at the last check, empty before the first one.
 
         The id must not have changed: the sweeper would skip the beginning of a new topic. The number of partitions must
-        not have changed: messages of hosts that have moved would count as unroutable.
+        not have changed: hosts would have other partitions.
 
         Raises:
             BusConfigurationError: one of them has changed.
@@ -205,8 +205,6 @@ class PartitionSweeper:
     def _hold_if_unserved(self, message: Message, due: float) -> HostStatus:
         """Hold a message until `due`, unless its host certainly has a manager or it needs no answer. Returns the state
         of its host."""
-        if was_moved(message, self._context.partition, self._context.partitions, self._progress.grown):
-            return HostStatus.EARLIER
         key = message.key
         why = unroutable(message, self._context.partitions)
         host = key.decode() if why is None and key is not None else ""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET
 
 from outfitter_proto.keys import sweeper_writer
-from outfitter_proto.records import NO_COMMIT, NO_TOKEN, Checkpoint, CommitNumber, Growth, InputPosition
+from outfitter_proto.records import NO_COMMIT, NO_TOKEN, Checkpoint, CommitNumber, InputPosition
 from outfitter_service.runtime.clock import Clock
 from outfitter_service.runtime.identity import Identity
 
@@ -15,8 +15,8 @@ CHECKPOINT_RECORDS, CHECKPOINT_S = 20_000, 600.0
 
 class SweepProgress:
     """How far a partition is swept. `position`: the input's next offset to sweep. `claimed`: the sweeper answers
-    messages before this offset whose hosts have no manager. `grown`: the offsets from before partitions were added.
-    `input_id`: the id of the registrations topic."""
+    messages before this offset whose hosts have no manager. `input_id`: the id of the
+    registrations topic."""
 
     def __init__(self, identity: Identity, partition: int, clock: Clock) -> None:
         self._identity = identity
@@ -26,7 +26,6 @@ class SweepProgress:
         self._written_at = 0.0
         self.position = 0
         self.claimed = 0
-        self.grown: Growth | UnsetType = UNSET
         self.input_id = ""
         self._ledger_id = ""
 
@@ -39,7 +38,6 @@ class SweepProgress:
         self._written_at = self._clock.monotonic()
         counts = last is not None and last.input.topic_id == input_id and last.ledger_id in (UNSET, ledger_id)
         self.claimed = (last.input.claimed or last.input.to) if last is not None and counts else 0
-        self.grown = last.grown if last is not None and counts else UNSET
         return last.input.to if last is not None and counts else None
 
     def read_from(self, position: int) -> None:
@@ -82,7 +80,6 @@ class SweepProgress:
             machine_id=identity.machine_id,
             boot_id=identity.boot_id,
             ledger_id=self._ledger_id,
-            grown=self.grown,
         )
 
     def committed(self, checkpoint: Checkpoint) -> None:

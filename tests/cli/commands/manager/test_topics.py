@@ -142,56 +142,12 @@ def test_on_a_broker_there_are_twelve_partitions_and_the_settings_are_kept(kafka
     assert topics(kafka_broker.url, "check", "--cluster", cluster).stdout == "ok\n"
 
 
-def test_growing_says_what_it_moved_and_the_check_what_stands_elsewhere(bus: str, tmp_path: Path) -> None:
-    topics(bus, "create", "--partitions", "2")
-    host = next(f"h{n}" for n in range(99) if partition_of(f"h{n}", 2) != partition_of(f"h{n}", 3))
-    manager = Manager(tmp_path, files_config(tmp_path / "gpus", gpus=1), bus=bus, host=host)
-    try:
-        manager.start()
-        assert manager.outfitter("register", "--worker", "w1", "--lease", "none", "--wait", "20s").returncode == 0
-        assert manager.outfitter("register", "--worker", "w2", "--lease", "none").returncode == 0
-        manager.wait_for_state("w2", "pending")
-        refused = topics(bus, "grow", "--partitions", "3")
-        assert (refused.returncode, refused.stdout) == (1, "")
-        assert f"the manager of 1 host has not said that it stopped ({host}): stop all managers" in refused.stderr
-        manager.stop()
-        grown = topics(bus, "grow", "--partitions", "3")
-        assert (grown.returncode, grown.stdout) == (
-            0, "3 partitions: 1 host moved, 4 records; 0 registrations sent again\n"
-        )  # fmt: skip
-        assert "start the managers again" in grown.stderr
-        assert topics(bus, "check").stdout == "ok\n"
-        assert "\n0 violations; " in manager.outfitter("verify").stdout
-        assert json.loads(topics(bus, "grow", "--partitions", "3", "--json").stdout)["hosts"] == []
-        assert topics(bus, "grow", "--partitions", "2").returncode == 1
-        manager.start()
-        assert [record["state"] for record in manager.records()] == ["allocated", "pending"]
-    finally:
-        manager.kill9()
-
-
-@pytest.mark.parametrize("of_one_host", [False, True])
-def test_watch_follows_a_host_that_is_moved(bus: str, tmp_path: Path, of_one_host: bool) -> None:
-    topics(bus, "create", "--partitions", "2")
-    host = next(f"watched{n}" for n in range(99) if partition_of(f"watched{n}", 2) != partition_of(f"watched{n}", 3))
-    manager = Manager(tmp_path, files_config(tmp_path / "gpus", gpus=1), bus=bus, host=host)
-    try:
-        manager.start()
-        assert manager.outfitter("register", "--worker", "w", "--lease", "none", "--wait", "20s").returncode == 0
-        with manager.popen("watch", *(["--host", host] if of_one_host else [])) as watching:
-            assert watching.stdout is not None
-            while f"{host}/w  allocated" not in watching.stdout.readline():
-                pass
-            manager.stop()
-            assert topics(bus, "grow", "--partitions", "3").returncode == 0
-            manager.start()
-            assert manager.outfitter("deregister", "--worker", "w").returncode == 0
-            while all(word not in (line := watching.stdout.readline()) for word in ("ended", "deleted")):
-                pass
-            watching.terminate()
-        assert f"{host}/w  allocated -> ended" in line
-    finally:
-        manager.kill9()
+def test_the_command_that_added_partitions_says_what_has_taken_its_place(bus: str) -> None:
+    for arguments in ([], ["--partitions", "3", "--force"], ["--bus", bus, "--json"]):
+        done = topics(bus, "grow", *arguments)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "this command is gone: `outfitter backup`, and `outfitter restore` into topics with more" in done.stderr
+    assert "grow" not in topics(bus, "--help").stdout
 
 
 async def test_partitions_that_were_added_without_moving_anything_are_told_by_the_check(
@@ -209,10 +165,10 @@ async def test_partitions_that_were_added_without_moving_anything_are_told_by_th
     assert done.returncode == 1
     assert f"records is those of {host}, must be those of hosts of this one of 3 partitions" in done.stdout
     assert "partitions is 2, must be 3" in done.stdout
-    assert "outfitter topics grow --partitions 3" in done.stdout
+    assert "restore the file into a new ledger with 3 partitions" in done.stdout
     with pytest.raises(ManagerError, match="ended with 1"):
         manager.start()
-    assert "outfitter topics grow --partitions 3" in manager.log_tail()
+    assert "restore the file into a new ledger with 3 partitions" in manager.log_tail()
 
 
 @pytest.mark.parametrize(

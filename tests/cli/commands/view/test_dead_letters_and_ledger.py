@@ -224,7 +224,7 @@ def test_a_shell_is_told_how_to_complete(tmp_path: Path, shell: str) -> None:
     ("words", "offered"),
     [
         (["sta"], {"status"}),
-        (["topics", ""], {"create", "check", "grow"}),
+        (["topics", ""], {"create", "check"}),
         (["status", "--st"], {"--state"}),
         (["status", "--state", "all"], {"allocated"}),
     ],

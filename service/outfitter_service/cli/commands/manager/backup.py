@@ -23,12 +23,14 @@ if TYPE_CHECKING:
 def backup(where: Connection, /, out: Path, as_json: bool) -> None:
     """Copy all committed records of the ledger into a file, while managers serve.
 
-    The file has who held which device at this moment, and who waited. Registrations, history and dead letters are not
-    in it: a ledger needs none of them. `outfitter restore` writes the file into a new ledger.
+    The file has who held which device at this moment, who waited, and the registrations that nobody had answered yet.
+    History and dead letters are not in it: a ledger needs none of them. `outfitter restore` writes the file into new
+    topics.
     """
     import anyio
     from msgspec import structs
 
+    from outfitter_proto.support.printable import counted
     from outfitter_service.query import ledger_view
     from outfitter_service.runtime.changelog.backup.save import save
 
@@ -44,5 +46,6 @@ def backup(where: Connection, /, out: Path, as_json: bool) -> None:
         output.print_json({"file": str(out)} | structs.asdict(saved))
     else:
         output.say(
-            f"{out}: {saved.records} records of {saved.partitions} partitions, as of {saved.at:%Y-%m-%dT%H:%M:%SZ}"
+            f"{out}: {saved.records} records of {saved.partitions} partitions, and "
+            f"{counted(saved.registrations, 'unanswered message')}, as of {saved.at:%Y-%m-%dT%H:%M:%SZ}"
         )

@@ -1,4 +1,4 @@
-"""`outfitter topics create`, `check` and `grow`."""
+"""`outfitter topics create` and `check`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BROKER_PARTITIONS = 12
 
 @click.group()
 def topics() -> None:
-    """Create, check or grow the topics of a cluster."""
+    """Create or check the topics of a cluster."""
 
 
 @topics.command()
@@ -33,7 +33,7 @@ def topics() -> None:
     type=click.IntRange(1, 10_000),
     metavar="N",
     help=f"Partitions of each topic. Default: {BROKER_PARTITIONS}, or {LOCAL_PARTITIONS} on the embedded bus. "
-    "Later only `outfitter topics grow` adds some, with all managers stopped.",
+    "More of them later need new topics, into which `outfitter restore` writes a backup.",
 )
 @click.option(
     "--replication",
@@ -115,47 +115,14 @@ def check(where: Connection, /, as_json: bool) -> int:
     return 1 if differences else 0
 
 
-@topics.command()
-@options.of_cluster
-@click.option(
-    "--partitions", type=click.IntRange(1, 10_000), metavar="N", required=True, help="Partitions that each topic gets."
-)
-@click.option(
-    "--force",
-    is_flag=True,
-    help="Even if some managers have not said that they stopped: they were killed, for example.",
-)
-@options.json_output
-def grow(where: Connection, /, partitions: int, force: bool, as_json: bool) -> None:
-    """Give all topics more partitions, and move each host's records to their new partition.
-
-    Stop all managers first; workers may run on. No manager can start before this is complete. If it is interrupted, run
-    it again.
-    """
-    import anyio
-    from msgspec import structs
-
-    from outfitter_proto.support.printable import counted
-    from outfitter_service.query import ledger_view
-    from outfitter_service.runtime.changelog.growth.grow import Grown, grow
-
-    async def connected() -> Grown:
-        async with ledger_view.opened(where) as bus:
-            return await grow(bus, where.cluster, partitions, history=where.history, force=force, say=warn)
-
-    done = anyio.run(connected)
-    if as_json:
-        output.print_json(structs.asdict(done))
-    else:
-        output.say(
-            f"{done.partitions} partitions: {counted(len(done.hosts), 'host')} moved, "
-            f"{counted(done.records, 'record')}; {counted(done.registrations, 'registration')} sent again"
-        )
-        if done.hosts:
-            warn(
-                "start the managers again once all workers know the new partitions: Outfitter's own client does at "
-                "once, others within their client's metadata.max.age.ms (5 minutes by default)"
-            )
+@topics.command(hidden=True, context_settings={"ignore_unknown_options": True})
+@click.argument("_arguments", nargs=-1, type=click.UNPROCESSED)
+def grow(_arguments: tuple[str, ...]) -> None:
+    """Say what has taken the place of this command."""
+    raise click.UsageError(
+        "this command is gone: `outfitter backup`, and `outfitter restore` into topics with more partitions, have "
+        'taken its place (deploy/README.md, "More partitions")'
+    )
 
 
 async def make(

@@ -34,7 +34,7 @@ def watch(where: Connection, /, worker: options.WorkerNames | None, host: str | 
     """Print each change of an allocation or of a host's devices as a line, until Ctrl-C.
 
     Of all hosts, or of --host; of all workers, or of WORKER: its name, HOST/WORKER or HOST/WORKER/INCARNATION. The live
-    allocations and hosts at the start come first. Those of a host that `outfitter topics grow` moves come again.
+    allocations and hosts at the start come first.
     With --json a line is {"partition", "offset", "key", "record"}: the record as on the bus, or null if it was deleted.
     """
     import anyio
@@ -69,7 +69,7 @@ async def _follow(where: Connection, host: str | None, worker: options.WorkerNam
 
 
 class _Partitions:
-    """Shows what changes in all partitions or in one host's, also in those that `outfitter topics grow` adds."""
+    """Shows what changes in all partitions or in one host's, also in those of a ledger that was made anew with more."""
 
     def __init__(
         self,
@@ -123,21 +123,9 @@ class _Partitions:
                 if change.record is not None and (not _is_over(change) or change.key in self._live):
                     self._show(change)
             async for messages in read_on(reader):
-                if any(message.value is None for message in messages):
-                    await self.follow_new_ones()
                 for change in map(ledger_view.decode, messages):
                     self._managers.put(change)
-                    if not self._was_moved(change):
-                        self._show(change)
-
-    def _was_moved(self, change: Change) -> bool:
-        """Whether a record was deleted here because its host has another partition now."""
-        from outfitter_proto.partitioning import partition_of
-
-        host = keys.host_of(change.message.key or b"")
-        if change.message.value is not None or host is None:
-            return False
-        return partition_of(host, self._count) != change.message.partition
+                    self._show(change)
 
     def _show(self, change: Change) -> None:
         from outfitter_service.query import ledger_view

@@ -1,1 +1,1 @@
-"""Backup: copies the committed ledger into a file, and writes such a file into new topics."""
+"""Backup: copies the committed ledger and unanswered registrations into a file, and writes it into new topics."""

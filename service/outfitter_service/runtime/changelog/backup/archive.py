@@ -3,8 +3,11 @@
 | line | what |
 |---|---|
 | the first | `Header` |
-| the others | `SavedRecord`: each record of the ledger, by partition and offset, deletions included |
+| the next ones | `SavedRecord`: each record of the ledger, by partition and offset, deletions included |
+| | `SavedRegistration`: each message of a worker that is not answered yet, by partition and offset |
 | the last | `End`: their number, and the SHA-256 of all lines before it |
+
+Version 0.2 writes files of version 1, which have no registrations.
 
 A file that was cut off has no last line, and one that was changed has another checksum. Both functions need memory for
 one line only.
@@ -25,7 +28,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-VERSION = 1
+VERSION = 2
 """The newest `Header.version` that this version can read."""
 LONGEST_LINE = 64 * 1024 * 1024
 """Bytes. A record of the ledger has about a mebibyte at most."""
@@ -57,6 +60,10 @@ class SavedRecord(Struct, frozen=True, kw_only=True, tag_field="type", tag="reco
     value: bytes | None = None
 
 
+class SavedRegistration(SavedRecord, frozen=True, kw_only=True, tag="registration"):
+    """A message of a worker as it was on the bus."""
+
+
 class End(Struct, frozen=True, kw_only=True, tag_field="type", tag="end"):
     """The last line. `records`: how many there are. `sha256`: of all lines before this one, in hexadecimal."""
 
@@ -64,7 +71,7 @@ class End(Struct, frozen=True, kw_only=True, tag_field="type", tag="end"):
     sha256: str
 
 
-_DECODER = msgspec.json.Decoder(SavedRecord | End)
+_DECODER = msgspec.json.Decoder(SavedRecord | SavedRegistration | End)
 _HEADER = msgspec.json.Decoder(Header)
 _ENCODER = msgspec.json.Encoder()
 
