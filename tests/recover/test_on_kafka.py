@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -111,21 +113,26 @@ async def _delete(manager: Manager, name: str) -> None:
                 await anyio.sleep(0.05)
 
 
-def test_added_partitions_are_mended_and_too_many_topics_are_refused(manager: Manager) -> None:
-    register(manager, "w1")
-    run(manager, ["outfitter", "backup", "--out", "three.gz"])
+def test_added_partitions_are_mended_and_workers_go_on(manager: Manager) -> None:
+    runner = manager.popen("run", "--worker", "w1", "--", "sleep", "600", start_new_session=True)
+    try:
+        before = [info["id"] for info in manager.wait_for_state("w1", "allocated")["resources"]["gpu"]]
 
-    async def add() -> None:
-        async with connect(manager.bus_url) as bus:
-            await add_partitions(bus, manager.cluster, 24)
+        async def add() -> None:
+            async with connect(manager.bus_url) as bus:
+                await add_partitions(bus, manager.cluster, 24)
 
-    manager.stop()
-    anyio.run(add)
-    assert "topics grow --partitions 24" in refused(manager)
-    for command in commands("A wrong number of partitions"):
-        run(manager, command)
-    assert held(manager) == {"w1": ["GPU-0"]}
-    manager.stop()
-    done = manager.outfitter("restore", "three.gz")
-    assert "has 3 partitions" in done.stderr
-    assert "outfitter topics create --partitions 3" in done.stderr
+        manager.stop()
+        anyio.run(add)
+        assert "into a new ledger with 24 partitions" in refused(manager)
+        copy = KafkaBroker.new_cluster()
+        for words in commands("A wrong number of partitions"):
+            if words[0] == "outfitter":  # and not `systemctl stop outfitter`
+                words[1:] = [manager.cluster if word == "outfitter" else word for word in words[1:]]
+            run(manager, words, **{"outfitter-copy": copy})
+        assert held(manager) == {"w1": before}
+        assert "must be" not in manager.outfitter("topics", "check").stdout
+    finally:
+        os.killpg(runner.pid, signal.SIGKILL)
+        runner.communicate()
+    manager.wait_for_state("w1", "ended")

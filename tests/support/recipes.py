@@ -1,34 +1,38 @@
-"""The commands of service/recover.md, as they stand there, run against a manager of a test.
+"""The commands of service/recover.md and deploy/README.md, as they stand there, run against a manager of a test.
 
     for command in commands("The ledger is lost"):
         run(manager, command)
 
 `outfitter` is a command of its own process, `outfitter serve` and `systemctl` are the manager's start and stop,
-`kafka-topics` is the tool of deploy/kafka. Names of topics, brokers and directories become those of the test.
+`kafka-topics` is the tool of deploy/kafka, and `kafka-configs` is done by a client. Names of topics, brokers and
+directories become those of the test.
 """
 
 from __future__ import annotations
 
 import shlex
 import subprocess
+from pathlib import Path
 
 import anyio
 
 from outfitter_proto.bus import connect
 from outfitter_proto.names import topics
+from support.bus import remaking
 from support.documents import ROOT
 from support.managers.process import Manager
 from support.polling import until
 
 PAGE = ROOT / "service" / "recover.md"
+DEPLOYING = ROOT / "deploy" / "README.md"
 TOPICS_TOOL = ROOT / "deploy" / "kafka" / "bin" / "topics"
 HOME = "/var/lib/outfitter"
 """The embedded bus's directory in the page."""
 
 
-def commands(section: str, number: int = 0) -> list[list[str]]:
+def commands(section: str, number: int = 0, *, page: Path = PAGE) -> list[list[str]]:
     """The words of each command in one of the blocks of a section."""
-    text = PAGE.read_text().partition(f"\n## {section}\n")[2].partition("\n## ")[0]
+    text = page.read_text().partition(f"\n## {section}\n")[2].partition("\n## ")[0]
     block = text.split("```sh\n")[number + 1].partition("```")[0].replace("\\\n", " ")
     return [words for line in block.splitlines() if (words := shlex.split(line, comments=True))]
 
@@ -52,6 +56,8 @@ def run(manager: Manager, words: list[str], **replaced: str) -> str:
             if "--delete" in arguments:
                 _await_deletion(manager)
             return output
+        case ["kafka-configs", "--bootstrap-server", server, "--alter", "--topic", topic, "--add-config", setting]:
+            remaking.set_config(server, topic, *setting.split("="))
         case _:
             line = ["sh", "-c", " ".join(words)]  # which knows what an asterisk means
             return _checked(subprocess.run(line, capture_output=True, text=True, check=False, cwd=manager.folder))
@@ -62,7 +68,9 @@ def _of_test(manager: Manager, word: str, replaced: dict[str, str]) -> str:
     for name, value in replaced.items():
         word = word.replace(name, value)
     word = word.replace("broker-1:9092", manager.bus_url.rpartition("/")[2]).replace(HOME, str(manager.folder))
-    return word.replace("outfitter.a", f"{manager.cluster}.a").replace("outfitter[.]", f"{manager.cluster}[.]")
+    for name in ("outfitter.a", "outfitter.r", "outfitter[.]"):
+        word = word.replace(name, name.replace("outfitter", manager.cluster))
+    return word
 
 
 def _checked(done: subprocess.CompletedProcess[str]) -> str:

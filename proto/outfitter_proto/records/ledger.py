@@ -237,21 +237,15 @@ class InputPosition(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Era(Struct, frozen=True, kw_only=True, gc=False):
-    """Messages before the offset `until` of the input were sent with this number of `partitions`, or earlier."""
+    """See `Growth`."""
 
     partitions: int
     until: int
 
 
 class Growth(Struct, frozen=True, kw_only=True, gc=False):
-    """Partitions were added.
-
-    Messages before the offset `until` of the input were sent with `partitions` partitions (0: unknown), or soon after.
-    Those that belong to another partition by a later number were sent again and are answered there. `until` left out:
-    that is not done yet.
-    `since`: before this offset no worker could know of a later number (left out: 0).
-    `earlier`: earlier additions, the newest first (left out: unknown).
-    """
+    """Version 0.2 added partitions. It sent messages before the offset `until` of the input to other partitions, where
+    they are answered. Nobody writes or reads it any more, except for the checker."""
 
     partitions: int
     since: int | UnsetType = UNSET
@@ -269,10 +263,10 @@ class Checkpoint(Struct, frozen=True, kw_only=True, tag_field="type", tag="check
     `snapshot`: when the newest complete snapshot in history was begun, from which a replay of later times starts. Left
     out: there is none.
     `boot_id`, `pid_ns` and `time_ns` are as in `ManagerIdentity`.
-    `partitions`: the topics' number of partitions, which determines a host's partition (0: its records are being
-    moved). `ledger_id`: the id of the ledger's topic, or `backup/<time>` if `outfitter restore` wrote it from a backup
-    of that time. Both are left out by earlier versions, `partitions` by sweepers.
-    `grown`: added partitions, from the writer that handles unroutable messages there. Left out: it knows of none.
+    `partitions`: the topics' number of partitions, which determines a host's partition (0: records are missing yet,
+    because a restore is under way, or version 0.2 has moved them in part). `ledger_id`: the id of the ledger's topic,
+    or `backup/<time>` if `outfitter restore` wrote it from a backup of that time. Both are left out by earlier
+    versions, `partitions` by sweepers. `grown`: of version 0.2.
     `ledger_start`: the first offset of the ledger's partition. Left out: 0, which compaction does not change. Otherwise
     records were deleted, and an operator made this manager continue without them.
     `beat_s`: the writer says every so many seconds in the topic of managers that it lives (see `Beat`). Left out: it

@@ -28,7 +28,7 @@ from support.managers.process import Manager
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
 
 ENDS_WITHIN = 60.0
-GROWN, GROWN_AGAIN = 3, 5
+ADDED = 5
 ADOPT = "--adopt-ledger"
 
 
@@ -75,32 +75,22 @@ def adopt(scene: Scene) -> None:
         manager.start(ready=False)
 
 
-def test_more_partitions_on_purpose_and_by_a_stranger_under_load_lose_nothing(
-    harmed: Harmed, tmp_path: Path, note: Note
-) -> None:
+def test_partitions_that_a_stranger_adds_under_load_lose_nothing(harmed: Harmed, tmp_path: Path, note: Note) -> None:
     with playing(harmed.broker, tmp_path, "partitions", note, keepers=1, adjusted=True) as scene:
         managers = list(scene.managers.values())
-        with scene.fault(f"outfitter topics grow ({PARTITIONS} → {GROWN}), workers run on") as trouble:
-            for manager in managers:
-                assert manager.stop() == 0
+        with scene.fault(f"a stranger adds partitions ({PARTITIONS} → {ADDED}); then a new ledger") as trouble:
             trouble.begin(0)
-            grow(scene, GROWN)
+            anyio.run(_add_partitions, scene, ADDED)
+            ended(managers, f"into a new ledger with {ADDED} partitions")
+            refused(managers, f"into a new ledger with {ADDED} partitions")
+            manager = managers[0]
+            for number, words in enumerate((["backup", "--out", "ledger.gz"], ["restore", "ledger.gz"])):
+                done = manager.outfitter(*words)
+                assert done.returncode == 0, done.stderr
+                if number == 0:
+                    anyio.run(_remake, scene, [topics(scene.cluster).allocations])
             scene.fleet.begin_anew()
-            start_all(scene)
-        with scene.fault(f"a stranger adds partitions ({GROWN} → {GROWN_AGAIN}); then topics grow") as trouble:
-            trouble.begin(0)
-            anyio.run(_add_partitions, scene, GROWN_AGAIN)
-            ended(managers, f"outfitter topics grow --partitions {GROWN_AGAIN}")
-            refused(managers, f"outfitter topics grow --partitions {GROWN_AGAIN}")
-            grow(scene, GROWN_AGAIN, "--force")  # they had no chance to say that they stopped
-            scene.fleet.begin_anew()
-            start_all(scene)
-
-
-def grow(scene: Scene, partitions: int, *arguments: str) -> None:
-    manager = next(iter(scene.managers.values()))
-    done = manager.outfitter("topics", "grow", "--partitions", str(partitions), *arguments)
-    assert done.returncode == 0, done.stderr
+            start_all(scene, ADOPT)
 
 
 @pytest.mark.parametrize("which", ["the ledger", "all topics"])

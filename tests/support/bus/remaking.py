@@ -42,7 +42,12 @@ async def add_partitions(bus: Bus, cluster: str, partitions: int, *, only: Colle
 
 def set_policy(bootstrap: str, topic: str, policy: str) -> None:
     """Change a topic's cleanup.policy, and nothing else."""
-    entry = ConfigEntry("cleanup.policy", policy, incremental_operation=AlterConfigOpType.SET)
+    set_config(bootstrap, topic, "cleanup.policy", policy)
+
+
+def set_config(bootstrap: str, topic: str, name: str, value: str) -> None:
+    """What `kafka-configs --alter --add-config` does."""
+    entry = ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
     resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
     admin = AdminClient({"bootstrap.servers": bootstrap})
     admin.incremental_alter_configs([resource])[resource].result(15)
