@@ -40,7 +40,7 @@ CONTENTS = {
         "examples/*/README",
     ),
     "Deployment": ("Overview <deploy/README>", "deploy/*/README"),
-    "Drivers": ("The drivers, and your own <drivers/README>", "drivers/recipes", "drivers/health"),
+    "Drivers": ("The drivers, and your own <drivers/README>", "drivers/scripts", "drivers/recipes", "drivers/health"),
     "The project": (
         "CHANGELOG",
         "ARCHITECTURE",

@@ -9,9 +9,20 @@ from hypothesis import HealthCheck, settings
 from xdist.workermanage import NodeManager
 
 from support.kafka.broker import kafka_broker, own_broker
+from support.kinds import pytest_collection_modifyitems, pytest_ignore_collect, pytest_sessionstart
 from support.managers.process import manager, shared_manager, start_manager
 
-__all__ = ["anyio_backend", "kafka_broker", "manager", "own_broker", "shared_manager", "start_manager"]
+__all__ = [
+    "anyio_backend",
+    "kafka_broker",
+    "manager",
+    "own_broker",
+    "pytest_collection_modifyitems",
+    "pytest_ignore_collect",
+    "pytest_sessionstart",
+    "shared_manager",
+    "start_manager",
+]  # fmt: skip
 
 # a busy machine must not make a test red
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -1,4 +1,4 @@
-"""Makes outfitter.json, the dashboard for Grafana: `make dashboard`.
+"""Makes outfitter.json, the dashboard for Grafana, with Grafana's own SDK.
 
 The rows have the console's order: what needs a person, who waits and why, the fleet, how long a grant takes, and how
 the managers are. Metrics of managers do not name cluster and host, so each query takes these from `outfitter_info`.

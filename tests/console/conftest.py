@@ -1,23 +1,19 @@
-"""A real browser for the tests of the console, which only `make console-test` runs.
-
-It is the Chromium that `CHROMIUM` names, or the first one on the PATH.
-"""
+"""A real browser for the tests of the console."""
 
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tools import tool
+
 if TYPE_CHECKING:  # `make test` reads this file, and has no playwright
     from playwright.sync_api import Browser, Page
 
 OpenPage = Callable[..., "Page"]
-
-PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 
 WITHIN_MS = 30_000
 HARMLESS = ("Failed to load resource: net::ERR_", "status of 401", "status of 404", "status of 503")
@@ -31,10 +27,8 @@ def browser() -> Iterator[Browser]:
 
     expect.set_options(timeout=WITHIN_MS)
     with sync_playwright() as playwright:
-        program = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, PROGRAMS)), None)
-        assert program, "no Chromium: install one, or name it in CHROMIUM"
         arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
-        chromium = playwright.chromium.launch(executable_path=program, args=arguments)
+        chromium = playwright.chromium.launch(executable_path=tool("chromium"), args=arguments)
         yield chromium
         chromium.close()
 

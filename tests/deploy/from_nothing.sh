@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs from nothing as deploy/systemd/README.md says, with a folder in place of /, and says after how many seconds
 # the console's API has the first grant, and Prometheus the first alarm. There is no init system: it runs the commands
-# of the units by hand, as the units' users. It needs root. `make from-nothing` runs it.
+# of the units by hand, as the units' users. It needs root.
 set -euo pipefail
 root=$(mktemp -d)
 chmod 755 "$root"

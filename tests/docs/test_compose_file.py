@@ -1,4 +1,4 @@
-"""deploy/compose and deploy/image, without running them: `make image-check` does that."""
+"""deploy/compose and deploy/image, without running them: `make image` does that."""
 
 from __future__ import annotations
 

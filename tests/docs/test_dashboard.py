@@ -1,6 +1,6 @@
 """The dashboard for Grafana, against the metrics in the code: a panel on a renamed metric stays empty.
 
-`make deploy-check` makes it anew from its script, and asks a real Prometheus each of its queries.
+`make deploy` makes it anew from its script, and asks a real Prometheus each of its queries.
 """
 
 from __future__ import annotations

@@ -75,10 +75,13 @@ def test_every_error_that_is_named_exists(document: Path) -> None:
 
 @documents
 def test_every_make_target_that_is_named_exists(document: Path) -> None:
-    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    """The changelog also names those of earlier versions."""
+    makefile = (ROOT / "Makefile").read_text()
+    (kinds,) = re.findall("^KINDS := (.*)", makefile, re.MULTILINE)
+    targets = {*re.findall(r"^([\w-]+):", makefile, re.MULTILINE), *kinds.split()}
     for line in shell_lines(document):
         match = re.match(r"make ([\w-]+)", line.strip())
-        assert match is None or match[1] in targets, line
+        assert match is None or match[1] in targets or document.name == "CHANGELOG.md", line
 
 
 # --- commands ---

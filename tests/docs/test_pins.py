@@ -2,12 +2,12 @@
 
 import re
 import tomllib
-from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 
-ROOT = Path(__file__).resolve().parents[2]
+from support.documents import FOLDERS, ROOT
+
 FILES = {
     "constraints-service.txt": (["service", "uvloop"], ["build"]),
     "constraints.txt": (["service", "uvloop"], ["dev"]),
@@ -56,5 +56,6 @@ def test_a_package_has_one_version_in_all_files() -> None:
 
 
 def test_these_are_all_files_of_pins() -> None:
-    found = {path.relative_to(ROOT).as_posix() for path in ROOT.rglob("constraints*.txt") if ".venv" not in path.parts}
-    assert {path for path in found if not path.startswith((".cache/", "build/"))} == set(FILES)
+    found = [*ROOT.glob("*constraints*.txt")]
+    found += [path for folder in FOLDERS for path in (ROOT / folder).rglob("*constraints*.txt")]
+    assert {path.relative_to(ROOT).as_posix() for path in found} == set(FILES)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import urllib.error
@@ -18,6 +17,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+
+from tools import tool
 
 ENDS_WITHIN_S = 90.0
 """A command that ends by itself, on a busy machine."""
@@ -128,11 +129,8 @@ class Container:
 
 
 def program(name: str) -> str:
-    """The path of a program, which CONTAINER_TOOLS or the PATH has."""
-    found = shutil.which(name, path=os.pathsep.join((os.environ.get("CONTAINER_TOOLS", ""), os.environ["PATH"])))
-    if found is None:
-        pytest.fail(f"there is no `{name}`: run `make image-check`", pytrace=False)
-    return found
+    """The path of a program: `prometheus`, or one of those beside buildah."""
+    return str(tool("prometheus") if name == "prometheus" else tool("buildah") / name)
 
 
 class Answer(NamedTuple):

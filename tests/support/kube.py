@@ -1,6 +1,6 @@
 """A real Kubernetes API server with its etcd, on loopback. No node, no controller: objects are taken, and nothing runs.
 
-`make kube-check` builds kube-apiserver, kubectl and kustomize from their Go modules, and unpacks Debian's etcd-server.
+kube-apiserver, kubectl and kustomize are built from their Go modules; etcd is Debian's.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ from ruamel.yaml import YAML
 
 from support import polling
 from support.documents import ROOT
+from tools import tool
 
-CACHE = ROOT / ".cache/kube"
-CRDS = CACHE / "crds"
 MANIFESTS = ROOT / "deploy/kubernetes"
 OVERLAYS = sorted(path.parent.name for path in MANIFESTS.glob("overlays/*/kustomization.yaml"))
 
@@ -30,7 +29,7 @@ OVERLAYS = sorted(path.parent.name for path in MANIFESTS.glob("overlays/*/kustom
 def rendered(overlay: str) -> str:
     """An overlay's objects as YAML, by kustomize itself."""
     done = subprocess.run(
-        [CACHE / "bin/kustomize", "build", MANIFESTS / "overlays" / overlay], capture_output=True, text=True, timeout=60
+        [tool("kustomize"), "build", MANIFESTS / "overlays" / overlay], capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
@@ -63,7 +62,7 @@ class Cluster:
             RefusedError: it failed.
         """
         done = subprocess.run(
-            [CACHE / "bin/kubectl", *self._login, *arguments],
+            [tool("kubectl"), *self._login, *arguments],
             input=stdin, capture_output=True, text=True, timeout=60, cwd=ROOT, env={"HOME": "/nonexistent"},
         )  # fmt: skip
         if done.returncode != 0:
@@ -107,7 +106,7 @@ def running(folder: Path) -> Iterator[Cluster]:
         peer = f"http://127.0.0.1:{_free_port()}"
         start_program(
             stack, folder / "etcd.log",
-            [CACHE / "etcd/usr/bin/etcd", f"--data-dir={folder}/etcd", f"--listen-client-urls={etcd}",
+            [tool("etcd"), f"--data-dir={folder}/etcd", f"--listen-client-urls={etcd}",
              f"--advertise-client-urls={etcd}", f"--listen-peer-urls={peer}", f"--initial-advertise-peer-urls={peer}",
              f"--initial-cluster=default={peer}", "--unsafe-no-fsync"],
         )  # fmt: skip
@@ -121,7 +120,7 @@ def running(folder: Path) -> Iterator[Cluster]:
         )
         server = start_program(
             stack, folder / "kube-apiserver.log",
-            [CACHE / "bin/kube-apiserver", f"--etcd-servers={etcd}", "--bind-address=127.0.0.1",
+            [tool("kube-apiserver"), f"--etcd-servers={etcd}", "--bind-address=127.0.0.1",
              "--advertise-address=127.0.0.1", f"--secure-port={port}", f"--cert-dir={folder}/pki",
              "--service-cluster-ip-range=10.0.0.0/24", "--service-account-issuer=https://kubernetes.default.svc",
              f"--service-account-key-file={folder}/accounts.key",
@@ -130,7 +129,7 @@ def running(folder: Path) -> Iterator[Cluster]:
         )  # fmt: skip
         cluster = Cluster(f"https://127.0.0.1:{port}", folder, token)
         until(lambda: cluster.kubectl("get", "--raw=/readyz") == "ok", server)
-        for file in sorted(CRDS.glob("*.yaml")):
+        for file in sorted(tool("crds").glob("*.yaml")):
             cluster.kubectl("apply", "--server-side", f"--filename={file}")
         cluster.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
         cluster.add_account("default")

@@ -1,12 +1,8 @@
-"""A real Prometheus in a process of its own, and the program that checks its rules.
-
-`PROMETHEUS` and `PROMTOOL` name the programs; `make deploy-check` and `make kube-check` set both.
-"""
+"""A real Prometheus in a process of its own, and the program that checks its rules."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import socket
 import subprocess
@@ -19,20 +15,15 @@ from typing import Any
 
 from support.documents import ROOT
 from support.polling import until
+from tools import tool
 
 RULES = ROOT / "deploy" / "prometheus" / "rules.yml"
 STOPPED_WITHIN = 60.0
 
 
-def program(name: str) -> str:
-    """`prometheus` or `promtool`."""
-    path = os.environ.get(name.upper(), name)
-    return str(Path(path).resolve()) if "/" in path else path
-
-
 def promtool(*arguments: str) -> str:
     """Run promtool; returns what it prints. Its complaint fails the test."""
-    done = subprocess.run([program("promtool"), *arguments], capture_output=True, text=True, check=False)
+    done = subprocess.run([tool("promtool"), *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -101,7 +92,7 @@ def running(folder: Path, rules: Path, jobs: Mapping[str, str]) -> Iterator[Prom
     with log.open("wb") as written:
         process = subprocess.Popen(
             [
-                program("prometheus"), f"--config.file={config}", f"--storage.tsdb.path={folder / 'data'}",
+                tool("prometheus"), f"--config.file={config}", f"--storage.tsdb.path={folder / 'data'}",
                 f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn",
             ],
             stdin=subprocess.DEVNULL, stdout=written, stderr=written,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from examples.clusters import cluster_flink, cluster_pyflink
+from examples.clusters import test_flink, test_pyflink
 from support.clusters import uses
 from support.clusters.flink import PYFLINK, VERSIONS, FlinkCluster, flink
 from support.clusters.maven import package
@@ -118,7 +118,7 @@ SPARK_LEASE = Integration(
 # --- PyFlink -----------------------------------------------------------------------------------------------
 
 
-class PyFlink(cluster_pyflink.Scene):
+class PyFlink(test_pyflink.Scene):
     """Two task managers, and a job with two subtasks."""
 
     def __init__(self, scene: Scene, mode: str) -> None:
@@ -170,12 +170,12 @@ class FlinkPlugin:
         (plugins / "outfitter" / plugin.name).symlink_to(plugin)
         self.cluster = scene.clusters.enter_context(FlinkCluster(flink(version), scene.folder / "flink"))
         self._scene = scene
-        flinks = cluster_flink.Scene(self.cluster, scene.manager, plugins, cluster_flink.PLUGIN)
+        flinks = test_flink.Scene(self.cluster, scene.manager, plugins, test_flink.PLUGIN)
         self._task_managers = [flinks.start() for _ in range(GPUS)]
         self._uses: dict[str, uses.Use] = {}
         self._said: dict[str, int] = {}
         self.cluster.wait_for_slots(GPUS)
-        self._job = self._run(*cluster_flink.ENDLESS)
+        self._job = self._run(*test_flink.ENDLESS)
 
     def speak(self) -> None:
         """Write down what the tasks have printed since the last time: Java knows no `Use`."""
@@ -199,7 +199,7 @@ class FlinkPlugin:
     def cancel(self) -> None:
         """Cancel the job, and have another one compute."""
         self.cluster.cancel(self._job)
-        self._job = self._run(*cluster_flink.ENDLESS)
+        self._job = self._run(*test_flink.ENDLESS)
 
     def _run(self, *arguments: str) -> str:
         return self.cluster.run_jar(jar("examples/flink"), *arguments, options=["-p", str(GPUS)])

@@ -7,8 +7,8 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 
-from examples.example_celery import redis_command
 from examples.frameworks import environment_of, numbers_topic, publish
+from examples.test_celery import redis_command
 from support.documents import ROOT
 from support.kafka.broker import free_port
 from support.managers.process import OUTFITTER

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import psutil
 
-from examples import contract, example_go, example_java, example_javascript, example_shell
+from examples import contract, test_go, test_java, test_javascript, test_shell
 from support.clusters import uses
 from support.processes.ending import has_ended
 from support.processes.worker_program import WorkerProgram
@@ -78,8 +78,8 @@ def language(name: str, build: Callable[[], contract.Program]) -> Integration:
 
 
 LANGUAGES = (
-    language("shell", example_shell.build),
-    language("Java", example_java.build),
-    language("Go", example_go.build),
-    language("JavaScript", example_javascript.build),
+    language("shell", test_shell.build),
+    language("Java", test_java.build),
+    language("Go", test_go.build),
+    language("JavaScript", test_javascript.build),
 )

@@ -1,19 +1,20 @@
-"""The image that `make image-check` has built."""
+"""The image, built anew for each run."""
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
+import subprocess
 
 import pytest
 
 from support.containers import Image
+from support.documents import ROOT
+from tools import tool
 
 
 @pytest.fixture(scope="session")
 def image() -> Image:
-    """The folder that IMAGE names, as `tests/deploy/image/build` leaves it."""
-    folder = os.environ.get("IMAGE")
-    if folder is None:
-        pytest.fail("IMAGE names no image: run `make image-check`", pytrace=False)
-    return Image(Path(folder))
+    """What tests/deploy/image/build makes of the Dockerfile."""
+    folder = ROOT / ".cache" / "image"
+    folder.mkdir(parents=True, exist_ok=True)
+    subprocess.run([ROOT / "tests/deploy/image/build", folder, tool("buildah").parent], check=True)
+    return Image(folder)

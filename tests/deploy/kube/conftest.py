@@ -1,4 +1,4 @@
-"""A real API server for the tests of the manifests, which only `make kube-check` runs."""
+"""A real API server for the tests of the manifests."""
 
 from __future__ import annotations
 

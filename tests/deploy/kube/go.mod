@@ -1,4 +1,4 @@
-// The programs that `make kube-check` builds.
+// The programs that `make kube` builds.
 module outfitter.dev/kube-check
 
 go 1.24.0

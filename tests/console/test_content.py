@@ -1,0 +1,351 @@
+"""What the console says of a fleet: what needs a person, who waits, the tiles, and the panel."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from msgspec import structs
+from playwright.sync_api import Locator, Page, expect
+
+from outfitter_proto.records import ResourceInventory
+from outfitter_service.core.state.resource_state import HELD_BACK
+from support.console import fleets
+from support.console.served import served
+
+pytestmark = pytest.mark.console
+
+OpenPage = Callable[..., Page]
+HOSTILE = "<img src=x onerror='window.harmed=1'><script>window.harmed=1</script>\"'`{{7*7}}"
+
+
+def titles(page: Page) -> list[str]:
+    """The troubles, in the page's order."""
+    expect(page.locator(".troubles li").first).to_be_visible()
+    return [re.sub(r"\s+", " ", text) for text in page.locator(".troubles b").all_inner_texts()]
+
+
+def hosts(page: Page) -> list[str]:
+    """The tiles, in the page's order."""
+    return [str(tile.get_attribute("data-host")) for tile in page.locator(".host").all()]
+
+
+def test_it_says_first_how_many_things_need_a_person_and_then_which_the_worst_first(open_page: OpenPage) -> None:
+    with served(fleets.shapes()) as fleet:
+        page = open_page(fleet.url)
+        expect(page.get_by_role("heading", level=1)).to_have_text("1 thing needs you")
+        assert titles(page) == [
+            "silent-and-missed has no manager",
+            "1 device on ill is unhealthy",
+            "1 device is still in use after release",
+            "The health of 1 device on ill is unknown",
+            "1 worker failed in the last hour",
+        ]
+        assert page.locator(".urgent").count() == 1
+        expect(page.locator(".troubles li").first).to_contain_text("Nobody answers before outfitter serve runs again.")
+        expect(page).to_have_title("(1) Outfitter c")
+
+
+def test_where_nothing_is_wrong_it_says_so(open_page: OpenPage) -> None:
+    with served(fleets.calm()) as fleet:
+        page = open_page(fleet.url)
+        expect(page.get_by_role("heading", level=1)).to_have_text("All is well")
+        expect(page.locator(".summary")).to_have_text("3 hosts, 12 devices, 3 held, nobody waits")
+        expect(page.get_by_text("Nobody waits.")).to_be_visible()
+
+
+def test_where_no_host_is_known_it_says_how_to_begin(open_page: OpenPage) -> None:
+    with served([]) as fleet:
+        expect(open_page(fleet.url).get_by_text("No host is known. Start a manager: outfitter serve")).to_be_visible()
+
+
+@pytest.mark.parametrize(
+    ("state", "title"),
+    [
+        ("driver-failed", "The driver of fpga fails on one"),
+        ("misconfigured", "fpga is misconfigured on one"),
+        ("no-driver", "fpga has no driver on one"),
+    ],
+)
+def test_a_resource_that_cannot_be_had_is_a_trouble_with_its_reason(
+    state: str, title: str, open_page: OpenPage
+) -> None:
+    fpga = ResourceInventory(state=state, reason="timed out after 10 s")
+    with served([fleets.host("one", ["healthy"], fpga=fpga)]) as fleet:
+        page = open_page(fleet.url)
+        assert titles(page) == [title]
+        expect(page.locator(".troubles p")).to_contain_text("Nobody gets any fpga there: timed out after 10 s.")
+
+
+NOT_YET = {"reason": "the driver of gpu has not reported yet", "reason_code": "not-reported"}
+BUSY = {"reason": "waits for 2 gpu: 1 of 1 free", "reason_code": "busy"}
+TROUBLES: dict[str, tuple[list[Any], str, str]] = {
+    "lent twice": (
+        [fleets.holder("one", 0, worker="a"), fleets.holder("one", 0, worker="b")],
+        "1 device is lent twice",
+        "a and b have GPU-one-0 on one. Stop one of them, keep the topics, and report what outfitter verify says.",
+    ),
+    "no answer": (
+        [fleets.waiter("one", "w", 1, 12, **NOT_YET), fleets.waiter("one", "x", 2, 1, **NOT_YET)],
+        "1 worker waits for a driver's answer",
+        "w on one: the driver of gpu has not reported yet. outfitter doctor on the host says what the driver lacks.",
+    ),
+    "beside free": (
+        [fleets.waiter("one", "w", 1, 20, 2, **BUSY), fleets.waiter("one", "x", 2, 1, 2, **BUSY)],
+        "1 worker waits although devices are free",
+        "w on one: waits for 2 gpu: 1 of 1 free. A large request may keep them for itself: outfitter",
+    ),
+    "held back": (
+        [fleets.host("one", ["unknown"], reason=f"{HELD_BACK}one/w/1 holds 0 of gpu")],
+        "1 device on one is held back",
+        "GPU-one-0 on one: held back: one/w/1 holds 0 of gpu. End that worker, or let the driver report",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", TROUBLES)
+def test_what_the_alerts_fire_for_is_a_trouble_whether_it_was_there_before_or_has_just_come(
+    kind: str, open_page: OpenPage
+) -> None:
+    records, title, text = TROUBLES[kind]
+    with served([fleets.host("one", ["healthy"])]) as fleet:
+        page = open_page(fleet.url)
+        expect(page.get_by_role("heading", level=1)).to_have_text("All is well")
+        fleet.change(*records)
+        assert titles(page) == [title]
+        page.reload()
+        assert titles(page) == [title]
+        expect(page.locator(".troubles p")).to_contain_text(text)
+
+
+def test_who_may_share_a_device_is_no_trouble(open_page: OpenPage) -> None:
+    sharers = [fleets.holder("one", 0, worker=worker, shared=["gpu"]) for worker in ("a", "b", "c")]
+    with served([fleets.host("one", ["healthy"]), *sharers[:2]]) as fleet:
+        page = open_page(fleet.url)
+        expect(page.get_by_role("heading", level=1)).to_have_text("All is well")
+        fleet.change(sharers[2])
+        page.locator("[data-host=one]").click()
+        expect(page.get_by_role("complementary")).to_contain_text("c")
+        expect(page.get_by_role("heading", level=1)).to_have_text("All is well")
+
+
+def test_who_waits_for_one_reason_shares_a_row_and_the_longest_wait_comes_first(open_page: OpenPage) -> None:
+    busy = {"reason": "busy: 1 gpu wanted, 0 of 1 free", "reason_code": "busy"}
+    waiters = [fleets.waiter("one", f"w{number}", number, 10 - number, **busy) for number in range(1, 6)]
+    more = fleets.waiter("one", "big", 9, 20, 4, reason="infeasible: 4 gpu wanted", reason_code="infeasible")
+    with served([fleets.host("one", ["healthy"]), *waiters, more]) as fleet:
+        page = open_page(fleet.url)
+        rows = page.locator(".waiting tbody tr")
+        expect(rows).to_have_text(
+            [
+                re.compile(r"^\s*big on one\s*gpu.4\s*20 min\s*infeasible: 4 gpu wanted\s*$"),
+                re.compile(
+                    r"^\s*w1 on one, w2 on one, w3 on one and 2 more\s*gpu.1\s*9 min\s*busy: 1 gpu wanted, 0 of 1 free"
+                ),
+            ]
+        )
+        assert titles(page) == ["1 worker wants more than the host has"]
+
+
+def test_who_waits_has_its_labels_in_the_list_and_is_found_by_them(open_page: OpenPage) -> None:
+    waiter = fleets.waiter("one", "w", 1, 10, reason="busy", reason_code="busy")
+    labels = {"team": "vision", "job": "<b>train</b>"}
+    waiter = structs.replace(waiter, request=structs.replace(waiter.request, labels=labels))
+    with served([fleets.host("one", ["healthy"]), fleets.host("two", ["healthy"]), waiter]) as fleet:
+        page = open_page(fleet.url)
+        row = re.compile(r"^\s*w on one job=<b>train</b>, team=vision\s*gpu.1\s*10 min\s*busy\s*$")
+        expect(page.locator(".waiting tbody tr")).to_have_text([row])
+        page.get_by_label("Find a host, a device or a worker").fill("team=vision")
+        expect(page.locator(".host")).to_have_count(1)
+
+
+def test_a_tile_is_a_host_with_a_cell_a_device_and_trouble_comes_first(open_page: OpenPage) -> None:
+    with served(fleets.shapes()) as fleet:
+        page = open_page(fleet.url)
+        expect(page.locator(".host")).to_have_count(8)
+        assert hosts(page)[:3] == ["silent-and-missed", "silent", "ill"]
+        tile = page.locator("[data-host=ill]")
+        expect(tile).to_have_attribute("aria-label", "ill: 1 unhealthy, 1 unknown, 1 held, 1 free")
+        kinds = [str(cell.get_attribute("class")) for cell in tile.locator(".cell").all()]
+        assert [kind.split()[1] for kind in kinds] == ["unhealthy", "unknown", "held", "free"]
+        expect(page.locator("[data-host=many] .cells")).to_have_attribute("data-more", "+136")
+        expect(page.locator("[data-host='silent']")).to_have_attribute(
+            "aria-label", "silent: no manager (stopped), 4 unknown"
+        )
+        page.locator("#sort").select_option("name")
+        expect(page.locator(".host").first).to_have_attribute("data-host", "all-free")
+        assert hosts(page) == sorted(hosts(page))
+
+
+def test_the_legend_counts_cells_and_selects_hosts(open_page: OpenPage) -> None:
+    with served(fleets.shapes()) as fleet:
+        page = open_page(fleet.url)
+        button = page.get_by_role("button", name="unhealthy 1")
+        button.click()
+        expect(button).to_have_attribute("aria-pressed", "true")
+        assert hosts(page) == ["ill"]
+        expect(page.locator("#fleet").get_by_role("status")).to_have_text("1 of 8 hosts")
+        button.click()
+        expect(page.locator(".host")).to_have_count(8)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [("ALL-F", "all-free"), ("GPU-all-held-3", "all-held"), ("tm-many-7 ", "many"), ("patient", "all-held")],
+)
+def test_the_search_finds_hosts_devices_and_workers(text: str, found: str, open_page: OpenPage) -> None:
+    with served(fleets.shapes()) as fleet:
+        page = open_page(fleet.url)
+        page.locator("#find").fill(text)
+        expect(page.locator(".host")).to_have_count(1)
+        assert hosts(page) == [found]
+
+
+def test_a_worker_that_has_ended_can_be_looked_up(open_page: OpenPage) -> None:
+    with served([*fleets.calm(), fleets.ended("gpu-1", "gone")]) as fleet:
+        page = open_page(fleet.url)
+        page.locator("#find").fill("gone")
+        page.get_by_role("link", name="Look up the worker gone").click()
+        panel = page.get_by_role("complementary")
+        expect(panel).to_contain_text(re.compile(r"Host\s*gpu-1\s*Run\s*run-1\s*State\s*ended"))
+        page.locator("#find").fill("nobody")
+        expect(page.get_by_role("link", name="Look up the worker nobody")).to_be_visible()
+        page.locator("#find").press("Enter")
+        expect(panel).to_contain_text("No worker nobody is known")
+
+
+def test_a_hosts_panel_has_devices_owners_reasons_and_what_happened(open_page: OpenPage) -> None:
+    with served(fleets.shapes()) as fleet:
+        page = open_page(fleet.url)
+        page.locator("[data-host=ill]").click()
+        panel = page.get_by_role("complementary")
+        title = panel.get_by_role("heading", level=2)
+        expect(title).to_have_text("host ill")
+        expect(panel).to_contain_text("ECC errors: 12 uncorrectable")
+        expect(panel).to_contain_text("process 4711 (python train.py) still uses it")
+        expect(panel).to_contain_text("Nothing that the API remembers.")
+        held = fleets.holder("ill", 3, worker="late")
+        fleet.change(held)
+        fleet.add_steps(fleets.step(held, "register", "granted at once"))
+        expect(panel.locator(".steps li")).to_have_text(re.compile(r"late allocated register: granted at once$"))
+        panel.get_by_role("link", name="late").first.click()
+        expect(title).to_have_text("worker late")
+        expect(panel).to_contain_text(re.compile(r"State\s*allocated for 40 min"))
+        panel.get_by_role("link", name="GPU-ill-3").click()
+        expect(panel).to_contain_text(re.compile(r"Held by\s*late\s*index\s*3\s*name\s*NVIDIA H100 80GB HBM3"))
+        page.go_back()
+        page.go_back()
+        expect(title).to_have_text("host ill")
+
+
+def test_a_waiters_panel_says_who_is_before_it(open_page: OpenPage) -> None:
+    first = fleets.waiter("one", "a", 1, 9, reason="busy: none is free")
+    second = fleets.waiter("one", "b", 2, 9, reason="busy: none is free")
+    with served([fleets.host("one", ["healthy"]), fleets.holder("one", 0, worker="has-it"), first, second]) as fleet:
+        panel = open_page(f"{fleet.url}#worker/one/b").get_by_role("complementary")
+        expect(panel).to_contain_text(re.compile(r"Place\s*2 in the queue"))
+        expect(panel).to_contain_text(re.compile(r"Before it\s*a \(gpu.1\)"))
+        expect(panel).to_contain_text("busy: none is free")
+
+
+def hostile_records() -> list[Any]:
+    """Records whose every text is markup."""
+    fpga = ResourceInventory(state="driver-failed", reason=HOSTILE)
+    ill = fleets.host("one", ["unhealthy"], reason=HOSTILE, fpga=fpga)
+    waiting = fleets.waiter("one", "waits", 1, 2, reason=HOSTILE, reason_code="infeasible")
+    holds = structs.replace(fleets.holder("one", 0, worker="<b>w<img src=x onerror=harmed=1>"), delayed_by=HOSTILE)
+    failed = structs.replace(fleets.ended("one", "fails"), state="failed", reason=HOSTILE, since=datetime.now(UTC))
+    return [ill, waiting, holds, failed]
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["", "#host/one", "#device/one/GPU-one-0", "#worker/one/waits", "#worker//%3Cimg%20src%3Dx%3E", "#host/%"],
+)
+def test_markup_in_names_and_reasons_is_shown_as_text_and_does_nothing(address: str, open_page: OpenPage) -> None:
+    with served(hostile_records()) as fleet:
+        waiting = hostile_records()[1]
+        fleet.add_steps(fleets.step(waiting, HOSTILE, HOSTILE))
+        page = open_page(fleet.url + address)
+        expect(page.locator(".troubles")).to_contain_text("<img src=x onerror='window.harmed=1'>")
+        fleet.change(structs.replace(waiting, reason=f"again {HOSTILE}"))
+        expect(page.locator("main")).to_contain_text("again <img")
+        assert page.locator("img, b b, body script").count() == 0
+        assert page.evaluate("window.harmed") is None
+
+
+TURNED = "abc\u202edcba\u2066 `rm -rf /`\u200b"
+
+
+def test_text_of_strangers_turns_no_other_text_and_is_never_set_as_our_own_code(open_page: OpenPage) -> None:
+    waiter = fleets.waiter("one", "w", 1, 20, reason=TURNED, reason_code="infeasible")
+    with served([fleets.host("one", ["unhealthy"], reason=TURNED), waiter]) as fleet:
+        fleet.add_letters(fleets.letter("one", TURNED))
+        page = open_page(f"{fleet.url}#host/one")
+        expect(page.locator(".troubles li")).to_have_count(3)
+        fleet.change(fleets.waiter("one", "v", 2, 20, reason=TURNED, reason_code="busy"))
+        expect(page.locator(".waiting tbody tr")).to_have_count(2)
+        shown = page.locator("body").inner_text()
+        assert not set("\u202e\u2066\u200b") & set(shown)
+        assert "abc\\u202edcba\\u2066 `rm -rf /`\\u200b" in shown
+        assert set(page.locator("code").all_inner_texts()) <= {"outfitter dead-letters"}
+
+
+def test_devices_are_in_the_order_of_their_indexes_with_what_tells_them_apart(open_page: OpenPage) -> None:
+    host = fleets.host("one", ["healthy"] * 12)
+    devices = [
+        structs.replace(
+            device,
+            id=f"GPU-{n * 37 % 97:02}-{n}",
+            properties={**device.properties, "memory.total_bytes": str(80 * 2**30)},
+        )
+        for n, device in enumerate(host.resources["gpu"].devices)
+    ]
+    host = structs.replace(host, resources={"gpu": structs.replace(host.resources["gpu"], devices=devices[::-1])})
+    with served([host]) as fleet:
+        page = open_page(f"{fleet.url}#host/one")
+        rows = page.locator(".devices tbody tr")
+        expect(rows).to_have_count(12)
+        assert [
+            re.search(r"gpu (\d+) · NVIDIA H100 80GB HBM3 · 80 GiB", text)[1] for text in rows.all_inner_texts()
+        ] == [str(n) for n in range(12)]
+
+
+def test_labels_are_shown_and_found(open_page: OpenPage) -> None:
+    def labelled(record: Any, **labels: str) -> Any:
+        return structs.replace(record, request=structs.replace(record.request, labels=labels))
+
+    records = [
+        fleets.host("one", ["healthy"]), fleets.host("two", ["healthy"]), fleets.host("three", ["healthy"]),
+        labelled(fleets.holder("one", 0, worker="h"), team="vision"),
+    ]  # fmt: skip
+    with served(records) as fleet:
+        page = open_page(f"{fleet.url}#worker/one/h")
+        expect(page.get_by_role("complementary")).to_contain_text("team=vision")
+        fleet.change(labelled(fleets.waiter("two", "w", 1, 1, reason="busy"), team="vision", job="train"))
+        page.locator("#find").fill("team=vision")
+        expect(page.locator(".host")).to_have_count(2)
+        page.locator("#find").fill("job=train")
+        expect(page.locator(".host")).to_have_count(1)
+        expect(page.locator(".waiting tbody tr")).to_contain_text("on two")
+
+
+def test_the_buttons_of_the_filter_stay_where_they_are(open_page: OpenPage) -> None:
+    with served(fleets.shapes()) as fleet:
+        page = open_page(fleet.url)
+        button = page.locator("button[data-only=unhealthy]")
+        before = place_in_fleet(page, button)
+        button.click()
+        expect(page.locator(".host")).to_have_count(1)
+        assert place_in_fleet(page, button) == before
+
+
+def place_in_fleet(page: Page, button: Locator) -> tuple[float, float]:
+    """How far from the section's corner: what stands above it comes and goes by itself."""
+    box, fleet = button.bounding_box(), page.locator("#fleet").bounding_box()
+    assert box
+    assert fleet
+    return box["x"] - fleet["x"], box["y"] - fleet["y"]
