@@ -296,7 +296,7 @@ def test_a_call_that_is_given_up_takes_nothing_from_another_one_of_the_same_proc
 
 
 def test_a_call_that_had_no_turn_in_time_says_for_whom_it_waits() -> None:
-    async def no_signal() -> NoReturn:
+    async def no_signal(_handle: object) -> NoReturn:
         await anyio.sleep_forever()
 
     where = Connection(bus="sqlite:////nowhere/bus.db", host="h", cluster="c")
@@ -307,7 +307,7 @@ def test_a_call_that_had_no_turn_in_time_says_for_whom_it_waits() -> None:
         with pytest.RaisesGroup(
             pytest.RaisesExc(OutfitterCliError, match=f"outfitter-lease for process {os.getpid()}")
         ):
-            anyio.run(Leasing(request, print).run, SimpleNamespace(next=no_signal))
+            anyio.run(Leasing(request, print).run, SimpleNamespace(each=no_signal))
     finally:
         os.close(other)
 

@@ -23,7 +23,7 @@ import click
 from outfitter_proto import __version__
 from outfitter_service import standard_error
 from outfitter_service.cli._lib import standard_output, standard_streams
-from outfitter_service.cli._lib.errors import exit_code_of, print_error
+from outfitter_service.cli._lib.errors import exit_code_of, print_error, show_log_lines
 from outfitter_service.cli._lib.lazy import CommandEntry, LazyGroup
 from outfitter_service.query.errors import OutfitterCliError
 
@@ -92,6 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     standard_output.install(closed=standard_streams.was_closed(standard_streams.STDOUT))
     gc.set_threshold(_COLLECT_EVERY)
     _accept_any_text()
+    show_log_lines()
     code = _flush(_guarded(list(sys.argv[1:] if arguments is None else arguments)))
     standard_error.finish()
     sys.exit(code)
@@ -118,7 +119,7 @@ def _guarded(arguments: list[str]) -> int:
             return standard_output.CLOSED_PIPE
         entry = LazyGroup.chosen(context)
         print_error(error, debug=LazyGroup.debug(context))
-        return exit_code_of(error, entry)
+        return exit_code_of(error, entry.failure if entry is not None else 1)
     return result if isinstance(result, int) else 0
 
 

@@ -1,10 +1,6 @@
-"""The errors and warnings of the read side."""
+"""The errors of the read side."""
 
 from __future__ import annotations
-
-import sys
-
-from outfitter_proto.support.printable import printable
 
 
 class OutfitterCliError(Exception):
@@ -16,8 +12,3 @@ class OutfitterCliError(Exception):
     def __init__(self, message: str, *, exit_code: int | None = None) -> None:
         super().__init__(message)
         self.exit_code = exit_code
-
-
-def warn(message: str) -> None:
-    """Print a warning on standard error."""
-    print(f"outfitter: {printable(message)}", file=sys.stderr)

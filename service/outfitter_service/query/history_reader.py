@@ -5,6 +5,7 @@ It writes nothing, and keeps only the last fetch in memory, so the topic may hav
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AsyncExitStack
 from datetime import datetime, timedelta
@@ -15,7 +16,9 @@ from outfitter_proto.bus import Bus, Message, Reader, UnknownTopicError
 from outfitter_proto.bus.patience import Patience
 from outfitter_proto.bus.reading import fetch_what_is_left
 from outfitter_service.config import Connection
-from outfitter_service.query.errors import OutfitterCliError, warn
+from outfitter_service.query.errors import OutfitterCliError
+
+log = logging.getLogger("outfitter.query")
 
 _Record = TypeVar("_Record")
 
@@ -57,14 +60,14 @@ def decoded(message: Message, decode: Callable[[bytes], _Record]) -> _Record | N
     """The record in `message`. None if its type is of a later version, or after a warning if it is damaged or stands
     for a batch that cannot be read."""
     if message.unreadable is not None:
-        warn(f"passed over {message.topic}/{message.partition}: {message.unreadable}")
+        log.warning("passed over %s/%s: %s", message.topic, message.partition, message.unreadable)
         return None
     try:
         return decode(message.value or b"")
     except codec.UnknownTypeError:
         return None
     except codec.WireError as error:
-        warn(f"passed over offset {message.offset} of {message.topic}/{message.partition}: {error}")
+        log.warning("passed over offset %s of %s/%s: %s", message.offset, message.topic, message.partition, error)
         return None
 
 

@@ -5,8 +5,9 @@ It writes nothing, and ignores records that it cannot decode.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator
-from contextlib import asynccontextmanager
+import logging
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractAsyncContextManager
 from typing import NamedTuple, TypeVar
 
 import anyio
@@ -31,8 +32,10 @@ from outfitter_proto.records import (
 from outfitter_proto.support.causes import side_by_side
 from outfitter_service.config import Connection
 from outfitter_service.core import delays
-from outfitter_service.query.errors import OutfitterCliError, warn
+from outfitter_service.query.errors import OutfitterCliError
 from outfitter_service.query.held_devices import HeldDevices
+
+log = logging.getLogger("outfitter.query")
 
 READ_WITHIN = 120.0
 """Seconds without a record of a partition that is being read. A quota may make a long one take longer in all."""
@@ -240,7 +243,7 @@ def decode(message: Message) -> Change:
     except codec.UnknownTypeError:
         return Change(message, None)
     except codec.WireError as error:
-        warn(f"skipped a record that cannot be read: {error}")
+        log.warning("skipped a record that cannot be read: %s", error)
         return Change(message, None)
 
 
@@ -305,14 +308,9 @@ async def read_partition(bus: Bus, topic: str, partition: int) -> list[Change]:
     return [decode(message) for message in newest.values()]
 
 
-@asynccontextmanager
-async def opened(
-    connection: Connection, *, create: Create = Create.NOTHING, client: str = buses.CLIENT
-) -> AsyncIterator[Bus]:
-    """The bus of a connection, open during the block. `create`: what to create of a missing embedded bus. `client`: see
-    `bus.connect`."""
-    async with buses.connect(connection.bus, connection.login, create=create, client=client) as bus:
-        yield bus
+def opened(connection: Connection) -> AbstractAsyncContextManager[Bus]:
+    """The bus of a connection, open during the block. It creates nothing."""
+    return buses.connect(connection.bus, connection.login, create=Create.NOTHING)
 
 
 async def read_from(connection: Connection, host: str | None) -> LedgerView:

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 import outfitter_service
 from outfitter_proto.support.printable import printable, printable_json
 from outfitter_service.cli._lib import output
-from outfitter_service.cli._lib.errors import print_error
-from outfitter_service.query.errors import OutfitterCliError, warn
+from outfitter_service.cli._lib.errors import print_error, warn
+from outfitter_service.query.errors import OutfitterCliError
 from support.managers.process import Manager, files_config
 
 EVIL = "\x1b]0;PWNED\x07\x1b[2J\r\nh1  fake  allocated\x9b31m\u202egnp.exe\u2028and\x7f"

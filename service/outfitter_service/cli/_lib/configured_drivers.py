@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from outfitter_drivers.api import ExternalResourceDriver
+from outfitter_service.cli._lib.errors import warn
 from outfitter_service.config import ConfigurationError, ResourceConfig, inspect
-from outfitter_service.query.errors import warn
 from outfitter_service.runtime.drivers.building import build, build_error_text
 
 

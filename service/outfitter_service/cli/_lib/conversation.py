@@ -12,8 +12,9 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 import anyio
 
 from outfitter.session.manager_lookup import ManagerLookup
+from outfitter_proto import bus as buses
 from outfitter_proto import codec, keys, names
-from outfitter_proto.bus import Bus, BusAccessError, Entry, Message, Reader
+from outfitter_proto.bus import Bus, BusAccessError, Create, Entry, Message, Reader
 from outfitter_proto.bus.reading import read_on, read_to
 from outfitter_proto.records import Allocation, Checkpoint, DeadLetter, Registration
 from outfitter_proto.support.causes import side_by_side
@@ -132,7 +133,7 @@ async def conversing(where: Connection, worker: str) -> AsyncIterator[Conversati
     """
     topics = names.topics(where.cluster)
     async with AsyncExitStack() as stack:
-        bus = await stack.enter_async_context(ledger_view.opened(where))
+        bus = await stack.enter_async_context(buses.connect(where.bus, where.login, create=Create.NOTHING))
         (partition,) = await ledger_view.partitions(bus, where.cluster, where.host)
         answers = await _from_now_on(stack, bus, topics.allocations, partition)
         try:

@@ -15,10 +15,16 @@ from outfitter_proto.support import descriptors
 from outfitter_proto.support.causes import causes
 from outfitter_proto.support.printable import printable
 from outfitter_service.cli._lib import process_limit
-from outfitter_service.cli._lib.lazy import CommandEntry
 from outfitter_service.query.errors import OutfitterCliError
 
 _USAGE = 2
+WAITED_TOO_LONG = 124
+"""The exit code of whoever waited for devices longer than it wanted, as timeout(1) has it."""
+
+
+def warn(message: str) -> None:
+    """Print a warning on standard error."""
+    print(f"outfitter: {printable(message)}", file=sys.stderr)
 
 
 def print_error(error: BaseException, *, debug: bool) -> None:
@@ -73,10 +79,13 @@ def describe(error: BaseException) -> str:
     return f"internal error: {type(error).__name__}: {error} (a defect of Outfitter; --debug shows where it happened)"
 
 
-def exit_code_of(error: BaseException, entry: CommandEntry | None) -> int:
-    """The exit code for `error` in the command of `entry`."""
-    failure = entry.failure if entry is not None else 1
+def exit_code_of(error: BaseException, failure: int) -> int:
+    """The exit code for `error` in a command with this one for failures."""
+    from outfitter.errors import WaitedTooLongError
+
     for leaf in causes(error):
+        if isinstance(leaf, WaitedTooLongError):
+            return WAITED_TOO_LONG
         if isinstance(leaf, OutfitterCliError) and leaf.exit_code is not None:
             return leaf.exit_code
         if isinstance(leaf, click.UsageError) and failure == 1:
@@ -93,9 +102,9 @@ def _is_ours(module: str) -> bool:
     return module.partition(".")[0] in ours
 
 
-def show_warnings_of_libraries() -> None:
-    """Print log lines of WARNING and above, mostly of the worker session, as `warn` does. aiokafka's lines about each
-    attempt are left out, because the worker session logs an outage once."""
+def show_log_lines() -> None:
+    """Print log lines of WARNING and above as `warn` does. aiokafka's lines about each attempt are left out, because
+    the worker session logs an outage once, and commands say what failed. Commands that serve replace this."""
     import logging
 
     class ErrorLine(logging.Formatter):

@@ -20,31 +20,22 @@ from outfitter.errors import (
     AllocationError,
     OutfitterError,
     VariableNotAllowedError,
-    WaitedTooLongError,
 )
 from outfitter.session.late_deregistration import deregister_late
 from outfitter.session.status import AllocationStatus, environment, status_of
 from outfitter.session.watch import AllocationWatch, WatchSnapshot, lease_lost
-from outfitter.session.worker_session import MANAGER_PATIENCE, WorkerSession
-from outfitter_proto.bus import WORKER, Bus, BusError, Create
+from outfitter.session.worker_session import WorkerSession
+from outfitter_proto.bus import BusError, Create
 from outfitter_proto.records import Allocation, Register
 from outfitter_service.cli._lib import standard_output
-from outfitter_service.cli._lib.errors import print_error
+from outfitter_service.cli._lib.errors import exit_code_of, print_error, warn
 from outfitter_service.cli._lib.holding import lines, streams
-from outfitter_service.cli._lib.holding.earlier import find
+from outfitter_service.cli._lib.holding.holder import FAILED, LOST, Holder, WaitingReasons
 from outfitter_service.cli._lib.holding.owner import ENDING_WITHIN, OwnerProcess
 from outfitter_service.cli._lib.running.signals import Received, SignalFile
 from outfitter_service.config import Connection
 from outfitter_service.core.request_check import differences
-from outfitter_service.query import ledger_view
-from outfitter_service.query.errors import OutfitterCliError, warn
-
-LOST: Final = 123
-"""The exit code after an allocation that ended before its owner did."""
-WAITED_TOO_LONG: Final = 124
-FAILED: Final = 125
-
-_EXIT_CODES = ((WaitedTooLongError, WAITED_TOO_LONG), (AllocationEndedError, LOST))
+from outfitter_service.query.errors import OutfitterCliError
 
 ENDING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 """The signals that end it."""
@@ -87,6 +78,7 @@ class HoldSession:
 
     def __init__(self, request: Request, *, signals: SignalFile, writer: streams.LineWriter) -> None:
         self._request = request
+        self._holder = Holder(request.where, waits_for_manager=request.wait_for_manager)
         self._signals = signals
         self._writer = writer
         self._end: End | None = None
@@ -106,7 +98,7 @@ class HoldSession:
             OutfitterCliError: the incarnation was registered with another request.
         """
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._await_signals)
+            tasks.start_soon(self._signals.each, self._handle_signal)
             tasks.start_soon(self._await_owner)
             tasks.start_soon(self._await_streams)
             with self._working:
@@ -157,10 +149,6 @@ class HoldSession:
         self._code = self._code or problem_of(self._writer)
         self._finish(End.UNTOLD if self._code == FAILED else End.GIVEN_BACK)
 
-    async def _await_signals(self) -> None:
-        while True:
-            self._handle_signal(await self._signals.next())
-
     def _handle_signal(self, received: Received) -> None:
         """Obey a signal, unless the terminal sent it to the owner as well."""
         owner = self._request.owner
@@ -182,11 +170,9 @@ class HoldSession:
     # --- its work ------------------------------------------------------------------------------------------
 
     async def _hold(self) -> None:
-        async with ledger_view.opened(
-            self._request.where, create=Create.FILE, client=f"{WORKER}{self._request.where.host}"
-        ) as bus:
+        async with self._holder.bus(Create.FILE) as bus:
             request = self._request
-            earlier = await find(bus, request.where.cluster, request.registration) if request.named else None
+            earlier = await self._holder.earlier(bus, request.registration) if request.named else None
             if earlier is not None:
                 self._compare(earlier)
                 if status_of(earlier) in (AllocationStatus.OVER, AllocationStatus.FAILED):
@@ -197,7 +183,7 @@ class HoldSession:
                     self._print_record(earlier)
                     if self._code:
                         return
-            session = self._session(bus, is_known=earlier is not None)
+            session = self._holder.session(bus, request.registration, is_known=earlier is not None)
             try:
                 await session.open()
                 async with anyio.create_task_group() as tasks:
@@ -217,24 +203,13 @@ class HoldSession:
                 f"{', '.join(fields)}"
             )
 
-    def _session(self, bus: Bus, *, is_known: bool) -> WorkerSession:
-        waits = is_known or self._request.wait_for_manager
-        return WorkerSession(
-            bus,
-            self._request.registration,
-            cluster=self._request.where.cluster,
-            registered=is_known,
-            manager_patience=None if waits else MANAGER_PATIENCE,
-            on_lease_at_risk=lambda error: warn(str(error)),
-        )
-
     async def _give_back_earlier(self) -> None:
         """The owner gave back before this restart had found the allocation: end it all the same."""
-        request = self._request
-        async with ledger_view.opened(request.where, create=Create.NOTHING) as bus:
-            earlier = await find(bus, request.where.cluster, request.registration)
+        registration = self._request.registration
+        async with self._holder.bus() as bus:
+            earlier = await self._holder.earlier(bus, registration)
             if earlier is not None and status_of(earlier) not in (AllocationStatus.OVER, AllocationStatus.FAILED):
-                await self._leave(self._session(bus, is_known=True))
+                await self._leave(self._holder.session(bus, registration, is_known=True))
 
     async def _leave(self, session: WorkerSession) -> None:
         self._left = True
@@ -263,7 +238,7 @@ class HoldSession:
         """Print the record when it is granted and at each change, until the allocation is over."""
         async with anyio.create_task_group() as tasks:
             if not self._is_granted:
-                tasks.start_soon(_print_reasons, session.allocation_watch)
+                tasks.start_soon(WaitingReasons(session.allocation_watch).run)
             try:
                 await session.wait()
             except (OutfitterError, BusError) as error:
@@ -316,7 +291,7 @@ class HoldSession:
         is_verdict = record is not None and status_of(record) in (AllocationStatus.OVER, AllocationStatus.FAILED)
         self._put(lines.of_record(record) if record is not None and is_verdict else lines.of_error(error))
         print_error(error, debug=False)
-        self._code = next((code for kind, code in _EXIT_CODES if isinstance(error, kind)), FAILED)
+        self._code = LOST if isinstance(error, AllocationEndedError) else exit_code_of(error, FAILED)
 
     def _put(self, line: str) -> None:
         if line != self._printed:
@@ -332,17 +307,3 @@ def problem_of(writer: streams.LineWriter) -> int:
         print_error(error, debug=False)
         return FAILED
     return 0 if writer.taken else standard_output.CLOSED_PIPE
-
-
-async def _print_reasons(allocation_watch: AllocationWatch) -> None:
-    """Print on standard error why the worker waits, at each change."""
-    printed = ""
-    snapshot = allocation_watch.read()
-    while True:
-        record = snapshot.record
-        waits = record is not None and status_of(record) is AllocationStatus.WAITING
-        words = ledger_view.waiting_in_words(record) if record is not None and waits else printed
-        if words != printed:
-            warn(words)
-            printed = words
-        snapshot = await allocation_watch.changed(snapshot.version)

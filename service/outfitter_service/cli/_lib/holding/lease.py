@@ -24,10 +24,10 @@ from outfitter.session.worker_session import WorkerSession
 from outfitter_drivers.api import ExternalResourceInfo
 from outfitter_proto.records import FINAL_STATES, Allocation, Owner, ReasonCode, Register, ResourceRequest, Unwatched
 from outfitter_proto.support.processes import start_ticks
-from outfitter_service.cli._lib.holding.earlier import find
+from outfitter_service.cli._lib.holding.holder import Holder
 from outfitter_service.cli._lib.holding.owner import OwnerProcess
 from outfitter_service.cli._lib.holding.turns import turn
-from outfitter_service.cli._lib.running.signals import SignalFile
+from outfitter_service.cli._lib.running.signals import Received, SignalFile
 from outfitter_service.config import Connection
 from outfitter_service.query import ledger_view
 from outfitter_service.query.errors import OutfitterCliError
@@ -109,29 +109,29 @@ class Leasing:
         code = 0
         async with anyio.create_task_group() as tasks:
 
-            async def obey() -> None:
+            def obey(received: Received) -> None:
                 nonlocal code
-                code = 128 + (await signals.next()).number
+                code = code or 128 + received.number
                 tasks.cancel_scope.cancel()
 
-            tasks.start_soon(obey)
+            tasks.start_soon(signals.each, obey)
             await self._lease()
             tasks.cancel_scope.cancel()
         return 0 if self._is_delivered else code
 
     async def _lease(self) -> None:
-        request = self._request
+        request, holder = self._request, Holder(self._request.where)
         left = request.wait_s - seconds_running()
         with anyio.move_on_after(left - min(LEAVING_S, request.wait_s / 4)):
-            async with turn(request.owner.pid, self._say_its_turn), ledger_view.opened(request.where) as bus:
+            async with turn(request.owner.pid, self._say_its_turn), holder.bus() as bus:
                 self._waits_for = _UNANSWERED
                 for call in itertools.count(1):
                     registration = request.registration(call)
-                    earlier = await find(bus, request.where.cluster, registration)
+                    earlier = await holder.earlier(bus, registration)
                     if earlier is not None and earlier.state in FINAL_STATES:
                         continue
                     self._is_kept = earlier is not None and status_of(earlier) is AllocationStatus.YOURS
-                    if await self._call(WorkerSession(bus, registration, cluster=request.where.cluster)):
+                    if await self._call(holder.session(bus, registration)):
                         break
         if not self._is_delivered:
             raise OutfitterCliError(f"no {request.resource} within {request.wait_s:g} s: {self._waits_for}")

@@ -23,7 +23,8 @@ import anyio
 
 from outfitter_proto.support.printable import printable
 from outfitter_proto.support.processes import read_at_most, read_stat, start_ticks
-from outfitter_service.query.errors import OutfitterCliError, warn
+from outfitter_service.cli._lib.errors import warn
+from outfitter_service.query.errors import OutfitterCliError
 
 PR_SET_CHILD_SUBREAPER = 36
 SAID_AFTER_S = 2.0

@@ -2,37 +2,33 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import os
 import signal
-from datetime import UTC, datetime
 from typing import Final
 
 import anyio
 import anyio.lowlevel
 
-from outfitter.errors import AllocationEndedError, LeaseLostError, NoManagerError, WaitedTooLongError
+from outfitter.errors import AllocationEndedError, LeaseLostError, NoManagerError
 from outfitter.session.heartbeats import LONGEST_SLEEP
 from outfitter.session.identity import variables
 from outfitter.session.lease import Lease
 from outfitter.session.status import AllocationStatus, environment, status_of
 from outfitter.session.watch import AllocationWatch, lease_lost
-from outfitter.session.worker_session import MANAGER_PATIENCE, WorkerSession
-from outfitter_proto.bus import WORKER, Create
+from outfitter.session.worker_session import WorkerSession
+from outfitter_proto.bus import Create
 from outfitter_proto.environment import ALLOWING
 from outfitter_proto.records import Allocation, Register
-from outfitter_service.cli._lib import output
+from outfitter_service.cli._lib.errors import warn
+from outfitter_service.cli._lib.holding.holder import Holder, WaitingReasons
 from outfitter_service.cli._lib.running import job_control
 from outfitter_service.cli._lib.running.child import Child
 from outfitter_service.cli._lib.running.left_behind import LeftBehind
 from outfitter_service.cli._lib.running.no_devices import hiding
 from outfitter_service.cli._lib.running.signals import Received, SignalFile
 from outfitter_service.config import Connection
-from outfitter_service.query import ledger_view
-from outfitter_service.query.errors import OutfitterCliError, warn
-
-WAITED_TOO_LONG: Final = 124
+from outfitter_service.query.errors import OutfitterCliError
 
 WITHDRAWING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 """Signals that withdraw the registration, before the command runs."""
@@ -70,7 +66,7 @@ class RunSession:
         self._child = child
         self._left_behind = left_behind
         self._signals = signals
-        self._patience = None if wait_for_manager else MANAGER_PATIENCE
+        self._holder = Holder(where, waits_for_manager=wait_for_manager)
         self._kill_after = kill_after
         self._allowed = allowed
         self._withdrawn_by: int | None = None
@@ -82,22 +78,18 @@ class RunSession:
         Raises:
             NoManagerError, AllocationFailedError, AllocationEndedError, BusError: why there are no devices.
             VariableNotAllowedError: the devices set variables that this worker does not allow.
-            OutfitterCliError: it took too long.
+            WaitedTooLongError: it took too long.
         """
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._forward_signals)
+            tasks.start_soon(self._signals.each, self._handle_signal)
             code = 0
             with self._waiting:
                 code = await self._hold_allocation()
             tasks.cancel_scope.cancel()
         return code if self._withdrawn_by is None else -self._withdrawn_by
 
-    async def _forward_signals(self) -> None:
-        """Pass signals on to the command. Before it runs, some of them end the waiting."""
-        while True:
-            self._handle_signal(await self._signals.next())
-
     def _handle_signal(self, received: Received) -> None:
+        """Pass a signal on to the command. Before it runs, some of them end the waiting."""
         if received.number == signal.SIGCHLD:
             self._left_behind.reap()
             self._stop_with_command()
@@ -127,33 +119,29 @@ class RunSession:
 
     async def _hold_allocation(self) -> int:
         code = 0
-        async with ledger_view.opened(self._where, create=Create.FILE, client=f"{WORKER}{self._message.host}") as bus:
-            allocation_watch = AllocationWatch()
-            session = WorkerSession(
-                bus,
-                self._message,
-                cluster=self._where.cluster,
-                allocation_watch=allocation_watch,
-                manager_patience=self._patience,
-                on_lease_at_risk=functools.partial(self._warn_at_risk, allocation_watch),
-            )
+        async with self._holder.bus(Create.FILE) as bus:
+
+            def warn_at_risk(error: LeaseLostError) -> None:
+                if self._until_term(session.allocation_watch.lease) > 0:  # else `_guard` warns
+                    warn(str(error))
+
+            session = self._holder.session(bus, self._message, on_lease_at_risk=warn_at_risk)
             session.leave_because("withdrawn")  # unless a later step sets another reason
-            async with session, anyio.create_task_group() as tasks:
-                tasks.start_soon(print_progress, session.allocation_watch)
-                record = await self._obtain(session)
-                try:
-                    code = await self._execute(session, record)
-                finally:
-                    tasks.cancel_scope.cancel()
+            async with session:
+                code = await self._execute(session, await self._obtain(session))
         return code
 
     async def _obtain(self, session: WorkerSession) -> Allocation:
-        try:
-            return await session.wait()
-        except NoManagerError as error:
-            raise OutfitterCliError(f"{error}; --wait-for-manager waits for one") from error
-        except WaitedTooLongError as error:
-            raise OutfitterCliError(str(error), exit_code=WAITED_TOO_LONG) from error
+        reasons = WaitingReasons(session.allocation_watch)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(reasons.run)
+            try:
+                record = await session.wait()
+            except NoManagerError as error:
+                raise OutfitterCliError(f"{error}; --wait-for-manager waits for one") from error
+            tasks.cancel_scope.cancel()
+        reasons.say_granted(record)
+        return record
 
     async def _execute(self, session: WorkerSession, record: Allocation) -> int:
         variables_of_command = self._environment(record)
@@ -205,35 +193,10 @@ class RunSession:
             await anyio.sleep(min(seconds_left, LONGEST_SLEEP))
         self._left_behind.kill()
 
-    def _warn_at_risk(self, allocation_watch: AllocationWatch, error: LeaseLostError) -> None:
-        if self._until_term(allocation_watch.lease) > 0:  # else `_guard` warns
-            warn(str(error))
-
     def _until_term(self, lease: Lease) -> float:
         """Seconds until all processes must get SIGTERM, so that they have time to end before the lease."""
         longest = (lease.seconds or math.inf) * (TERM_AHEAD - KILL_AHEAD)
         return _until_kill(lease) - min(self._kill_after, longest)
-
-
-async def print_progress(allocation_watch: AllocationWatch) -> None:
-    """Print why the worker waits, at each change, and then the result."""
-    begun, printed = datetime.now(UTC), ""
-    snapshot = allocation_watch.read()
-    while not snapshot.over:
-        record = snapshot.record
-        if record is not None:
-            yours = status_of(record) is AllocationStatus.YOURS
-            if yours and not allocation_watch.lease.at_risk:
-                if printed:
-                    waited = output.age((datetime.now(UTC) - begun).total_seconds())
-                    warn(f"has {ledger_view.devices_in_words(record)} after {waited}")
-                return
-            # a grant that was read late has no words: the session asks the manager whether it still counts
-            words = printed if yours else ledger_view.waiting_in_words(record)
-            if words != printed:
-                warn(words)
-                printed = words
-        snapshot = await allocation_watch.changed(snapshot.version)
 
 
 def _until_kill(lease: Lease) -> float:

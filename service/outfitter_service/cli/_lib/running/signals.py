@@ -11,7 +11,7 @@ import ctypes
 import os
 import signal
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import NamedTuple, NoReturn, Self
 
@@ -68,11 +68,12 @@ class SignalFile:
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code), "signalfd")
 
-    async def next(self) -> Received:
-        """Wait for the next signal."""
-        while (received := self.read()) is None:
+    async def each(self, handle: Callable[[Received], object]) -> None:
+        """Hand on each signal as it comes, until cancelled."""
+        while True:
+            while (received := self.read()) is not None:
+                handle(received)
             await anyio.wait_readable(self._file)
-        return received
 
     def read(self) -> Received | None:
         """The next received signal; None if there is none."""

@@ -8,8 +8,9 @@ from pathlib import Path
 import click
 
 from outfitter_service.cli._lib import output
+from outfitter_service.cli._lib.errors import warn
 from outfitter_service.cli._lib.options import config as config_option
-from outfitter_service.query.errors import OutfitterCliError, warn
+from outfitter_service.query.errors import OutfitterCliError
 
 
 @click.group()

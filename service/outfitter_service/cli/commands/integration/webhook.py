@@ -10,7 +10,7 @@ import anyio
 import click
 
 from outfitter_service.cli._lib import event_loop, options
-from outfitter_service.query.errors import warn
+from outfitter_service.cli._lib.errors import warn
 
 if TYPE_CHECKING:
     from aiohttp import web

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 from outfitter_service.cli._lib import options, output
-from outfitter_service.query.errors import OutfitterCliError, warn
+from outfitter_service.cli._lib.errors import warn
+from outfitter_service.query.errors import OutfitterCliError
 
 if TYPE_CHECKING:
     from outfitter_drivers.api import Device, ExternalResourceDriver, ExternalResourceInfo, Inventory, Worker

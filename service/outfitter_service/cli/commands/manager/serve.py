@@ -14,7 +14,7 @@ import click
 
 from outfitter_service import standard_error
 from outfitter_service.cli._lib import event_loop, options
-from outfitter_service.query.errors import warn
+from outfitter_service.cli._lib.errors import warn
 
 if TYPE_CHECKING:
     from outfitter_service.api.access import Guard

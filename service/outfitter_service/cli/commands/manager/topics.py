@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import click
 
 from outfitter_service.cli._lib import options, output
-from outfitter_service.query.errors import OutfitterCliError, warn
+from outfitter_service.cli._lib.errors import warn
+from outfitter_service.query.errors import OutfitterCliError
 
 if TYPE_CHECKING:
     from outfitter_proto.bus import Bus
@@ -49,11 +50,10 @@ def create(where: Connection, /, partitions: int | None, replication: int | None
     """
     import anyio
 
-    from outfitter_proto.bus import Create
-    from outfitter_service.query import ledger_view
+    from outfitter_proto.bus import Create, connect
 
     async def connected() -> tuple[list[str], list[TopicDifference]]:
-        async with ledger_view.opened(where, create=Create.DIRECTORY) as bus:
+        async with connect(where.bus, where.login, create=Create.DIRECTORY) as bus:
             return await make(bus, where, partitions, replication)
 
     made, differences = anyio.run(connected)

@@ -9,7 +9,7 @@ import anyio
 import click
 
 from outfitter_service.cli._lib import event_loop, options
-from outfitter_service.query.errors import warn
+from outfitter_service.cli._lib.errors import warn
 
 if TYPE_CHECKING:
     from outfitter_service.api.access import Guard

@@ -14,7 +14,7 @@ from msgspec import Struct
 from outfitter_proto.records.history import NobodysCode
 from outfitter_proto.support.printable import printable
 from outfitter_service.cli._lib import options, output, standard_output
-from outfitter_service.query.errors import warn
+from outfitter_service.cli._lib.errors import warn
 
 if TYPE_CHECKING:
     from outfitter_proto.bus import Message

@@ -12,8 +12,8 @@ from msgspec import Struct
 
 from outfitter_proto.signs_of_life import UNKNOWN, UNSERVED, Verdict, in_words
 from outfitter_service.cli._lib import options, output
+from outfitter_service.cli._lib.errors import warn
 from outfitter_service.cli._lib.options import WORKER_FORMS
-from outfitter_service.query.errors import warn
 
 if TYPE_CHECKING:
     from outfitter_proto.records import Allocation, Host

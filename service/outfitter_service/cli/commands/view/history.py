@@ -15,7 +15,7 @@ from msgspec import Raw, Struct
 from outfitter_proto.keys import host_writer
 from outfitter_proto.support.printable import printable
 from outfitter_service.cli._lib import options, output, standard_output
-from outfitter_service.query.errors import warn
+from outfitter_service.cli._lib.errors import warn
 
 if TYPE_CHECKING:
     from outfitter_proto.bus import Bus, Message

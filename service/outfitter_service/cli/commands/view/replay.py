@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from outfitter_service.cli._lib import options, output
-from outfitter_service.query.errors import OutfitterCliError, warn
+from outfitter_service.cli._lib.errors import warn
+from outfitter_service.query.errors import OutfitterCliError
 
 if TYPE_CHECKING:
     from outfitter_service.config import Connection

@@ -57,7 +57,7 @@ def _log_nothing() -> None:
     import structlog
 
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    logging.basicConfig(handlers=[logging.NullHandler()])
+    logging.basicConfig(handlers=[logging.NullHandler()], force=True)
 
 
 def _on_terminal() -> bool:

@@ -12,7 +12,7 @@ import click
 from outfitter_proto import keys, names
 from outfitter_proto.signs_of_life import UNKNOWN, UNSERVED, Life, Verdict, in_words
 from outfitter_service.cli._lib import options, output, standard_output
-from outfitter_service.query.errors import warn
+from outfitter_service.cli._lib.errors import warn
 
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup

@@ -9,8 +9,9 @@ import click
 from msgspec import Struct
 
 from outfitter_service.cli._lib import options, output
+from outfitter_service.cli._lib.errors import warn
 from outfitter_service.cli._lib.registration_options import Duration
-from outfitter_service.query.errors import OutfitterCliError, warn
+from outfitter_service.query.errors import OutfitterCliError
 
 if TYPE_CHECKING:
     from outfitter_proto.keys import AllocationKey

@@ -8,7 +8,6 @@ from typing import Any, NoReturn
 import click
 
 from outfitter_service.cli._lib import options, registration_options
-from outfitter_service.cli._lib.errors import show_warnings_of_libraries
 
 DESCRIPTORS = 24
 """File descriptors that must be free: for the event loop and the bus."""
@@ -87,7 +86,6 @@ def hold(
     from outfitter_service.cli._lib.running.signals import SignalFile
     from outfitter_service.config import connection
 
-    show_warnings_of_libraries()
     with SignalFile(ENDING) as signals:
         standard_error.go_background()
         writer = streams.LineWriter()

@@ -13,7 +13,8 @@ import click
 from msgspec import Raw
 
 from outfitter_service.cli._lib import options, output, registration_options
-from outfitter_service.query.errors import OutfitterCliError, warn
+from outfitter_service.cli._lib.errors import warn
+from outfitter_service.query.errors import OutfitterCliError
 
 if TYPE_CHECKING:
     from outfitter_proto.records import Register

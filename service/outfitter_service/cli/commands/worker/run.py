@@ -9,7 +9,6 @@ from typing import Any, NoReturn
 import click
 
 from outfitter_service.cli._lib import options, registration_options
-from outfitter_service.cli._lib.errors import show_warnings_of_libraries
 from outfitter_service.cli._lib.running import executable
 
 KILL_AFTER = 10.0
@@ -86,7 +85,6 @@ def run(
     from outfitter_service.cli._lib.running.signals import SignalFile, die_of
     from outfitter_service.config import connection
 
-    show_warnings_of_libraries()
     where = connection(config, options.given(ctx))
     executable.check(command[0], os.environ)  # no record changes its PATH
     owner = process_owner()
