@@ -16,7 +16,7 @@ from outfitter_service.api.model.tail import MOST_ITEMS
 from outfitter_service.api.routes import ROUTES
 from outfitter_service.api.stream import MOST_STREAMS
 from outfitter_service.cli.commands.manager.topics import BROKER_PARTITIONS
-from outfitter_service.config.options import RESOURCE_OPTIONS, SETTINGS, Option, ResourceOption
+from outfitter_service.config.options import ALIASES, RESOURCE_OPTIONS, SETTINGS, Option, ResourceOption
 from outfitter_service.core.states import diagram
 from outfitter_service.http.connections import Connections
 from outfitter_service.http.server import application
@@ -32,14 +32,14 @@ TEXT = (SERVICE / "reference.md").read_text()
 
 @pytest.mark.parametrize("option", SETTINGS, ids=lambda option: option.name)
 def test_the_page_has_each_setting_with_its_kind_and_default(option: Option) -> None:
-    default = "–" if option.default() is None else f"`{option.default()}`"
+    default = "–" if option.default is None else f"`{option.default}`"
     default = "the hostname, lower-cased" if option.name == "host" else default
     assert f"| `{option.name}` | {option.type} | {default} |" in TEXT
 
 
 @pytest.mark.parametrize("option", RESOURCE_OPTIONS, ids=lambda option: option.name)
 def test_the_page_has_each_option_of_a_resource_with_its_kind_and_default(option: ResourceOption) -> None:
-    also = "".join(f" (or `{alias}`)" for alias in option.aliases)
+    also = "".join(f" (or `{alias}`)" for alias, name in ALIASES.items() if name == option.name)
     default = "–" if option.default is None else f"`{option.default}`"
     assert f"| `{option.name}`{also} | {option.type} | {default} |" in TEXT
 

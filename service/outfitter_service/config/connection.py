@@ -66,7 +66,7 @@ def connection(
     values: dict[str, Any] = {}
     problems: list[Problem] = []
     for option in _TABLE:
-        default = option.default()
+        default = option.default_text
         if option.name not in texts and default is None:
             continue
         text, origin, key = texts.get(option.name) or (default or "", "default", option.name)

@@ -5,11 +5,11 @@ setting `lease-grace` is a top-level key in TOML, `outfitter.lease-grace` in a f
 `OUTFITTER_LEASE_GRACE` in the environment. A resource's option `sharing` is `external-resource.<name>.sharing`.
 """
 
-from __future__ import annotations
-
 import re
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import Annotated, Any, NamedTuple
+
+from msgspec import Struct
 
 from outfitter_proto.bus import DEFAULT_BUS, addresses, schemes
 from outfitter_proto.names import DEFAULT_CLUSTER, check_name, default_host
@@ -35,13 +35,19 @@ Parse = Callable[[str], Any]
 
 
 class Option(NamedTuple):
-    """One setting of the manager. `default` is text as in a file, or None for no value."""
+    """The row of one setting of the manager. `default` is text as in a file, or makes it; None: no value. `flag`: the
+    help of its flag of `outfitter serve`; None: it has none."""
 
-    name: str
     type: str
     parse: Parse
-    default: Callable[[], str | None]
+    default: str | Callable[[], str] | None
     about: str
+    flag: str | None = None
+    name: str = ""
+
+    @property
+    def default_text(self) -> str | None:
+        return self.default() if callable(self.default) else self.default
 
     @property
     def field(self) -> str:
@@ -66,18 +72,13 @@ def _word(name: str) -> str:
 
 
 class ResourceOption(NamedTuple):
-    """One option of a resource, after `external-resource.<name>.`.
-
-    `aliases` are read silently, `old_names` (of the proposal's earlier forms) with a warning.
-    """
+    """One option of a resource, after `external-resource.<name>.`."""
 
     name: str
     type: str
     parse: Parse
     default: str | None
     about: str
-    aliases: tuple[str, ...] = ()
-    old_names: tuple[str, ...] = ()
 
 
 def text(value: str) -> str:
@@ -129,13 +130,20 @@ def duration(*, least: float = 0.0, most: float = LONGEST_S, none: bool = False)
     return parse
 
 
-def choice(*allowed: str) -> Parse:
-    def parse(value: str) -> str:
-        if value.strip() not in allowed:
-            raise ValueError(f"must be one of {', '.join(allowed)}")
+class Choice(Struct, frozen=True):
+    """Parses one of these words."""
+
+    allowed: tuple[str, ...]
+
+    def __call__(self, value: str) -> str:
+        if value.strip() not in self.allowed:
+            raise ValueError(f"must be one of {', '.join(self.allowed)}")
         return value.strip()
 
-    return parse
+
+def one_of(*allowed: str) -> tuple[str, Choice]:
+    """The type of such an option in words, and what parses it."""
+    return f"{', '.join(allowed[:-1])} or {allowed[-1]}", Choice(allowed)
 
 
 def flag(value: str) -> bool:
@@ -183,149 +191,163 @@ def yarn_key(value: str) -> str | None:
     return key
 
 
-def _always(value: str | None) -> Callable[[], str | None]:
-    return lambda: value
-
-
-SETTINGS: tuple[Option, ...] = (
-    Option(
-        "bus", "URL", bus_url, _always(DEFAULT_BUS),
-        "The bus of registrations and allocations: kafka://host:9092[,host:9092], or sqlite:///PATH for one machine "
-        "without a broker. The default is one file for the whole system, which all its users' workers share.",
-    ),
-    Option(
-        "cluster", "name", name_of("cluster"), _always(DEFAULT_CLUSTER),
-        "The prefix of topics, transactional ids and groups. `prod` and `staging` can share one broker.",
-    ),
-    Option(
-        "host", "name", name_of("host"), default_host,
-        "The name under which this machine's workers register. Default: the machine's hostname in lower case.",
-    ),
-    Option(
-        "scope", "host or cluster", choice("host", "cluster"), _always("host"),
-        "host: this manager serves the workers of its own machine. cluster: several managers share all hosts by "
-        "partitions, and drivers must be able to look from afar.",
-    ),
-    Option(
-        "replica", "name", name_of("replica"), _always(None),
-        "Cluster scope: this manager's stable name in the group. With it, a restart within `session-timeout` moves no "
-        "partition. No two managers may have the same name. Without it, each start is a new member.",
-    ),
-    Option(
-        "session-timeout", "duration", duration(least=1.0, most=_LONGEST_SESSION), _always("10s"),
-        "Cluster scope: how long a manager may be silent until the group gives its partitions to others. The brokers' "
-        "group.min.session.timeout.ms (6 s by default) and group.max.session.timeout.ms (30 min) bound it.",
-    ),
-    Option(
-        "on-stop", "leave or stay", choice("leave", "stay"), _always("leave"),
-        "Cluster scope, in an orderly shutdown: leave the group and serve until others have taken over, or stay a "
-        "member for a restart within `session-timeout` (needs `replica`).",
-    ),
-    Option(
-        "http", "HOST:PORT", http_address, _always("127.0.0.1:9477"),
-        "The address of /metrics, /livez and /readyz. Loopback by default, because there is no log-in.",
-    ),
-    Option(
-        "api", "true or false", flag, _always("false"),
-        "Serve the read API of this host (in cluster scope, of all hosts) at the address of `http`, too. Others can "
-        "reach it there only with `api-token-file`.",
-    ),
-    Option(
-        "api-token-file", "path", text, _always(None),
-        "The file with the token that each request of the API must have. It is read for each request.",
-    ),
-    Option(
-        "lease", "duration or none", duration(least=0.1, none=True), _always("30s"),
-        "How long a worker may be silent before the manager takes its devices back, if its registration does not say. "
-        "none: until it deregisters or its owner process dies.",
-    ),
-    Option(
-        "lease-grace", "duration", duration(), _always("2s"),
-        "How long the devices stay held after a lease's end, for clocks and networks that lag behind.",
-    ),
-    Option(
-        "wait", "duration or none", duration(none=True), _always("none"),
-        "How long a registration waits for devices before it fails, if it does not say. none: for ever.",
-    ),
-    Option(
-        "ended-retention", "duration", duration(), _always("1h"),
-        "How long ended and failed allocations stay in the ledger for readers, before the manager deletes them.",
-    ),
-    Option(
-        "checkpoint-interval", "duration", duration(least=0.1), _always("1h"),
-        "How often the manager writes its input position if it writes nothing else. A restart reads the rest again.",
-    ),
-    Option(
-        "beat-interval", "duration", duration(least=5.0, most=60.0), _always("20s"),
-        "How often the manager says on the bus that it lives. Others take it for dead after three intervals of "
-        "silence.",
-    ),
-    Option(
-        "shutdown-timeout", "duration", duration(least=0.1), _always("10s"),
-        "How long an orderly shutdown may take before the process ends at once. Nothing decided is lost then.",
-    ),
-    Option(
-        "log-format", "auto, text or json", choice("auto", "text", "json"), _always("auto"),
-        "Log lines for people (text) or for programs (json). auto: text in a terminal, JSON otherwise.",
-    ),
-    Option(
-        "log-level", "debug, info, warning or error", choice("debug", "info", "warning", "error"), _always("info"),
-        "The least important log line that is written.",
-    ),
-    Option(
-        "history", "true or false", flag, _always("true"),
-        "Write every change and its reason into the topic `history`, for `outfitter history` and `outfitter replay`. "
-        "false: write nothing there, and that topic need not exist.",
-    ),
-    Option(
-        "strict", "true or false", flag, _always("false"),
-        "Refuse to start if any resource is misconfigured, instead of serving the others.",
-    ),
-)  # fmt: skip
-
 KAFKA = "kafka."
 """The prefix of the settings for logging in to Kafka's brokers: `outfitter_proto.bus.kafka.connecting.login`."""
 
-SETTINGS += (
-    Option(
-        "kafka.security-protocol", "PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL",
-        choice("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"), _always(None),
+
+# fmt: off
+class OwnSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The manager's own settings, each with its row of the option table. Durations are seconds."""
+
+    bus: Annotated[str, Option(
+        "URL", bus_url, DEFAULT_BUS,
+        "The bus of registrations and allocations: kafka://host:9092[,host:9092], or sqlite:///PATH for one machine "
+        "without a broker. The default is one file for the whole system, which all its users' workers share.",
+    )]
+    cluster: Annotated[str, Option(
+        "name", name_of("cluster"), DEFAULT_CLUSTER,
+        "The prefix of topics, transactional ids and groups. `prod` and `staging` can share one broker.",
+    )]
+    host: Annotated[str, Option(
+        "name", name_of("host"), default_host,
+        "The name under which this machine's workers register. Default: the machine's hostname in lower case.",
+    )]
+    scope: Annotated[str, Option(
+        *one_of("host", "cluster"), "host",
+        "host: this manager serves the workers of its own machine. cluster: several managers share all hosts by "
+        "partitions, and drivers must be able to look from afar.",
+        flag="Serve this machine, or a share of all hosts [host].",
+    )]
+    replica: Annotated[str | None, Option(
+        "name", name_of("replica"), None,
+        "Cluster scope: this manager's stable name in the group. With it, a restart within `session-timeout` moves no "
+        "partition. No two managers may have the same name. Without it, each start is a new member.",
+        flag="Cluster scope: this manager's stable name in the group.",
+    )]
+    session_timeout: Annotated[float, Option(
+        "duration", duration(least=1.0, most=_LONGEST_SESSION), "10s",
+        "Cluster scope: how long a manager may be silent until the group gives its partitions to others. The brokers' "
+        "group.min.session.timeout.ms (6 s by default) and group.max.session.timeout.ms (30 min) bound it.",
+    )]
+    on_stop: Annotated[str, Option(
+        *one_of("leave", "stay"), "leave",
+        "Cluster scope, in an orderly shutdown: leave the group and serve until others have taken over, or stay a "
+        "member for a restart within `session-timeout` (needs `replica`).",
+    )]
+    http: Annotated[str, Option(
+        "HOST:PORT", http_address, "127.0.0.1:9477",
+        "The address of /metrics, /livez and /readyz. Loopback by default, because there is no log-in.",
+        flag="Address of /metrics, /livez and /readyz [127.0.0.1:9477].",
+    )]
+    api: Annotated[bool, Option(
+        "true or false", flag, "false",
+        "Serve the read API of this host (in cluster scope, of all hosts) at the address of `http`, too. Others can "
+        "reach it there only with `api-token-file`.",
+        flag="Serve the read API at the address of --http, too.",
+    )]
+    api_token_file: Annotated[str | None, Option(
+        "path", text, None,
+        "The file with the token that each request of the API must have. It is read for each request.",
+    )]
+    lease: Annotated[float | None, Option(
+        "duration or none", duration(least=0.1, none=True), "30s",
+        "How long a worker may be silent before the manager takes its devices back, if its registration does not say. "
+        "none: until it deregisters or its owner process dies.",
+    )]
+    lease_grace: Annotated[float, Option(
+        "duration", duration(), "2s",
+        "How long the devices stay held after a lease's end, for clocks and networks that lag behind.",
+    )]
+    wait: Annotated[float | None, Option(
+        "duration or none", duration(none=True), "none",
+        "How long a registration waits for devices before it fails, if it does not say. none: for ever.",
+    )]
+    ended_retention: Annotated[float, Option(
+        "duration", duration(), "1h",
+        "How long ended and failed allocations stay in the ledger for readers, before the manager deletes them.",
+    )]
+    checkpoint_interval: Annotated[float, Option(
+        "duration", duration(least=0.1), "1h",
+        "How often the manager writes its input position if it writes nothing else. A restart reads the rest again.",
+    )]
+    beat_interval: Annotated[float, Option(
+        "duration", duration(least=5.0, most=60.0), "20s",
+        "How often the manager says on the bus that it lives. Others take it for dead after three intervals of "
+        "silence.",
+    )]
+    shutdown_timeout: Annotated[float, Option(
+        "duration", duration(least=0.1), "10s",
+        "How long an orderly shutdown may take before the process ends at once. Nothing decided is lost then.",
+    )]
+    log_format: Annotated[str, Option(
+        *one_of("auto", "text", "json"), "auto",
+        "Log lines for people (text) or for programs (json). auto: text in a terminal, JSON otherwise.",
+        flag="Log lines for people or programs.",
+    )]
+    log_level: Annotated[str, Option(
+        *one_of("debug", "info", "warning", "error"), "info",
+        "The least important log line that is written.",
+        flag="The lowest logged level.",
+    )]
+    history: Annotated[bool, Option(
+        "true or false", flag, "true",
+        "Write every change and its reason into the topic `history`, for `outfitter history` and `outfitter replay`. "
+        "false: write nothing there, and that topic need not exist.",
+    )]
+    strict: Annotated[bool, Option(
+        "true or false", flag, "false",
+        "Refuse to start if any resource is misconfigured, instead of serving the others.",
+        flag="Refuse to start if any resource is misconfigured.",
+    )]
+    kafka_security_protocol: Annotated[str | None, Option(
+        *one_of("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"), None,
         "The protocol of the brokers' listener. PLAINTEXT by default, which trusts everybody.",
-    ),
-    Option(
-        "kafka.sasl-mechanism", "PLAIN, SCRAM-SHA-256, SCRAM-SHA-512 or OAUTHBEARER",
-        choice("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"), _always(None),
+    )]
+    kafka_sasl_mechanism: Annotated[str | None, Option(
+        *one_of("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"), None,
         "The mechanism for logging in with a SASL protocol. SCRAM-SHA-512 by default.",
-    ),
-    Option(
-        "kafka.sasl-username", "text", utf8_text, _always(None),
+    )]
+    kafka_sasl_username: Annotated[str | None, Option(
+        "text", utf8_text, None,
         "The user that logs in. Not with OAUTHBEARER, where the token names the user.",
-    ),
-    Option(
-        "kafka.sasl-password-file", "path", text, _always(None),
+    )]
+    kafka_sasl_password_file: Annotated[str | None, Option(
+        "path", text, None,
         "The file with the password, which is read for each connection. Or the variable OUTFITTER_KAFKA_SASL_PASSWORD.",
-    ),
-    Option(
-        "kafka.sasl-token-file", "path", text, _always(None),
+    )]
+    kafka_sasl_token_file: Annotated[str | None, Option(
+        "path", text, None,
         "The file with the OAUTHBEARER token, which is read for each connection. Replace the whole file to renew it.",
-    ),
-    Option(
-        "kafka.ca-file", "path", text, _always(None),
+    )]
+    kafka_ca_file: Annotated[str | None, Option(
+        "path", text, None,
         "The certificate authorities that may sign the brokers' certificates (PEM). The system's by default.",
-    ),
-    Option(
-        "kafka.cert-file", "path", text, _always(None),
+    )]
+    kafka_cert_file: Annotated[str | None, Option(
+        "path", text, None,
         "The client certificate for mutual TLS, with its chain (PEM).",
-    ),
-    Option(
-        "kafka.key-file", "path", text, _always(None),
+    )]
+    kafka_key_file: Annotated[str | None, Option(
+        "path", text, None,
         "The client certificate's key, if it is in a file of its own (PEM).",
-    ),
-    Option(
-        "kafka.key-password-file", "path", text, _always(None),
+    )]
+    kafka_key_password_file: Annotated[str | None, Option(
+        "path", text, None,
         "The file with that key's password, if it has one.",
-    ),
-)  # fmt: skip
+    )]
+
+
+# fmt: on
+
+
+def _rows() -> Iterator[Option]:
+    for field, annotated in OwnSettings.__annotations__.items():
+        row: Option = annotated.__metadata__[0]
+        yield row._replace(name=field.replace("kafka_", KAFKA, 1).replace("_", "-"))
+
+
+SETTINGS = tuple(_rows())
+"""The rows, each with its setting's name."""
 
 SECRET_FILES = frozenset(
     {"api-token-file"} | {f"{KAFKA}{name}-file" for name in ("sasl-password", "sasl-token", "key", "key-password")}
@@ -351,24 +373,21 @@ RESOURCE_OPTIONS: tuple[ResourceOption, ...] = (
         "driver-factory.class", "driver", text, None,
         "The driver that finds the devices: the name of an installed one, a Python path (package.module:Factory), or "
         "Flink's class name of its GPU driver. Without it, the amount is still requested from Kubernetes or YARN.",
-        aliases=("driver",),
     ),
     ResourceOption(
         "kubernetes.config-key", "extended resource", kubernetes_key, None,
         "The resource's name in pod specifications, such as nvidia.com/gpu. Blank: it is not requested.",
-        old_names=("kubernetes.key",),
     ),
     ResourceOption(
         "yarn.config-key", "YARN resource type", yarn_key, None,
         "The resource's name in YARN requests, such as yarn.io/gpu. Blank: it is not requested.",
-        old_names=("yarn.key",),
     ),
     ResourceOption(
-        "sharing", "exclusive or shared", choice("exclusive", "shared"), "exclusive",
+        "sharing", "exclusive or shared", Choice(("exclusive", "shared")), "exclusive",
         "exclusive: one worker at a time has a device. shared: every worker gets all devices that the driver names.",
     ),
     ResourceOption(
-        "on-failure", "fail-worker, no-info or wait", choice("fail-worker", "no-info", "wait"), "fail-worker",
+        "on-failure", "fail-worker, no-info or wait", Choice(("fail-worker", "no-info", "wait")), "fail-worker",
         "What a worker gets if the driver fails for good: a failed allocation, its other resources without infos of "
         "this one (as in Flink), or a place in the queue until the driver recovers.",
     ),
@@ -383,7 +402,13 @@ LIST_KEY = "external-resources"
 PREFIX = "external-resource."
 OLD_PREFIXES = ("external.", "taskmanager.external-resource.", "taskmanager.resource.")
 """Prefixes of `<name>.amount` in the proposal's earlier forms. The first is an error in Flink's documentation."""
-OLD_PARAMS = {"discovery-script": "param.discovery-script.path"}
-"""Options of the proposal's earlier forms that became a driver's parameters."""
+ALIASES = {"driver": "driver-factory.class"}
+"""Other spellings of a resource's options."""
+OLD_SPELLINGS = {
+    "kubernetes.key": "kubernetes.config-key",
+    "yarn.key": "yarn.config-key",
+    "discovery-script": "param.discovery-script.path",
+}
+"""Those of the proposal's earlier forms, which are read with a warning."""
 DEFAULT_KEYS = {"gpu": ("nvidia.com/gpu", "yarn.io/gpu")}
 """The default keys in an early form of FLIP-108: only suggested, never applied."""

@@ -85,18 +85,16 @@ class Resources(NamedTuple):
 
 
 _OPTIONS = {option.name: option for option in options.RESOURCE_OPTIONS}
-_ALIASES = {alias: option.name for option in options.RESOURCE_OPTIONS for alias in option.aliases}
-_OLD_NAMES = {old: option.name for option in options.RESOURCE_OPTIONS for old in option.old_names} | options.OLD_PARAMS
 _GUESSES = 50
 """Most unlisted resources for which we suggest a name."""
-_SUGGESTED = [*_OPTIONS, *_ALIASES, "param.discovery-script.path", "param.discovery-script.args"]
+_SUGGESTED = [*_OPTIONS, *options.ALIASES, "param.discovery-script.path", "param.discovery-script.args"]
 
 
 def canonical(rest: str) -> str | None:
     """The option for `rest`, the text after `external-resource.<name>.`; None if it is unknown."""
     if rest in _OPTIONS or (rest.startswith(options.PARAM) and rest != options.PARAM):
         return rest
-    return _ALIASES.get(rest) or _OLD_NAMES.get(rest)
+    return options.ALIASES.get(rest) or options.OLD_SPELLINGS.get(rest)
 
 
 def split_key(key: str, names: Iterable[str]) -> tuple[str, str]:
@@ -169,7 +167,7 @@ class _ResourceBuilder:
         """Whether `item` takes precedence over an `earlier` one. The current key does over its old spellings."""
         right = f"{options.PREFIX}{name}.{option}"
         if earlier is None:
-            if item.key != right and item.key.removeprefix(f"{options.PREFIX}{name}.") not in _ALIASES:
+            if item.key != right and item.key.removeprefix(f"{options.PREFIX}{name}.") not in options.ALIASES:
                 self._add_problem(
                     name, item, f"is an old or mistaken spelling of {right}", f"write {right}", Severity.WARNING
                 )

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from msgspec import Struct, structs
+from msgspec import structs
 
 from outfitter_proto.bus.addresses import is_loopback
 from outfitter_proto.bus.schemes import is_local
@@ -30,46 +30,16 @@ _OURS = (options.LIST_KEY, options.PREFIX, *options.OLD_PREFIXES, "outfitter.")
 _QUOTED = re.compile(r"""(["']).*\1""")
 
 
-class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The settings in effect. Durations are seconds; `options.SETTINGS` explains each field.
+class Settings(options.OwnSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The settings in effect.
 
     `resources`: all listed ones, in any state. `origins`: the origin of each value, by setting name or full resource
     key. `problems`: those that do not stop the manager.
     """
 
-    bus: str
-    cluster: str
-    host: str
-    scope: str
-    replica: str | None
-    session_timeout: float
-    on_stop: str
-    http: str
-    api: bool = False
-    api_token_file: str | None = None
-    lease: float | None
-    lease_grace: float
-    wait: float | None
-    ended_retention: float
-    checkpoint_interval: float
-    beat_interval: float
-    shutdown_timeout: float
-    log_format: str
-    log_level: str
-    strict: bool
-    history: bool
-    kafka_security_protocol: str | None = None
-    kafka_sasl_mechanism: str | None = None
-    kafka_sasl_username: str | None = None
-    kafka_sasl_password_file: str | None = None
-    kafka_sasl_token_file: str | None = None
-    kafka_ca_file: str | None = None
-    kafka_cert_file: str | None = None
-    kafka_key_file: str | None = None
-    kafka_key_password_file: str | None = None
     resources: tuple[ResourceConfig, ...] = ()
     file: Path | None = None
-    origins: dict[str, str] = {}
+    origins: dict[str, str]
     problems: tuple[Problem, ...] = ()
 
     @property
@@ -354,7 +324,7 @@ class _Reading:
 
     def _setting(self, option: options.Option) -> Any:
         item = self.settings.get(option.name)
-        text = item.value if item is not None else option.default()
+        text = item.value if item is not None else option.default_text
         if isinstance(text, list) and item is not None:
             self._add_problem(item, "must be one value, not a list")
             return None

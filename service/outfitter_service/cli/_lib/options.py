@@ -243,20 +243,3 @@ def certificate(*, required: bool = False) -> Callable[[F], F]:
 client_ca_file = _file(
     "--client-ca-file", "The authorities of the clients' certificates (PEM): no client gets in without one."
 )
-
-
-def logging(command: F) -> F:
-    """Add `--log-format` and `--log-level` of a command that is no manager: parameters `log_format`, `log_level`."""
-    lines = click.option(
-        "--log-format",
-        type=click.Choice(["auto", "text", "json"]),
-        default="auto",
-        help="Log lines for people or programs.",
-    )
-    level = click.option(
-        "--log-level",
-        type=click.Choice(["debug", "info", "warning", "error"]),
-        default="info",
-        help="The lowest level.",
-    )
-    return lines(level(command))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import anyio
 import click
 
-from outfitter_service.cli._lib import event_loop, options
+from outfitter_service.cli._lib import event_loop, options, setting_flags
 from outfitter_service.cli._lib.errors import warn
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ ADDRESS = "127.0.0.1:9479"
 @options.config
 @click.option("--listen", metavar="HOST:PORT", default=ADDRESS, show_default=True, help="Where to serve.")
 @options.certificate(required=True)
-@options.logging
+@setting_flags.add("log-format", "log-level", with_defaults=True)
 def webhook(
     config: str | None, listen: str, cert_file: str, key_file: str | None, log_format: str, log_level: str
 ) -> None:

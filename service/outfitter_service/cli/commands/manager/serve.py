@@ -13,7 +13,7 @@ import anyio
 import click
 
 from outfitter_service import standard_error
-from outfitter_service.cli._lib import event_loop, options
+from outfitter_service.cli._lib import event_loop, options, setting_flags
 from outfitter_service.cli._lib.errors import warn
 
 if TYPE_CHECKING:
@@ -23,15 +23,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @options.connection
-@click.option("--http", metavar="HOST:PORT", help="Address of /metrics, /livez and /readyz [127.0.0.1:9477].")
-@click.option("--api", is_flag=True, help="Serve the read API at the address of --http, too.")
-@click.option(
-    "--scope", type=click.Choice(["host", "cluster"]), help="Serve this machine, or a share of all hosts [host]."
-)
-@click.option("--replica", metavar="NAME", help="Cluster scope: this manager's stable name in the group.")
-@click.option("--strict", is_flag=True, help="Refuse to start if any resource is misconfigured.")
-@click.option("--log-format", type=click.Choice(["auto", "text", "json"]), help="Log lines for people or programs.")
-@click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="The lowest logged level.")
+@setting_flags.add(*setting_flags.NAMES)
 @click.option(
     "--take-over", is_flag=True, help="Serve a host whose ledger another machine wrote; that machine must be gone."
 )
@@ -52,7 +44,7 @@ def serve(ctx: click.Context, /, config: str | None, take_over: bool, adopt_ledg
     from outfitter_service.config import Severity, load
     from outfitter_service.runtime.manager.service import Service
 
-    settings = load(config, options.given(ctx, "scope", "replica", "http", "api", "strict", "log-format", "log-level"))
+    settings = load(config, options.given(ctx, *setting_flags.NAMES))
     logs.configure(settings.log_format, settings.log_level)
     for problem in settings.problems:
         if problem.severity is not Severity.INFO:

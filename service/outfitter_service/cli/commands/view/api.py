@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import anyio
 import click
 
-from outfitter_service.cli._lib import event_loop, options
+from outfitter_service.cli._lib import event_loop, options, setting_flags
 from outfitter_service.cli._lib.errors import warn
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ ADDRESS = "127.0.0.1:9478"
 )  # fmt: skip
 @options.certificate()
 @options.client_ca_file
-@options.logging
+@setting_flags.add("log-format", "log-level", with_defaults=True)
 def api(
     where: Connection,
     /,
