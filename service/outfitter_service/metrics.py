@@ -27,10 +27,11 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from outfitter_proto import __version__
-from outfitter_proto.records import AllocationState, Health, NobodysCode, ReasonCode, Unwatched
+from outfitter_proto.records import AllocationState, NobodysCode, ReasonCode, Unwatched
 from outfitter_proto.support import descriptors
 from outfitter_service import standard_error
 from outfitter_service.core.decide import INTERNAL_KINDS
+from outfitter_service.core.state.lending import Block
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
@@ -44,8 +45,6 @@ RELEASE_REASONS = (
 )
 PENDING_REASONS = (ReasonCode.BUSY, ReasonCode.INFEASIBLE, ReasonCode.NOT_REPORTED, ReasonCode.DRIVER_FAILED)
 EVENT_KINDS = ("register", "heartbeat", "deregister", "repeated", "late", *INTERNAL_KINDS, "dead-letter", "defect")
-HELD_BACK = "held-back"
-"""The state of a device that is not granted, because a worker may hold it under another name."""
 
 DRIVER_CALLS = ("inventory", "retrieve", "prepare", "unprepare", "withdraw", "in-use")
 ALLOCATION_BUCKETS = (
@@ -113,7 +112,7 @@ class _StateCollector(Collector):
             "outfitter_pending", "Waiting workers, by each resource that they want and by reason.",
             labels=["resource", "reason"],
         )  # fmt: skip
-        device_states = ("free", "held", Health.UNHEALTHY, Health.UNKNOWN, HELD_BACK)
+        device_states = ("free", "held", *Block)
         for resource in sorted(
             {*self._resources, *(name for name, _ in (*now.devices, *now.allocations, *now.pending))}
         ):

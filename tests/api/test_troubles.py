@@ -17,7 +17,7 @@ from outfitter_service.api.items import Trouble
 from outfitter_service.api.model.fleet import Fleet
 from outfitter_service.api.routes import _host
 from outfitter_service.core.reasons import HEALING
-from outfitter_service.core.state.resource_state import HELD_BACK
+from outfitter_service.core.state.lending import HELD_BACK
 from support.api import allocation, change, fleet_of, follower_of, message, serving_api
 from support.console import fleets
 from support.documents import ROOT

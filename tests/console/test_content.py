@@ -12,7 +12,7 @@ from msgspec import structs
 from playwright.sync_api import Locator, Page, expect
 
 from outfitter_proto.records import ResourceInventory
-from outfitter_service.core.state.resource_state import HELD_BACK
+from outfitter_service.core.state.lending import HELD_BACK
 from support.console import fleets
 from support.console.served import served
 

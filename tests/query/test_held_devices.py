@@ -13,6 +13,7 @@ from outfitter_proto.records import Allocation, Host, InventoryDevice, ResourceI
 from outfitter_proto.signs_of_life import UNKNOWN
 from outfitter_service.core import model as m
 from outfitter_service.core.hosts import host_record as recorded
+from outfitter_service.core.state import lending
 from outfitter_service.core.state.ledger import PutRecord
 from outfitter_service.query.device_lines import DeviceLine, lines_of
 from outfitter_service.query.explanation import explain
@@ -194,7 +195,8 @@ class Views(RuleBasedStateMachine):
         shown: dict[tuple[str, str], int] = {}
         for line in lines_of(ledger, host):
             if line.listed:
-                state = "free" if line.is_free else "held" if line.is_taken else "not free"
+                is_held = lending.not_lent(None, line.use, shares=line.sharing == "shared") is not None
+                state = "free" if line.is_free else "held" if is_held else "not free"
                 shown[line.resource, state] = shown.get((line.resource, state), 0) + 1
         assert shown == self.counted(), host
 

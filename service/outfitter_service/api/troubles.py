@@ -7,7 +7,7 @@ deploy/prometheus with `KINDS`.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from typing import NamedTuple
@@ -19,7 +19,7 @@ from outfitter_service.api.items import HostItem, Trouble
 from outfitter_service.api.model.fleet import Fleet
 from outfitter_service.query.device_lines import DeviceHolder, DeviceLine
 from outfitter_service.query.letters import ShownLetter
-from outfitter_service.query.reasons import says_held_back, waits_for_healing
+from outfitter_service.query.reasons import waits_for_healing
 
 RECENT = timedelta(hours=1)
 """How long a failed worker and a refused message are shown."""
@@ -103,6 +103,10 @@ class _Picture(NamedTuple):
     now: datetime
 
 
+_OF_BLOCKS: Mapping[str, Kind] = {kind.code: kind for kind in (UNHEALTHY, HELD_BACK, UNKNOWN)}
+"""The trouble that a device is in, by why nobody gets it (`DeviceLine.block`)."""
+
+
 def troubles_of(
     fleet: Fleet, hosts: Iterable[HostItem], *, host: str | None, outage: str | None, now: datetime
 ) -> list[tuple[str, Trouble]]:
@@ -127,8 +131,8 @@ def _records(fleet: Fleet, host: str) -> _Records:
     lines = [device.line() for device in fleet.devices(host)]
     ill: dict[Kind, list[DeviceLine]] = {}
     for line in lines:
-        if line.health != "healthy":
-            ill.setdefault(_illness(line), []).append(line)
+        if line.block is not None:
+            ill.setdefault(_OF_BLOCKS[line.block], []).append(line)
     holders = {holder.worker for line in lines for holder in line.holders}
     return _Records(
         lent_twice=[line for line in lines if len(_alone(line)) > 1],
@@ -139,12 +143,6 @@ def _records(fleet: Fleet, host: str) -> _Records:
         waiting=[stored.record for stored in fleet.queue(host)],
         failed=[stored.record for stored in fleet.workers(host) if stored.record.state == "failed"],
     )
-
-
-def _illness(line: DeviceLine) -> Kind:
-    if line.health == "unhealthy":
-        return UNHEALTHY
-    return HELD_BACK if says_held_back(line.reason) else UNKNOWN
 
 
 def _alone(line: DeviceLine) -> list[DeviceHolder]:

@@ -13,7 +13,9 @@ from itertools import chain, islice
 from msgspec import UNSET, Struct
 
 from outfitter_proto.records import Allocation, Device, Health, Host, InventoryDevice, ResourceInventory
+from outfitter_service.core.state import lending
 from outfitter_service.core.state.device_names import one_name_each
+from outfitter_service.core.state.lending import Block, Use
 from outfitter_service.query.held_devices import HeldDevice, HeldDevices, Holding
 from outfitter_service.query.ledger_view import LedgerView
 
@@ -56,15 +58,24 @@ class DeviceLine(Struct, frozen=True, kw_only=True):
     listed: bool = True
 
     @property
-    def is_taken(self) -> bool:
-        """Whether its resource can lend it to nobody else: somebody has it alone, or anybody has it at all and the
-        resource is exclusive."""
-        return any(not holder.shared or self.sharing != "shared" for holder in self.holders)
+    def block(self) -> Block | None:
+        """Why it is lent to nobody, or None."""
+        return lending.block_of(self.health, self.reason)
+
+    @property
+    def use(self) -> Use | None:
+        """How it is held by those who hold it."""
+        return lending.use_of(alone=any(not holder.shared for holder in self.holders), shared=bool(self.holders))
+
+    @property
+    def not_lent(self) -> Block | Use | None:
+        """Why its resource lends it to nobody more now; None: it would. A device that workers share is free, too."""
+        return lending.not_lent(self.block, self.use, shares=self.sharing == "shared")
 
     @property
     def is_free(self) -> bool:
-        """Whether its resource can lend it now. A device that workers share is free, too."""
-        return self.health == Health.HEALTHY and not self.is_taken
+        """Whether its resource can lend it now."""
+        return self.not_lent is None
 
     @property
     def names(self) -> set[str]:

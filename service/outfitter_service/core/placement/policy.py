@@ -10,17 +10,17 @@ from collections.abc import Collection, Iterable, Mapping
 
 from msgspec import UNSET, Struct, UnsetType
 
-from outfitter_proto.records import Health, OperatorShare, ReasonCode, ResolvedRequest
+from outfitter_proto.records import OperatorShare, ReasonCode, ResolvedRequest
 from outfitter_service.core import model as m
 from outfitter_service.core import reasons
 from outfitter_service.core.model import Devices, DriverFailure, KnownDevice, OnFailure, ResourceSpec, SpecState
 from outfitter_service.core.placement.shared_devices import DeviceChoice
 from outfitter_service.core.state import matching
 from outfitter_service.core.state.infos import grant_infos
+from outfitter_service.core.state.lending import not_lent
 from outfitter_service.core.state.overlay import HostOverlay
 from outfitter_service.core.state.resource_state import ResourceState
 
-_HEALTHY = Health.HEALTHY
 _OK = SpecState.OK
 
 
@@ -80,14 +80,12 @@ def place(
 
 
 def _unlocked(overlay: HostOverlay, resource: str) -> tuple[KnownDevice, ...]:
-    """The healthy devices of a shared resource that nobody holds exclusively."""
-    return tuple(
-        [
-            device
-            for device in overlay.inventory(resource).devices
-            if device.health == _HEALTHY and not overlay.locked(device)
-        ]
-    )
+    """The devices of a shared resource that it lends now."""
+    free_list = overlay.devices.free_lists.get(resource)
+    if free_list is None:
+        return ()
+    each = zip(free_list.devices, free_list.names, free_list.blocks, strict=True)
+    return tuple([device for device, name, block in each if not_lent(block, overlay.use(name), shares=True) is None])
 
 
 def _busy(overlay: HostOverlay, spec: ResourceSpec, amount: int, free: int) -> Infeasibility:

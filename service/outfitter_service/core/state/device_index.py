@@ -120,8 +120,7 @@ class DeviceIndex:
         shown = self.shown.keys()
         return self.locks.keys() <= shown and self.sharers.keys() <= shown
 
-    def unused(self, name: CanonicalName) -> bool:
-        """Whether nobody holds the device."""
+    def _is_unused(self, name: CanonicalName) -> bool:
         return name not in self.locks and name not in self.sharers
 
     def device_counts(self, *, healthy: bool) -> Mapping[ResourceSet, int]:
@@ -215,7 +214,7 @@ class DeviceIndex:
 
     def _free_list(self, resource: str, devices: tuple[KnownDevice, ...]) -> FreeList:
         names = [self.canonical(device.id) for device in devices]
-        return FreeList(resource, devices, names=names, classes=self.classes, unused=self.unused)
+        return FreeList(resource, devices, names=names, classes=self.classes, unused=self._is_unused)
 
     def _recorded_names(self) -> list[list[list[str]]]:
         """The names in the host's record, of resources whose drivers have not reported yet."""

@@ -6,24 +6,19 @@ from bisect import bisect_left
 from collections.abc import Callable
 from itertools import accumulate
 
-from outfitter_proto.records import Health
 from outfitter_service.core.model import KnownDevice
 from outfitter_service.core.state.device_names import CanonicalName, Classes
 from outfitter_service.core.state.infos import GrantInfos, grant_infos
+from outfitter_service.core.state.lending import block_of
 from outfitter_service.core.state.sizes import granted_bytes, info_bytes
 
 
 class FreeList:
-    """One resource's devices on one host: their positions, and which of them are free.
-
-    `devices`: in the driver's order; a position is an index of this list. `names`: their canonical names. `positions`:
-    by canonical name. `free`: the negated positions of the free devices in ascending order, so that the driver's
-    preferred device is the last item. `alone`: the infos of a grant of each device alone. `largest`: the most bytes
-    that one device takes in a grant. `repeats`: one device is listed more than once.
-    """
+    """One resource's devices on one host: their positions, and which of them are free."""
 
     __slots__ = (
-        "_classes", "_least", "alone", "devices", "free", "largest", "names", "positions", "repeats", "resource",
+        "_classes", "_least", "alone", "blocks", "devices", "free", "largest", "names", "positions", "repeats",
+        "resource",
     )  # fmt: skip
 
     def __init__(
@@ -35,29 +30,37 @@ class FreeList:
         classes: Classes,
         unused: Callable[[CanonicalName], bool],
     ) -> None:
-        """`classes`: all names of the devices that have several. `unused`: whether nobody holds the device with that
-        canonical name."""
+        """`names`: the devices' canonical ones. `classes`: all names of the devices that have several. `unused`:
+        whether nobody holds the device with that canonical name."""
         self.resource = resource
         self.devices = devices
+        """In the driver's order. A position is an index of this list."""
         self.names = names
-        self._classes = classes
-        self.alone = [grant_infos({resource: (device,)}, self._classes) for device in devices]
+        """Their canonical names."""
+        self.blocks = [block_of(device.health, device.reason) for device in devices]
+        """Why each of them is lent to nobody, or None."""
+        self.alone = [grant_infos({resource: (device,)}, classes) for device in devices]
+        """The infos of a grant of each device alone."""
         self.largest = max(map(granted_bytes, self.alone), default=0)
+        """The most bytes that one device takes in a grant."""
+        self.positions: dict[CanonicalName, list[int]] = {}
+        """The positions of each device, by its canonical name."""
+        self.free: list[int] = []
+        """The negated positions of the free devices in ascending order: the driver's preferred device is the last."""
+        self._classes = classes
         smallest_first = sorted([info_bytes(infos.infos[resource][0]) for infos in self.alone])
         self._least = list(accumulate(smallest_first, initial=0))
-        self.positions: dict[CanonicalName, list[int]] = {}
-        self.free: list[int] = []
-        healthy = Health.HEALTHY
-        for position, (name, device) in enumerate(zip(self.names, devices, strict=True)):
+        for position, (name, block) in enumerate(zip(names, self.blocks, strict=True)):
             self.positions.setdefault(name, []).append(position)
-            if device.health == healthy and unused(name):
+            if block is None and unused(name):
                 self.free.append(-position)
         self.free.reverse()
         self.repeats = len(self.positions) < len(devices)
+        """Whether one device is listed more than once."""
 
     def serves(self, name: CanonicalName) -> bool:
-        """Whether the device of that name is healthy in this resource."""
-        return any(self.devices[position].health == Health.HEALTHY for position in self.positions.get(name, ()))
+        """Whether nothing blocks the device of that name in this resource."""
+        return any(self.blocks[position] is None for position in self.positions.get(name, ()))
 
     def least_bytes(self, amount: int) -> int:
         """The least bytes of a grant of `amount` devices, or of all if there are fewer."""
@@ -97,9 +100,9 @@ class FreeList:
                 del free[at]
 
     def put_back(self, name: CanonicalName) -> None:
-        """Nobody holds the device any more. It is free if it is healthy."""
+        """Nobody holds the device any more. It is free if nothing blocks it."""
         free = self.free
         for position in self.positions[name]:
             at = bisect_left(free, -position)
-            if self.devices[position].health == Health.HEALTHY and free[at : at + 1] != [-position]:
+            if self.blocks[position] is None and free[at : at + 1] != [-position]:
                 free.insert(at, -position)

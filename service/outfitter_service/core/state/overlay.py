@@ -9,12 +9,13 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from itertools import islice
 
-from outfitter_proto.records import Allocation, Health
+from outfitter_proto.records import Allocation
 from outfitter_service.core.model import KnownDevice
 from outfitter_service.core.state.device_index import Tally, exclusive_ids, shared_ids
 from outfitter_service.core.state.device_names import CanonicalName
 from outfitter_service.core.state.free_list import FreeList
 from outfitter_service.core.state.host_state import HostState
+from outfitter_service.core.state.lending import Use, use_of
 from outfitter_service.core.state.resource_state import NOT_REPORTED, ResourceState
 from outfitter_service.core.state.sizes import shared_devices
 
@@ -58,17 +59,13 @@ class HostOverlay:
         shown = self.devices.shown
         back: dict[str, list[int]] = {}
         for name in names:
-            before = self._unused(name)
+            was_used = self.use(name) is not None
             tally.add(name, count)
-            if before == (now := self._unused(name)):
+            if was_used == (is_used := self.use(name) is not None):
                 continue
             for free_list in shown.get(name, ()):
-                positions = [
-                    -position
-                    for position in free_list.positions[name]
-                    if free_list.devices[position].health == Health.HEALTHY
-                ]
-                if now:
+                positions = [-position for position in free_list.positions[name] if free_list.blocks[position] is None]
+                if not is_used:
                     back.setdefault(free_list.resource, []).extend(positions)
                     continue
                 free = self._free_of(free_list)
@@ -95,17 +92,17 @@ class HostOverlay:
         """Put an inventory with the same devices but another state of the driver."""
         self._inventories[resource] = inventory
 
+    def use(self, name: CanonicalName) -> Use | None:
+        """How the device with that canonical name is held."""
+        devices = self.devices
+        return use_of(
+            alone=devices.locks.get(name, 0) + self._locks.get(name, 0) > 0,
+            shared=devices.sharers.get(name, 0) + self._sharers.get(name, 0) > 0,
+        )
+
     def locked(self, device: KnownDevice) -> bool:
         """Whether some worker holds the device exclusively."""
-        name = self.devices.canonical(device.id)
-        return self.devices.locks.get(name, 0) + self._locks.get(name, 0) > 0
-
-    def _unused(self, name: CanonicalName) -> bool:
-        devices = self.devices
-        return (
-            devices.locks.get(name, 0) + self._locks.get(name, 0) == 0
-            and devices.sharers.get(name, 0) + self._sharers.get(name, 0) == 0
-        )
+        return self.use(self.devices.canonical(device.id)) is Use.ALONE
 
     def free_count(self, resource: str) -> int:
         """How many healthy devices nobody holds."""

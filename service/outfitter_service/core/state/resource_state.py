@@ -10,9 +10,7 @@ from outfitter_proto.keys import AllocationKey
 from outfitter_proto.records import Health
 from outfitter_service.core.model import DriverFailure, KnownDevice
 from outfitter_service.core.state.device_names import one_name_each
-
-HELD_BACK = "held back: "
-"""How the reason of a held-back device begins."""
+from outfitter_service.core.state.lending import HELD_BACK, block_of
 
 
 class Suspect(Struct, frozen=True):
@@ -38,39 +36,46 @@ class RefusedNames(Struct, frozen=True):
 
 
 class ResourceState(Struct, frozen=True, kw_only=True):
-    """The state of one resource on one host: its inventory, by its driver's last report.
-
-    `reported`: the driver has reported. `failure`: why its last report counts for nothing, or None. `healthy`: the
-    number of healthy devices. `linked`: groups of names that earlier reports connected, until the records of all
-    holders have them. `refused`: the host's record has no room for the names, so nobody is granted a device. See
-    `names_room`.
-
-    Of an on-demand driver: `asked` is the amount of the last question that it answered. `asking` is the amount of the
-    question under way (0: none), and `least` the amount that its worker wants. `asking_for` is the worker of the last
-    question, and `asked_for` the one for whom the devices were named. `is_retry_due`: the delay after a failure ended
-    during a question.
-
-    `as_reported`: the devices as the driver named them. `devices`: the same for grants. Devices in `held_back` have
-    unknown health there, because the held device `suspect` may be one of them. `known` then has the names that were
-    known before (None: all are known). See `held_back_devices`.
-    """
+    """The state of one resource on one host: its inventory, by its driver's last report."""
 
     devices: tuple[KnownDevice, ...] = ()
+    """The devices for grants. Those that are `held_back` have unknown health here."""
     as_reported: tuple[KnownDevice, ...] = ()
+    """The devices as the driver named them."""
     linked: tuple[tuple[str, ...], ...] = ()
+    """Groups of names that earlier reports connected, until the records of all holders have them."""
     failure: DriverFailure | None = None
+    """Why the driver's last report counts for nothing, or None."""
     reported: bool = False
-    asked: int = 0
-    asking: int = 0
-    least: int = 0
-    asking_for: AllocationKey | None = None
-    asked_for: AllocationKey | None = None
-    is_retry_due: bool = False
+    """The driver has reported."""
     healthy: int = 0
-    known: tuple[str, ...] | None = None
-    held_back: frozenset[str] = frozenset()
-    suspect: Suspect | None = None
+    """How many devices nothing blocks; see `lending`."""
     refused: RefusedNames | None = None
+    """Why the host's record has no room for the names, so that nobody is granted a device; see `names_room`."""
+
+    # --- devices that are held back, see `held_back_devices` ---
+
+    known: tuple[str, ...] | None = None
+    """The names that were known before. None: all are known."""
+    held_back: frozenset[str] = frozenset()
+    """The ids of these devices."""
+    suspect: Suspect | None = None
+    """The held device that may be one of them."""
+
+    # --- of an on-demand driver ---
+
+    asked: int = 0
+    """The amount of the last question that it answered."""
+    asking: int = 0
+    """The amount of the question under way; 0: there is none."""
+    least: int = 0
+    """The amount that the worker of that question wants."""
+    asking_for: AllocationKey | None = None
+    """The worker of the last question."""
+    asked_for: AllocationKey | None = None
+    """The worker for whom the devices were named."""
+    is_retry_due: bool = False
+    """The delay after a failure ended during a question."""
 
     @classmethod
     def of(cls, devices: tuple[KnownDevice, ...], *, asked: int = 0) -> ResourceState:
@@ -120,8 +125,7 @@ class ResourceState(Struct, frozen=True, kw_only=True):
 
 
 def _count_healthy(devices: Iterable[KnownDevice]) -> int:
-    healthy = Health.HEALTHY
-    return sum(device.health == healthy for device in devices)
+    return sum([block_of(device.health, device.reason) is None for device in devices])
 
 
 def _distinct(devices: tuple[KnownDevice, ...]) -> tuple[KnownDevice, ...]:

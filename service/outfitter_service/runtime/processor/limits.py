@@ -13,31 +13,36 @@ from outfitter_service.runtime.processor.commit.quotas import REWRITTEN_BYTES
 
 
 class Limits(Struct, frozen=True, kw_only=True):
-    """The limits of one processor.
-
-    `batch_records`: the most events in a commit. `max_bytes`: as in `Rules`. `lease_grace_s`: seconds between a lease's
-    end and its judgement. `checkpoint_interval_s`, `checkpoint_records`: after so many seconds or messages a checkpoint
-    is written, even if nothing else is. `beat_s`: seconds between two signs of life; None: none. `hosts`: the most
-    hosts of one partition. `take_over`: accept a ledger that another machine wrote. `adopt`: accept a ledger that was
-    written to another topic, or is gone. `look_s`: seconds between two checks of the topics' shape. `history`: how
-    often the history topic gets snapshots; None: nothing is written to it. `read_ahead` and `quiet_limit` are as in
-    input_reader.py and lookahead.py. `rewritten_bytes`: the most bytes of records that are written again, without a
-    step, in each window of commit/quotas.py; half of them for one host."""
+    """The limits of one processor."""
 
     batch_records: int = 1000
+    """The most events in a commit."""
     max_bytes: int = MAX_BYTES
+    """As in `Rules`."""
     lease_grace_s: float = 2.0
+    """Seconds between a lease's end and its judgement."""
     checkpoint_interval_s: float = 3600.0
     checkpoint_records: int = 5000
+    """After so many seconds or messages a checkpoint is written, even if nothing else is."""
     beat_s: float | None = 20.0
+    """Seconds between two signs of life. None: there are none."""
     hosts: int = 10_000
+    """The most hosts of one partition."""
     take_over: bool = False
+    """Accept a ledger that another machine wrote."""
     adopt: bool = False
+    """Accept a ledger that was written to another topic, or is gone."""
     look_s: float = CHECK_S
+    """Seconds between two checks of the topics' shape."""
     history: Pace | None = Pace()
+    """How often the history topic gets snapshots. None: nothing is written to it."""
     read_ahead: int = READ_AHEAD
+    """As in input_reader.py."""
     quiet_limit: int = QUIET_LIMIT
+    """As in lookahead.py."""
     rewritten_bytes: int = REWRITTEN_BYTES
+    """The most bytes of records that are written again, without a step, in each window of commit/quotas.py. Half of
+    them may be one host's."""
 
 
 DEFAULT_LIMITS = Limits()

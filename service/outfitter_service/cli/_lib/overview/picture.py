@@ -9,8 +9,8 @@ from datetime import datetime
 from msgspec import Struct
 
 from outfitter_service.api.items import HostItem, QueueItem, Trouble
+from outfitter_service.core.state.lending import Block, Use
 from outfitter_service.query.device_lines import DeviceLine
-from outfitter_service.query.reasons import says_held_back
 
 STATES = ("unhealthy", "unknown", "held back", "held", "free")
 """A device's states, the worst first."""
@@ -66,18 +66,12 @@ class HostView(Struct, frozen=True, kw_only=True):
 
 def state_of(device: DeviceLine, host: HostItem) -> str:
     """The worst that is true of a device, in the words of `STATES`."""
-    if device.health != "healthy":
-        return illness_of(device)
-    if device.is_taken:
-        return "held"
+    match device.not_lent:
+        case Block() as block:
+            return block.replace("-", " ")
+        case Use():
+            return "held"
     return "free" if host.managed else "unknown"
-
-
-def illness_of(device: DeviceLine) -> str:
-    """The health of a device that is not healthy. Held-back ones, whose health is unknown, have a word of their own."""
-    if device.health == "unhealthy":
-        return "unhealthy"
-    return "held back" if says_held_back(device.reason) else "unknown"
 
 
 def views_of(picture: Picture) -> list[HostView]:

@@ -124,7 +124,7 @@ def _holding(record: Allocation, explanation: Explanation) -> Iterator[str]:
     own = {name for device_id in ids for name in names_in(record, device_id)}
     for line in explanation.devices:
         if not own.isdisjoint(line.names):
-            health = "" if line.health == "healthy" else f", which is {line.health} ({line.reason})"
+            health = "" if line.block is None else f", which is {line.health} ({line.reason})"
             yield f"  It holds {line.resource} {line.id}{health}."
     for operator, share in record.operators.items():
         has = [f"{name} {', '.join(ids)}" for name, ids in share.resources.items()]
@@ -140,13 +140,13 @@ def _use(line: DeviceLine) -> str:
         more = line.holder_count - len(holders)
         free = "is shared, and free: it is held by " if line.is_free else "is held by "
         return free + " and ".join([*holders, *([f"{more} more"] if more else [])]) + _illness(line)
-    if line.health != "healthy":
+    if line.block is not None:
         return f"is {line.health}" + (f" ({line.reason})" if line.reason else "")
     return "is free" if line.state is None else f"is {line.state}" + (f" ({line.reason})" if line.reason else "")
 
 
 def _illness(line: DeviceLine) -> str:
-    return "" if line.health == "healthy" else f", and is {line.health} ({line.reason})"
+    return "" if line.block is None else f", and is {line.health} ({line.reason})"
 
 
 def _delay(holder: DeviceHolder) -> str:

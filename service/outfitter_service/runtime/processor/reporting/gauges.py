@@ -14,13 +14,14 @@ from typing import NamedTuple
 from msgspec import UNSET
 
 from outfitter_proto.keys import AllocationKey
-from outfitter_proto.records import HOLDING_STATES, Allocation, Health
+from outfitter_proto.records import HOLDING_STATES, Allocation
 from outfitter_service.core.state.device_index import DeviceIndex, shared_ids
 from outfitter_service.core.state.host_state import HostState
 from outfitter_service.core.state.ledger import Ledger
+from outfitter_service.core.state.lending import Block, block_of
 from outfitter_service.core.state.resource_state import ResourceState
 from outfitter_service.core.states import PENDING
-from outfitter_service.metrics import HELD_BACK, StateCounts
+from outfitter_service.metrics import StateCounts
 from outfitter_service.runtime.processor.reporting.exclusivity_check import Holders, Violation
 
 OTHER = "(other)"
@@ -32,12 +33,12 @@ NONE = "(none)"
 AT_ONCE = 200
 """Hosts that are counted again in one turn of the event loop."""
 
-_Ids = dict[str, frozenset[str]]
+_Ids = dict[Block | None, frozenset[str]]
 
 
 class _DeviceCounts(NamedTuple):
-    """The devices of one resource on one host. `ids`: the reported devices by health. `counts`: their number by state.
-    `inventory` and `synonyms`: what they were counted from."""
+    """The devices of one resource on one host. `ids`: the reported devices, by why they are lent to nobody. `counts`:
+    their number by state. `inventory` and `synonyms`: what they were counted from."""
 
     inventory: ResourceState
     synonyms: object
@@ -185,10 +186,10 @@ class StateGauges:
                 ids = _ids(devices, inventory)
             held = alone if _is_shared(host_state, resource) else by_any
             counts = {"held": 0}
-            for health, names in ids.items():
+            for block, names in ids.items():
                 held_count = len(names.intersection(held))
                 counts["held"] += held_count
-                counts["free" if health == Health.HEALTHY else health] = len(names) - held_count
+                counts[block or "free"] = len(names) - held_count
             counted[resource] = _DeviceCounts(inventory, devices.synonyms, ids, counts)
         return counted
 
@@ -200,9 +201,9 @@ def _is_shared(host_state: HostState, resource: str) -> bool:
 
 
 def _ids(devices: DeviceIndex, inventory: ResourceState) -> _Ids:
-    """The canonical names of a resource's devices by health; held-back devices have a group of their own."""
-    grouped: dict[str, set[str]] = {}
+    """The canonical names of a resource's devices, by why they are lent to nobody."""
+    grouped: dict[Block | None, set[str]] = {}
     for device in inventory.devices:
-        state = HELD_BACK if device.id in inventory.held_back else str(device.health)
-        grouped.setdefault(state, set()).add(devices.canonical(device.id))
-    return {health: frozenset(ids) for health, ids in grouped.items()}
+        block = block_of(device.health, device.reason)
+        grouped.setdefault(block, set()).add(devices.canonical(device.id))
+    return {block: frozenset(ids) for block, ids in grouped.items()}
