@@ -40,60 +40,70 @@ _ENDING = (*FINAL_STATES, RELEASING)
 class Rules(Struct, frozen=True, kw_only=True):
     """What a decision depends on besides the ledger.
 
-    `writer`: the name of the writer whose records are decided. `specs`: the configured resources by name. `lease_s` and
-    `wait_s`: the defaults of registrations in seconds (None: no lease, no end of waiting). `retention_s`: how many
-    seconds final records stay. `chunk`: about how many allocations one decision changes at most. `max_bytes`: how many
-    bytes it writes at most; the bus takes somewhat more in one commit. `news`: a record is written again where it only
-    says more: that a newer incarnation registered, why a worker waits, what delays a release. Else that is left to a
-    later look at the host, and final records lack long labels and operators. `forgets_hosts`: delete a host's record
-    once no allocation of it is retained. `sees`: whose processes the manager can find. `per_worker`: follows from
-    `specs`, the resources that say so there.
-
-    Limits per host against a flood of names: `max_waiting` workers wait, `max_live` live workers have no exclusive
-    device, the requests of both and their shared devices are `max_items` (see `sizes.items`). `max_final` final records
-    are retained; of one worker `max_incarnations`. Beyond these the oldest final records are deleted early, but not
-    those of the last seconds.
+    The limits per host stand against a flood of names. Beyond those of final records the oldest ones are deleted early,
+    but not those of the last seconds.
     """
 
     writer: str
+    """The name of the writer whose records are decided."""
     specs: Mapping[str, m.ResourceSpec]
+    """The configured resources by name."""
     lease_s: float | None = 30.0
+    """The lease of a registration that says none, in seconds. None: no lease."""
     wait_s: float | None = None
+    """How long a registration that does not say it waits, in seconds. None: without an end."""
     retention_s: float = 3600.0
+    """How many seconds final records stay."""
     chunk: int = 256
+    """About how many allocations one decision changes at most."""
     max_bytes: int = sizes.MAX_BYTES
+    """How many bytes one decision writes at most. The bus takes somewhat more in one commit."""
     news: bool = True
+    """A record is written again where it only says more: that a newer incarnation registered, why a worker waits, what
+    delays a release. Else that is left to a later look at the host, and final records lack long labels and operators.
+    """
     forgets_hosts: bool = False
+    """Delete a host's record once no allocation of it is retained."""
     sees: Sight = (None, None)
+    """Whose processes the manager can find."""
     max_waiting: int = 10_000
+    """So many workers of a host wait at most."""
     max_live: int = 10_000
+    """So many live workers of a host have no exclusive device at most."""
     max_items: int = 100_000
+    """The requests of both and their shared devices are at most so many; see `sizes.items`."""
     max_final: int = 10_000
+    """So many final records of a host are retained at most."""
     max_incarnations: int = 64
+    """So many records of one worker are retained at most."""
     per_worker: frozenset[str] = frozenset()
+    """The resources that say so in `specs`. It follows from these."""
 
     def __post_init__(self) -> None:
         force_setattr(self, "per_worker", frozenset(name for name, spec in self.specs.items() if spec.per_worker))
 
 
 class Decision(Struct, kw_only=True, gc=False):
-    """What one event leads to.
-
-    `kind`: the event's label in metrics. `changes`: of the ledger, in order. `history`: each step with its allocation's
-    key. `commands`: what drivers must do after the commit. `follow_ups`: events that must be decided, too. `renewed`:
-    allocations whose lease starts anew. `final_leases`: superseded allocations whose last lease starts. `repeats`:
-    allocations whose unchanged records are published again. `refused`: why the message becomes a dead letter, or None.
-    """
+    """What one event leads to."""
 
     kind: str
+    """The event's label in metrics."""
     changes: list[Change] = []
+    """Of the ledger, in order."""
     history: list[tuple[str, Transition | Refresh]] = []
+    """Each step, with its allocation's key."""
     commands: list[m.Command] = []
+    """What drivers must do after the commit."""
     follow_ups: list[m.Event] = []
+    """Events that must be decided, too."""
     renewed: list[AllocationKey] = []
+    """Allocations whose lease starts anew."""
     final_leases: list[AllocationKey] = []
+    """Superseded allocations whose last lease starts."""
     repeats: list[AllocationKey] = []
+    """Allocations whose unchanged records are published again."""
     refused: str | None = None
+    """Why the message becomes a dead letter, or None."""
 
 
 class DecisionBuilder:

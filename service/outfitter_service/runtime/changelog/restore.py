@@ -53,19 +53,23 @@ class LedgerRefusedError(RuntimeError):
 
 
 class Restored(Struct, frozen=True, kw_only=True):
-    """A restored `ledger`. `checkpoint`: the newest one of this writer (None: the writer is new). `rivals`: writers of
-    the other scope that have written about this scope's hosts. `end`: the offset up to which the topic was read.
-    `neighbours`: other hosts' records and checkpoints by key, encoded. `swept`: the checkpoint of the partition's
-    sweeper. `records`: how many were read, in so many `seconds`."""
+    """A ledger that was restored, and what else its partition says."""
 
     ledger: Ledger
     checkpoint: Checkpoint | None
+    """The newest one of this writer. None: the writer is new."""
     rivals: list[str]
+    """Writers of the other scope that have written about this scope's hosts."""
     end: int
+    """The offset up to which the topic was read."""
     neighbours: dict[bytes, bytes]
+    """Other hosts' records and checkpoints by key, encoded."""
     swept: Checkpoint | None
+    """The checkpoint of the partition's sweeper."""
     records: int
+    """How many were read."""
     seconds: float
+    """How long that took."""
 
 
 async def restore(bus: Bus, topic: str, partition: int, scope: Scope, *, end: int | None = None) -> Restored:

@@ -17,7 +17,7 @@ from outfitter_proto.keys import AllocationKey
 from outfitter_proto.records import Note, Token
 from outfitter_service.core import model as m
 from outfitter_service.runtime.clock import Clock
-from outfitter_service.runtime.processor.commit.submissions import Submissions
+from outfitter_service.runtime.processor.submissions import Submissions
 
 RETRY_AFTER_S = 30.0
 """Seconds until an event that could not be committed is tried again."""
