@@ -115,7 +115,7 @@ async def _silence(bus: Bus, manager: Manager, flood: Flood) -> float:
     if flood.restart:
         manager.kill9()
         manager.start(ready=False)
-        await anyio.to_thread.run_sync(lambda: manager.wait_for(manager._find_address))
+        await anyio.to_thread.run_sync(lambda: manager.wait_for(manager.listens))
     with probe.asking():
         await said(flood.bodies, "during")
         await said(flood.after, "after")

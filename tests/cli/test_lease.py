@@ -354,7 +354,7 @@ def waiting_script(manager: Manager, *arguments: str) -> subprocess.Popen[str]:
 def test_killed_while_it_waits_it_leaves_nothing(one_gpu: Manager, number: signal.Signals, state: str) -> None:
     with caller(one_gpu) as holder:
         assert holder.call(SCRIPT, "1").code == 0
-        with waiting_script(one_gpu, "--wait", "4s") as script:
+        with waiting_script(one_gpu, "--wait", "20s") as script:
             script.send_signal(number)
             script.communicate(timeout=PATIENCE)
         one_gpu.wait_for(lambda: live(one_gpu) == ["allocated"])

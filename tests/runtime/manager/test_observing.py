@@ -108,7 +108,7 @@ def test_probes_and_metrics_over_http(start_manager: StartManager) -> None:
 
 def test_a_manager_that_waits_for_its_bus_is_alive_and_not_ready_and_says_why(start_manager: StartManager) -> None:
     manager = start_manager(bus="kafka://127.0.0.1:1", ready=False)
-    manager.wait_for(manager._find_address)
+    manager.wait_for(manager.listens)
     assert manager._get("/livez")[0] == 200
     status, body = manager._get("/readyz")
     assert status == 503

@@ -132,7 +132,7 @@ class Manager:
             )  # fmt: skip
         self._address = None
         if ready:
-            self._await(lambda: self._find_address() and self._is_ready(), "ready")
+            self._await(lambda: self.listens() and self._is_ready(), "ready")
 
     def stop(self) -> int:
         """End it in an orderly way and return its exit code. Repeatable (then 0)."""
@@ -260,7 +260,8 @@ class Manager:
 
     # --- inside ------------------------------------------------------------------------------------------------
 
-    def _find_address(self) -> bool:
+    def listens(self) -> bool:
+        """Whether it has said where it listens. Before that it has no `readiness`."""
         if self._address is None:
             with self.log.open("rb") as log:
                 log.seek(self._log_begins)
@@ -275,7 +276,7 @@ class Manager:
             return False
 
     def _get(self, path: str) -> tuple[int, str]:
-        if self._process is None or not self._find_address() or self._address is None:
+        if self._process is None or not self.listens() or self._address is None:
             raise ManagerError("the manager is not running, or has not said yet where it listens")
         connection = http.client.HTTPConnection(*self._address, timeout=10)
         try:

@@ -260,6 +260,7 @@ class KafkaBus(Bus):
             identity,
             partition,
             producer,
+            self._cluster,
             allowance=self._allowances[partition],
             watchdog=WATCHDOG,
             release=release,

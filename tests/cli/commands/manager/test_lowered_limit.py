@@ -65,9 +65,8 @@ def test_a_manager_that_starts_with_a_lower_limit_is_not_ready_before_it_is_rais
     one_gpu.stop()
     ledger = topics(one_gpu.cluster).allocations
     limit_messages(own_broker, ledger, 1_000_000)
-    begun = one_gpu.log.stat().st_size
     one_gpu.start(ready=False)
-    one_gpu.wait_for(lambda: one_gpu._find_address(begun))
+    one_gpu.wait_for(one_gpu.listens)
     said = re.compile(
         rf"topic {re.escape(ledger)}: max.message.bytes is 1000000, should be at least 1048588 .*: kafka-configs .*"
     )

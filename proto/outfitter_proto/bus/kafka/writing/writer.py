@@ -13,7 +13,8 @@ from typing import Any
 import anyio
 from aiokafka import errors as kafka_errors
 
-from outfitter_proto.bus.kafka.connecting.protocol import TOPIC_AUTHORIZATION_FAILED, refusal
+from outfitter_proto.bus.kafka.connecting.cluster import Cluster
+from outfitter_proto.bus.kafka.connecting.protocol import TOPIC_AUTHORIZATION_FAILED, UNKNOWN_TOPIC, refusal
 from outfitter_proto.bus.kafka.reading.answer_allowance import Allowance
 from outfitter_proto.bus.kafka.reading.codecs import FAST, GZIP, SMALL, ZSTD
 from outfitter_proto.bus.kafka.writing.producer import BUILDER_BYTES, TransactionalProducer, pack, sent_bytes
@@ -41,6 +42,7 @@ class KafkaWriter(Writer):
         identity: str,
         partition: int,
         producer: TransactionalProducer,
+        cluster: Cluster,
         *,
         allowance: Allowance,
         watchdog: float,
@@ -52,6 +54,7 @@ class KafkaWriter(Writer):
         self._identity = identity
         self._name = f"{self._login.url}: writer {identity!r}"
         self._producer = producer
+        self._cluster = cluster
         self._allowance = allowance
         self._watchdog = watchdog
         self._release = release
@@ -170,6 +173,9 @@ class KafkaWriter(Writer):
             if isinstance(reason, _FENCED):
                 raise self._fenced() from error
             if isinstance(reason, kafka_errors.BrokerResponseError):
+                if reason.errno == UNKNOWN_TOPIC:
+                    for topic, _ in prepared:
+                        await self._cluster.topic(topic, fresh=True)  # raises an error that names the one that is gone
                 raise refusal(
                     self._login, reason.errno, topic=topic_of(reason) or refused[0], operation="Write",
                     name=self._identity, detail=str(reason), size=sent_bytes(refused[1]),
