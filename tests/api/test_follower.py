@@ -31,6 +31,7 @@ from outfitter_service.api import stream
 from outfitter_service.api.follower import Follower
 from outfitter_service.api.model.fleet import Fleet
 from support.api import NOW, PARTITIONS, Events, allocation, checkpoint, host_record, serving_api
+from support.bus.remaking import add_partitions_to
 
 pytestmark = pytest.mark.slow
 
@@ -159,7 +160,7 @@ async def test_when_topics_grow_it_begins_again_with_another_model(bus: Bus, bus
     async with following(bus_url, cluster) as follower:
         before = await caught_up(follower)
         for topic in (of.registrations, of.allocations, of.history, of.dead_letters):
-            await bus.add_partitions(topic, PARTITIONS + 1)
+            await add_partitions_to(bus, topic, PARTITIONS + 1)
         await until(lambda: follower.fleet not in {None, before})
         after = await caught_up(follower)
         assert (after.partitions, after.hosts) == (PARTITIONS + 1, ["a"])
@@ -177,7 +178,7 @@ async def test_streams_end_as_soon_as_it_begins_again_and_readers_are_told_that_
             async with client.get("/api/v1/events") as response:
                 events = Events(response)
                 await events.until_open()
-                await bus.add_partitions(topics(cluster).allocations, PARTITIONS + 1)
+                await add_partitions_to(bus, topics(cluster).allocations, PARTITIONS + 1)
                 assert await events.next() == ("end", None)
             await caught_up(follower)
             async with client.get("/api/v1/events", headers={"Last-Event-ID": events.last_id}) as response:

@@ -9,6 +9,7 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,15 @@ from outfitter_proto.codec import encode
 from outfitter_proto.names import topics
 from outfitter_proto.partitioning import partition_of
 from outfitter_proto.records import Deregister, Heartbeat, Register, Registration
+from outfitter_service.runtime.changelog.backup.restoration import restore_backup
+from support.bus.faulty_bus import FaultyBus
+from support.bus.remaking import ledger, remake
 from support.kafka.broker import KafkaBroker
-from support.managers.process import Manager, serving_on
+from support.managers.process import Manager, ManagerError, serving_on
 from support.polling import until
 from support.recipes import DEPLOYING, commands, run
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow]
+pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(400)]
 
 LEASE_S = 15.0
 MANY = 24
@@ -81,6 +85,26 @@ def publish(manager: Manager, partitions: int, message: Registration) -> None:
     anyio.run(say)
 
 
+async def killed_at_each_change(successor: Manager, old: str) -> None:
+    """Restore, killed at each change of the bus: no manager starts on a part. Then the ledger's topic is made anew."""
+    cluster, file = successor.cluster, successor.folder / "ledger.gz"
+    for point in range(1, 99):
+        async with FaultyBus(successor.bus_url) as bus:
+            work = partial(restore_backup, bus, cluster, file, history=True, origin=old)
+            changes = await bus.killed(work, point)
+            if b'"partitions":0' in b"".join(
+                value for each in (await ledger(bus, cluster)).values() for value in each.values()
+            ):
+                with pytest.raises(ManagerError, match="ended with 1 before it was ready"):
+                    await anyio.to_thread.run_sync(successor.start, "--adopt-ledger")
+                assert "`outfitter restore` has not completed" in successor.log_tail()
+            await remake(bus, cluster, [topics(cluster).allocations], partitions=MANY)
+            if changes < point:
+                assert point > 3
+                return
+    raise AssertionError("it never came to its end")
+
+
 def test_more_partitions_by_the_page_lose_nothing_and_lend_nothing_twice(
     kafka_broker: KafkaBroker, tmp_path: Path
 ) -> None:
@@ -122,7 +146,9 @@ def test_more_partitions_by_the_page_lose_nothing_and_lend_nothing_twice(
                 assert not producer.say(Register(host=host, worker="late", incarnation="1"))
                 assert "and 1 unanswered message" in run(manager, backup)
                 words = [old if word == "outfitter" else word for word in restore[1:]]
-                assert "1 registration sent again" in run(manager, ["outfitter", *words], **names)
+                anyio.run(killed_at_each_change, successor, old)
+                # an earlier run has sent it, and the topic is still there
+                assert "0 registrations sent again" in run(manager, ["outfitter", *words], **names)
                 run(manager, delete, **names)
                 run(successor, start, **names)
                 assert {worker: devices(successor.record(worker) or {}) for worker in held} == held

@@ -381,15 +381,6 @@ class Bus(Closable):
     async def create_topics(self, specs: Sequence[TopicSpec]) -> list[str]:
         """Create the missing topics and return their names. Existing topics stay unchanged."""
 
-    async def add_partitions(self, topic: str, partitions: int) -> None:
-        """Add empty partitions to a topic until it has `partitions`. Its users learn of it from `shapes`.
-
-        Raises:
-            UnknownTopicError: the topic does not exist.
-            BusConfigurationError: it has more already, and partitions cannot be removed.
-        """
-        raise BusConfigurationError(f"{self.url}: topic {topic!r} cannot be given {partitions} partitions")
-
     @abstractmethod
     async def publish(self, topic: str, partition: int, entry: Entry) -> int:
         """Write one record outside any transaction; return its offset once it is acknowledged.

@@ -35,7 +35,7 @@ class Killed(BaseException):
     """Whoever uses the bus ends here."""
 
 
-CHANGES = {"commit:after", "publish:after", "add_partitions:after"}
+CHANGES = {"commit:after", "publish:after"}
 
 
 class FaultyBus(Bus):
@@ -92,10 +92,6 @@ class FaultyBus(Bus):
     async def shapes(self, names: Collection[str]) -> dict[str, TopicShape]:
         async with self._around("shapes"):
             return await self._inner.shapes(names)
-
-    async def add_partitions(self, topic: str, partitions: int) -> None:
-        async with self._around("add_partitions"):
-            await self._inner.add_partitions(topic, partitions)
 
     async def has_committed(self, identity: str) -> bool:
         async with self._around("has_committed"):

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import sqlite3
 import time
 from collections.abc import Collection, Mapping
+from contextlib import closing, suppress
 
 import anyio
-from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.admin import AIOKafkaAdminClient, NewPartitions
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from outfitter_proto import topics
-from outfitter_proto.bus import Bus, Entry
+from outfitter_proto.bus import Bus, BusError, Entry
+from outfitter_proto.bus.embedded.connecting import location
 from outfitter_proto.names import topics as topic_names
 from support.bus.committed import committed
 
@@ -35,9 +38,36 @@ async def remake(bus: Bus, cluster: str, names: Collection[str], *, partitions: 
 
 
 async def add_partitions(bus: Bus, cluster: str, partitions: int, *, only: Collection[str] | None = None) -> None:
-    """What `kafka-topics --alter --partitions` does."""
+    """What `kafka-topics --alter --partitions` does, or its like in a file."""
     for name in only or topic_names(cluster):
-        await bus.add_partitions(name, partitions)
+        await add_partitions_to(bus, name, partitions)
+
+
+async def add_partitions_to(bus: Bus, topic: str, partitions: int) -> None:
+    """Add partitions to one topic, and wait until the last one has a leader."""
+    if bus.local:
+        path = location.parse(bus.url).path
+        with closing(sqlite3.connect(path, timeout=30, isolation_level="IMMEDIATE")) as connection, connection:
+            connection.execute("UPDATE topic SET partitions = ? WHERE name = ?", (partitions, topic))
+            [(number, first)] = connection.execute(
+                "SELECT id, (SELECT count(*) FROM part WHERE topic = id) FROM topic WHERE name = ?", (topic,)
+            )
+            rows = [(number, each) for each in range(first, partitions)]
+            connection.executemany("INSERT INTO part (topic, part) VALUES (?, ?)", rows)
+        return
+    admin = AIOKafkaAdminClient(bootstrap_servers=bus.url.removeprefix("kafka://"))
+    await admin.start()
+    try:
+        await admin.create_partitions({topic: NewPartitions(partitions)})
+    finally:
+        await admin.close()
+    with anyio.fail_after(20):
+        while True:
+            with suppress(BusError):
+                if (await bus.topic(topic)).partitions == partitions:
+                    await bus.offsets(topic, partitions - 1)
+                    return
+            await anyio.sleep(0.02)
 
 
 def set_policy(bootstrap: str, topic: str, policy: str) -> None:

@@ -97,12 +97,6 @@ class EmbeddedBus(Bus):
             lambda connection: [spec.name for spec in specs if log.create_topic(connection, spec)]
         )
 
-    async def add_partitions(self, topic: str, partitions: int) -> None:
-        self._topics.pop(topic, None)
-        await self._find(topic)
-        await self._open.writing.commit(partial(log.add_partitions, name=topic, partitions=partitions))
-        self._topics.pop(topic, None)
-
     async def publish(self, topic: str, partition: int, entry: Entry) -> int:
         parts = self._open
         stored = await self._find(topic, partition)

@@ -216,26 +216,6 @@ def create_topic(connection: sqlite3.Connection, spec: TopicSpec) -> bool:
     return True
 
 
-def add_partitions(connection: sqlite3.Connection, name: str, partitions: int) -> None:
-    """Give a topic more partitions.
-
-    Raises:
-        UnknownTopicError: the topic does not exist.
-        BusConfigurationError: it has more partitions already.
-    """
-    topic = find_topic(connection, name)
-    if topic is None:
-        raise UnknownTopicError(f"the topic {name!r} does not exist")
-    if topic.partitions > partitions:
-        raise BusConfigurationError(
-            f"topic {name!r} has {topic.partitions} partitions and cannot shrink to {partitions}"
-        )
-    connection.execute("UPDATE topic SET partitions = ? WHERE id = ?", (partitions, topic.id))
-    connection.executemany(
-        "INSERT INTO part (topic, part) VALUES (?, ?)", [(topic.id, n) for n in range(topic.partitions, partitions)]
-    )
-
-
 # --- records -------------------------------------------------------------------------------------------
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import anyio
 from aiokafka import errors as kafka_errors
-from aiokafka.protocol.admin import CreatePartitionsRequest, CreateTopicsRequest, DescribeConfigsRequest
+from aiokafka.protocol.admin import CreateTopicsRequest, DescribeConfigsRequest
 
 from outfitter_proto.bus.kafka import authorization, obstacles
 from outfitter_proto.bus.kafka.connecting import log_throttle
@@ -18,7 +18,6 @@ from outfitter_proto.bus.kafka.connecting.cluster import EARLIEST, LATEST, REQUE
 from outfitter_proto.bus.kafka.connecting.connection import Connector
 from outfitter_proto.bus.kafka.connecting.login import login_of
 from outfitter_proto.bus.kafka.connecting.protocol import (
-    INVALID_PARTITIONS,
     OK,
     TOPIC_AUTHORIZATION_FAILED,
     TOPIC_EXISTS,
@@ -160,21 +159,6 @@ class KafkaBus(Bus):
         for name in created:
             await self._wait_for_leaders(name)
         return created
-
-    async def add_partitions(self, topic: str, partitions: int) -> None:
-        """See `Bus.add_partitions`. Without an answer the bus sends the request again for a while, as for new
-        topics."""
-        request = CreatePartitionsRequest([(topic, (partitions, None))], int(REQUEST_TIMEOUT * 1000), False)
-        while (current := len((await self._cluster.topic(topic, fresh=True)).leaders)) != partitions:
-            if current > partitions:
-                raise BusConfigurationError(
-                    f"{self.url}: topic {topic!r} has {current} partitions and cannot shrink to {partitions}"
-                )
-            response, _ = await self._send_until_answered(request)
-            [(_, code, detail)] = response.topic_errors
-            if code not in (OK, INVALID_PARTITIONS):  # an unanswered first request may have added them
-                raise refusal(self._login, code, topic=topic, operation="Alter", detail=detail)
-            await self._wait_for_leaders(topic, partitions)
 
     async def obstacles(self, *, writer: str, sessions: Mapping[str, float]) -> list[Obstacle]:
         """See `Bus.obstacles`."""

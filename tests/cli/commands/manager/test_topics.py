@@ -17,7 +17,7 @@ from outfitter_service.cli.commands.manager.topics import make
 from outfitter_service.config import Connection
 from outfitter_service.query.errors import OutfitterCliError
 from support.bus.faulty_bus import FaultyBus
-from support.bus.remaking import remake
+from support.bus.remaking import add_partitions, remake
 from support.kafka.broker import KafkaBroker
 from support.managers.process import OUTFITTER, Manager, ManagerError, environment, files_config, serving_on
 
@@ -159,8 +159,7 @@ async def test_partitions_that_were_added_without_moving_anything_are_told_by_th
     manager.start()
     manager.stop()
     async with connect(bus) as opened:
-        for name in names.topics():
-            await opened.add_partitions(name, 3)
+        await add_partitions(opened, "outfitter", 3)
     done = topics(bus, "check")
     assert done.returncode == 1
     assert f"records is those of {host}, must be those of hosts of this one of 3 partitions" in done.stdout
