@@ -206,7 +206,8 @@ async def test_a_backup_of_a_ledger_whose_topics_have_more_partitions_is_whole(
         await add_partitions(bus, OLD, 3)
         assert (await save(bus, OLD, tmp_path / "b.gz")).registrations == 2 * len(HOSTS)
         await wanted.create(bus, NEW, partitions=3)
-        await restore_backup(bus, NEW, tmp_path / "b.gz", history=True, origin=OLD)
+        done = await restore_backup(bus, NEW, tmp_path / "b.gz", history=True, origin=OLD)
+        assert done.later == 0
         assert _workers(await ledger(bus, NEW)) == original.grants
         assert _misplaced(await ledger(bus, NEW), 3) == []
 
@@ -220,8 +221,9 @@ async def test_a_worker_that_has_registered_anew_meanwhile_is_not_ended_by_what_
         await save(bus, OLD, tmp_path / "b.gz")
         await wanted.create(bus, NEW, partitions=1)
         await _say(bus, HOSTS[0], _asked(HOSTS[0], "w4") | {"incarnation": "2"}, cluster=NEW)
+        await _say(bus, HOSTS[1], _asked(HOSTS[1], "too-late"))
         done = await restore_backup(bus, NEW, tmp_path / "b.gz", history=True, origin=OLD)
-        assert done.registrations == 3 * len(HOSTS) - 2
+        assert (done.registrations, done.later) == (3 * len(HOSTS) - 2, 1)
         async with _manager(bus, tmp_path, original.scope, HOSTS[0], 1, cluster=NEW, adopt=True) as manager:
             records = await _until(manager, HOSTS[0], w1="ended", w3="allocated")
             assert records[f"{HOSTS[0]}/w4/2"]["state"] == "pending"

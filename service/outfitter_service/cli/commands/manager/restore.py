@@ -55,6 +55,11 @@ def restore(where: Connection, /, file: Path, origin: str | None, as_json: bool)
             f"{file}: {done.records} records of {done.writers} managers are restored, as of {at}, in {done.partitions} "
             f"partitions; {counted(done.registrations, 'registration')} sent again"
         )
+        if done.later:
+            warn(
+                f"{counted(done.later, 'message')} came to cluster {origin!r} after the backup, and will get no "
+                "answer. To keep them, delete the new ledger's topic, create it, and restore another backup"
+            )
         warn(
             f"end all workers that got devices after {at}, on every host. Then start each manager once with "
             "--adopt-ledger"

@@ -41,7 +41,7 @@ from outfitter_service.runtime.changelog.backup.archive import (
     reading,
 )
 from outfitter_service.runtime.changelog.backup.placing import placed
-from outfitter_service.runtime.changelog.backup.save import host_of_registration
+from outfitter_service.runtime.changelog.backup.save import host_of_registration, unanswered
 from outfitter_service.runtime.changelog.ledger_format import refusal
 from outfitter_service.runtime.changelog.places import Places
 from outfitter_service.runtime.changelog.shape import INCOMPLETE, backup_id, is_restored, restored_of
@@ -63,22 +63,25 @@ MOST_BUFFERED = 64 * 1024 * 1024
 
 class Restoration(Struct, frozen=True, kw_only=True):
     """What was restored: how many partitions, records, checkpoints and registrations. `at`: later grants are missing.
-    That is the backup's moment, or that of an earlier backup that a manager had not adopted yet."""
+    That is the backup's moment, or that of an earlier backup that a manager had not adopted yet. `later`: how many
+    messages the backup's own cluster has got since, which nobody will answer."""
 
     at: datetime
     partitions: int
     records: int
     writers: int
     registrations: int
+    later: int = 0
 
 
 class _Contents(Struct, kw_only=True):
-    """A file that was read whole. `checkpoints`: the last ones, of all writers. `records`: how many others it has.
-    `asking`: the hosts with registrations."""
+    """A file that was read whole. `checkpoints`: the last ones, of all writers. `records`, `registrations`: how many
+    others it has. `asking`: the hosts with registrations."""
 
     header: Header
     checkpoints: list[Checkpoint] = []
     records: int = 0
+    registrations: int = 0
     asking: set[str] = set()
 
     @property
@@ -121,6 +124,7 @@ async def restore_backup(
         records=contents.records,
         writers=len(contents.managers),
         registrations=registrations,
+        later=await _later(bus, origin, contents) if origin is not None and origin != cluster else 0,
     )
 
 
@@ -135,6 +139,7 @@ def _read_whole(path: Path) -> _Contents:
         places = Places(header.partitions)
         for line in lines:
             if isinstance(line, SavedRegistration):
+                contents.registrations += 1
                 if (host := host_of_registration(line.key)) is not None:
                     contents.asking.add(host)
                 continue
@@ -155,6 +160,19 @@ def _read_whole(path: Path) -> _Contents:
             f"it: {problem}. Use another backup"
         )
     return contents
+
+
+async def _later(bus: Bus, origin: str, contents: _Contents) -> int:
+    """How many messages came to the backup's own cluster after it, if the topics of that one are on this bus."""
+    topic = topics(origin).registrations
+    shape = (await bus.shapes([topic])).get(topic)
+    if shape is None or contents.header.version == 1:
+        return 0
+    answered, found = Answered(contents.checkpoints, shape.id), 0
+    for partition in range(shape.partitions):
+        async for _ in unanswered(bus, topic, partition, answered):
+            found += 1
+    return max(0, found - contents.registrations)
 
 
 def _mixed(contents: _Contents) -> str | None:

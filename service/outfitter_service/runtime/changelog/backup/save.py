@@ -64,7 +64,7 @@ async def save(bus: Bus, cluster: str, path: Path) -> Saved:
         if (inputs := before.get(names.registrations)) is not None:
             answered = Answered(places.readable_checkpoints(), inputs.id)
             for partition in range(inputs.partitions):
-                async for message in _unanswered(bus, names.registrations, partition, answered):
+                async for message in unanswered(bus, names.registrations, partition, answered):
                     archive.add(_saved(SavedRegistration, message))
                     registrations += 1
         if await bus.shapes([*before]) != before:
@@ -101,7 +101,7 @@ async def _committed(bus: Bus, topic: str, partition: int) -> AsyncIterator[Mess
                     yield message
 
 
-async def _unanswered(bus: Bus, topic: str, partition: int, answered: Answered) -> AsyncIterator[Message]:
+async def unanswered(bus: Bus, topic: str, partition: int, answered: Answered) -> AsyncIterator[Message]:
     """The messages of a partition, until now, that need an answer and have none. Heartbeats need none."""
     first, end = await bus.offsets(topic, partition)
     start = max(first, answered.start(partition))
