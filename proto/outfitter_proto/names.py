@@ -97,11 +97,6 @@ def managers_group(cluster: str) -> str:
     return f"{cluster}-managers"
 
 
-def sweepers_group(cluster: str) -> str:
-    """The group that divides the sweeping among managers: `<cluster>-sweepers`."""
-    return f"{cluster}-sweepers"
-
-
 def transactional_id(cluster: str, writer: str) -> str:
     """The transactional id of a writer: `<cluster>-host-<host>`, `…-partition-<n>` or `…-sweeper-<n>`, always unique.
 

@@ -35,13 +35,15 @@ def of_scope(scope: str, cluster: str, host: str, *, history: bool = True) -> li
 
 
 def of_sweeper(cluster: str) -> list[Right]:
-    """The additional rights of a manager in host scope that also sweeps. Without them it leaves that to others."""
-    return [
-        Right("Read", "group", names.sweepers_group(cluster)),
-        Right("Write", "transactional-id", names.transactional_id(cluster, keys.sweeper_writer(0))),
-    ]
+    """The additional right of a manager in host scope that also sweeps. Without it, it leaves that to others."""
+    return [Right("Write", "transactional-id", names.transactional_id(cluster, keys.sweeper_writer(0)))]
 
 
 def of_signs_of_life(cluster: str) -> list[Right]:
     """The right by which a manager says on the bus that it lives. It works without it, and others do not see it."""
     return [Right("Write", "topic", names.managers_topic(cluster))]
+
+
+def to_see_sweepers(cluster: str) -> list[Right]:
+    """The right by which a manager sees who else sweeps. Without it, it sweeps everywhere, and others are fenced."""
+    return [Right("Read", "topic", names.managers_topic(cluster))]

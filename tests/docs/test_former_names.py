@@ -17,8 +17,8 @@ PRODUCT = ("proto", "drivers", "service")
 NAMES = """
     Adoption Agenda Announcements Attendance Belfry Bell Board Census CommitBuilder CommitOutput Cycle Draft
     Ear HostAnnouncer HostBook InputLoss Intake Notice Outbox Outlook OwnerWatch PendingCommit Portion
-    QuotaUse Remit Retelling Roll Scout Settlement Shelf Standing Station Survey Sweep Sweeper Telling Told
-    View Work errand hindrance indigestible journal noise offspring rebuilding requesting roster standing
+    QuotaUse Remit Retelling Roll Scout Settlement Shelf Standing Station Survey Sweep Sweeper SweeperMember
+    Telling Told View Work errand hindrance indigestible journal noise offspring rebuilding requesting roster standing
     undecided unnumbered verdicts work_out
 """
 FORMER = frozenset(NAMES.split())

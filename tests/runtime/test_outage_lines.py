@@ -45,7 +45,7 @@ def test_an_outage_is_one_line_when_it_begins_and_one_when_it_ends(manager: Mana
         return sum(line["event"] == "the bus is still away" for line in lines(manager, "debug")[quiet:])
 
     manager.wait_for(lambda: tries() >= TRIES, timeout=120)
-    assert not manager._is_ready()
+    manager.wait_for(lambda: not manager._is_ready(), timeout=120)
     own_broker.start()
     manager.wait_for(manager._is_ready, timeout=120)
     manager.wait_for(lambda: manager.metric("outfitter_swept_partitions") == 12, timeout=120)

@@ -59,7 +59,7 @@ async def manager(secure_broker: SecureBroker, cluster: str, tmp_path: Path, sta
         right(f"User:{user}", "DescribeConfigs", "topic", f"{cluster}.", prefixed=True),
         right(f"User:{user}", "Write", "transactional-id", f"{cluster}-host-{HOST}"),
         right(f"User:{user}", "Write", "transactional-id", f"{cluster}-sweeper-", prefixed=True),
-        right(f"User:{user}", "Read", "group", f"{cluster}-sweepers"),
+        right(f"User:{user}", "Read", "topic", f"{cluster}.managers"),
     )
     config = files_config(tmp_path / "gpus", gpus=4) + table(secure_broker.scram(user))
     return start_manager(

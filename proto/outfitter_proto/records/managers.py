@@ -12,8 +12,9 @@ class Beat(Struct, frozen=True, kw_only=True, tag_field="type", tag="beat", gc=F
     """The commit loop of a writer's tenure lives: the record under the writer's name.
 
     `instance` and `version` are as in `ManagerIdentity`. `sweeps`: it also writes the dead letters of hosts without a
-    manager. `stopped_at`: when it stopped in order. Left out: it goes on. `process`: the manager's, if it watches
-    processes itself, so that others on its machine can see its end. The record's append time says when it lived.
+    manager, wherever nobody else must. `stopped_at`: when it stopped in order. Left out: it goes on. `process`: the
+    manager's, if it watches processes itself, so that others on its machine can see its end. The record's append time
+    says when it lived.
     """
 
     writer: str

@@ -17,7 +17,7 @@ from outfitter_proto.records import DeadLetter
 from outfitter_service.metrics import Metrics
 from outfitter_service.runtime.identity import host_identity
 from outfitter_service.runtime.instruments import Instruments
-from outfitter_service.runtime.sweeper.group_member import SweeperMember
+from outfitter_service.runtime.sweeper.sweeping_manager import SweepingManager
 from support.bus.faulty_bus import FaultyBus
 from support.managers.in_process import (
     CLUSTER,
@@ -32,10 +32,8 @@ GRACE_S = 0.3
 async def sweeping(bus: Bus, *, grace: float = GRACE_S, partitions: int = 1) -> AsyncIterator[Metrics]:
     """A sweeper on `bus` while the block runs; leaving it ends the sweeper as a crash would."""
     metrics = Metrics()
-    sweeper = SweeperMember(
-        bus, partitions=partitions, identity=host_identity(CLUSTER, "s"), instruments=Instruments.of(metrics),
-        grace_s=grace, session_s=2.0, heartbeat_s=0.1,
-    )  # fmt: skip
+    identity, instruments = host_identity(CLUSTER, "s"), Instruments.of(metrics)
+    sweeper = SweepingManager(bus, partitions=partitions, identity=identity, instruments=instruments, grace_s=grace)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(sweeper.run)
         yield metrics

@@ -24,7 +24,7 @@ from outfitter_service.runtime.dead_letter_quota import A_MINUTE
 from outfitter_service.runtime.identity import host_identity
 from outfitter_service.runtime.input.scope import PartitionScope, unroutable
 from outfitter_service.runtime.instruments import Instruments
-from outfitter_service.runtime.sweeper.group_member import SweeperMember
+from outfitter_service.runtime.sweeper.sweeping_manager import SweepingManager
 from runtime.sweeper.conftest import GRACE_S, letters, say, sweeping, swept
 from support.bus.faulty_bus import FaultyBus
 from support.checker import verdict as checker
@@ -204,15 +204,15 @@ async def test_what_was_swept_is_swept_again_by_nobody(made: FaultyBus) -> None:
     assert len(await letters(made, 3)) == 3
 
 
-async def test_two_sweepers_share_the_partitions_and_repeat_nothing(bus: FaultyBus) -> None:
+async def test_two_sweepers_of_the_same_partitions_repeat_nothing(bus: FaultyBus) -> None:
     await all_topics.create(bus, CLUSTER, partitions=4)
     async with sweeping(bus, partitions=4):
         for partition in range(4):
             await say(bus, b"", None, partition)
             await letters(bus, 1, partition)
-        sweeper = SweeperMember(
+        sweeper = SweepingManager(
             bus, partitions=4, identity=host_identity(CLUSTER, "t"), instruments=Instruments.of(Metrics()),
-            grace_s=GRACE_S, session_s=2.0, heartbeat_s=0.1,
+            grace_s=GRACE_S,
         )  # fmt: skip
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(sweeper.run)

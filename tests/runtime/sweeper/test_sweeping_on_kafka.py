@@ -75,7 +75,7 @@ class SweptCluster:
                 found += [decode_dead_letter(message.value or b"") for message in letters]
         return found
 
-    def wait_for_letters(self, count: int, within: float = 60.0) -> list[DeadLetter]:
+    def wait_for_letters(self, count: int, within: float = 120.0) -> list[DeadLetter]:
         deadline = time.monotonic() + within
         while len(found := self.letters()) < count:
             assert time.monotonic() < deadline, f"{len(found)} of {count}"
@@ -106,7 +106,10 @@ def test_what_librdkafkas_own_partitioner_misplaces_is_a_dead_letter_once_althou
 ) -> None:
     """Each registration ends in one dead letter or with its manager; the remedy stands in the letter."""
     named = [misplaced_host() for _ in range(3)]
-    managers = [start_manager(bus=swept.url, cluster=swept.cluster, host=name, gpus=4) for name in named]
+    managers = [
+        start_manager(bus=swept.url, cluster=swept.cluster, host=name, gpus=4, extra='beat-interval = "5s"')
+        for name in named
+    ]
     managers[0].wait_for(lambda: sum(each.metric("outfitter_swept_partitions") or 0 for each in managers) == PARTITIONS)
     hosts = [each.host for each in managers]
     for n in range(ROUNDS):

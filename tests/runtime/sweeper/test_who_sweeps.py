@@ -1,128 +1,203 @@
-"""Which managers take part in sweeping, and what they make of those that are silent."""
+"""Which of several managers sweeps: the first of those that live and say so; one at a time, whatever each believes."""
 
 from __future__ import annotations
 
-import itertools
-import random
-from datetime import UTC, datetime, timedelta
-from pathlib import Path
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import datetime
 
 import anyio
 import pytest
 import structlog
-from msgspec import UNSET, structs
 
-from outfitter_proto.bus import Entry
+from outfitter_proto import topics as all_topics
+from outfitter_proto.bus import Bus, Entry, TopicSpec
 from outfitter_proto.codec import encode
-from outfitter_proto.keys import host_key, host_writer
-from outfitter_proto.partitioning import murmur2
-from outfitter_service.config import load
+from outfitter_proto.keys import checkpoint_key, host_writer, sweeper_writer
+from outfitter_proto.names import managers_topic
+from outfitter_proto.partitioning import murmur2, partition_of
+from outfitter_proto.records import Beat
 from outfitter_service.metrics import Metrics
+from outfitter_service.runtime.clock import Clock
 from outfitter_service.runtime.identity import host_identity
 from outfitter_service.runtime.instruments import Instruments
-from outfitter_service.runtime.manager.service import Service
-from outfitter_service.runtime.sweeper import group_member as sweeper_module
-from outfitter_service.runtime.sweeper.group_member import CANDIDATES, SweeperMember, at_work, is_candidate
-from runtime.sweeper.conftest import WITHIN_S, say
+from outfitter_service.runtime.sweeper import partition_sweeper, sweeping_manager
+from outfitter_service.runtime.sweeper.sweeping_manager import PartitionSigns, SweepingManager
+from runtime.sweeper.conftest import WITHIN_S, letters, say
 from support.bus.faulty_bus import FaultyBus
-from support.managers.in_process import (
-    CLUSTER,
-    TOPICS,
-    register,
-    static,
-)
+from support.managers.in_process import CLUSTER, TOPICS, register
 from support.wire_samples import SAMPLES
 
-NOW = SAMPLES["checkpoint"].at
+AT = SAMPLES["checkpoint"].at
+LONG = 1000.0
+"""Seconds between two signs: within three of them no test ends."""
+PARTITIONS = 6
 
 
-def neighbours(*hosts: str, stopped: bool = False, at: datetime = NOW) -> dict[bytes, bytes]:
-    """The ledger's records of `hosts`, whose managers committed last `at` that time."""
-    record, last = SAMPLES["host"], SAMPLES["checkpoint"]
-    manager = type(record.manager)(
-        instance="i", version="0", since=record.since, stopped_at=record.since if stopped else None, pid_ns=UNSET
+def ranked(count: int, partition: int | None = None) -> list[str]:
+    """So many hosts (of a partition of `PARTITIONS`), whoever sweeps first at the front."""
+    names = [name for n in range(400) if partition in (None, partition_of(name := f"h{n}", PARTITIONS))]
+    return sorted(names[:count], key=lambda host: murmur2(host_writer(host).encode()))
+
+
+async def live(bus: Bus, host: str, partition: int = 0, *, sweeps: bool = True, stopped: bool = False) -> None:
+    """A sign of life of the host's manager."""
+    beat = Beat(writer=host_writer(host), instance="i", version="0", sweeps=sweeps)
+    if stopped:
+        beat = Beat(writer=host_writer(host), instance="i", version="0", sweeps=sweeps, stopped_at=AT)
+    await bus.publish(managers_topic(CLUSTER), partition, Entry(beat.key.encode(), encode(beat)))
+
+
+class SetClock(Clock):
+    """A clock that a test sets."""
+
+    seconds = 5.0
+
+    def monotonic(self) -> float:
+        return self.seconds
+
+    def utc(self) -> datetime:
+        return AT
+
+
+def manager(bus: Bus, host: str, *, partitions: int = 1, beat_s: float | None = LONG) -> SweepingManager:
+    identity, instruments = host_identity(CLUSTER, host), Instruments.of(Metrics())
+    return SweepingManager(
+        bus, partitions=partitions, identity=identity, instruments=instruments, beat_s=beat_s, grace_s=0.0
     )
-    found: dict[bytes, bytes] = {}
-    for host in hosts:
-        found[host_key(host).encode()] = encode(type(record)(host=host, manager=manager, since=record.since))
-        checkpoint = structs.replace(last, writer=host_writer(host), at=at)
-        found[checkpoint.key.encode()] = encode(checkpoint)
-    return found
 
 
-def test_all_managers_of_a_small_cluster_and_some_of_a_large_one_take_part_in_sweeping() -> None:
-    few = [f"h{n}" for n in range(CANDIDATES)]
-    assert all(is_candidate(host, [other for other in few if other != host]) for host in few)
-    many = [f"h{n}" for n in range(100)]
-    chosen = {host for host in many if is_candidate(host, [other for other in many if other != host])}
-    assert chosen == set(sorted(many, key=lambda host: murmur2(host.encode()))[:CANDIDATES])
-
-
-def test_managers_that_stopped_or_are_silent_are_not_counted_on_for_the_sweeping() -> None:
-    before = NOW - timedelta(hours=1)
-    known = {
-        **neighbours("works"),
-        **neighbours("stopped", stopped=True),
-        **neighbours("silent", at=before),
-        host_key("damaged").encode(): b"{",
-        host_key("arriving").encode(): neighbours("arriving")[host_key("arriving").encode()],
-        b"@checkpoint/sweeper/0": b"{}",
-    }
-    assert at_work(known, since=before) == ["works"]
-
-
-async def test_those_who_need_not_sweep_do_it_by_turns_for_the_others_may_have_died(
-    made: FaultyBus, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    others = sorted((f"h{n}" for n in range(100)), key=lambda host: murmur2(host.encode()))
-    host = others.pop()
-    drawn: list[float] = []
-    lots = itertools.cycle([0.99, 0.5, 0.0])
-
-    def draw() -> float:
-        drawn.append(next(lots))
-        return drawn[-1]
-
-    monkeypatch.setattr(random, "random", draw)
-    monkeypatch.setattr(sweeper_module, "TURN_S", 0.5)
-    metrics = Metrics()
-    sweeper = SweeperMember(
-        made, partitions=1, identity=host_identity(CLUSTER, host), instruments=Instruments.of(metrics),
-        grace_s=0.0, session_s=2.0, heartbeat_s=0.1,
-    )  # fmt: skip
-    await say(made, register("w"), None)
+@asynccontextmanager
+async def running(sweeper: SweepingManager) -> AsyncIterator[None]:
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(sweeper.run_by_turns, others)
-        with anyio.fail_after(WITHIN_S):
-            while not metrics.registry.get_sample_value("outfitter_swept_partitions"):  # noqa: ASYNC110  (told by nobody)
-                await anyio.sleep(0.02)
-            assert drawn[:3] == [0.99, 0.5, 0.0]
-            while metrics.registry.get_sample_value("outfitter_swept_partitions"):  # noqa: ASYNC110
-                await anyio.sleep(0.02)
+        tasks.start_soon(sweeper.run)
+        yield
         tasks.cancel_scope.cancel()
 
 
-@pytest.mark.parametrize("silent", [False, True])
-async def test_a_manager_leaves_the_sweeping_to_others_only_while_they_are_heard_of(
-    made: FaultyBus, url: str, tmp_path: Path, silent: bool
+async def sweeps(sweeper: SweepingManager, count: int) -> None:
+    """Wait until it sweeps so many partitions."""
+    with anyio.fail_after(WITHIN_S):
+        while len(sweeper._sweepers) != count:  # noqa: ASYNC110  (told by nobody)
+            await anyio.sleep(0.01)
+
+
+@pytest.fixture(autouse=True)
+def look_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweeping_manager, "LOOK_S", 0.02)
+    monkeypatch.setattr(partition_sweeper, "FENCED_S", 0.05)
+
+
+async def test_of_the_live_managers_that_say_they_sweep_the_one_with_the_lowest_hash_does(made: FaultyBus) -> None:
+    first, second, own, *rest = ranked(6)
+    await live(made, first, sweeps=False)
+    await live(made, second, stopped=True)
+    for host in (own, *rest):
+        await live(made, host)
+    sweeper = manager(made, own)
+    async with running(sweeper):
+        await sweeps(sweeper, 1)
+        await live(made, first)
+        await sweeps(sweeper, 0)
+        await live(made, first, sweeps=False)
+        await sweeps(sweeper, 1)
+        await live(made, second)
+        await sweeps(sweeper, 0)
+        await live(made, second, stopped=True)
+        await sweeps(sweeper, 1)
+
+
+def test_a_manager_whose_last_sign_is_old_sweeps_nothing() -> None:
+    clock = SetClock()
+    signs = PartitionSigns(FaultyBus("sqlite:///nowhere.db"), "t", 0, clock)
+    for host, at in (("old", 100.0), ("new", 200.0)):
+        beat = Beat(writer=host_writer(host), instance="i", version="0", sweeps=True)
+        signs._apply(beat.key.encode(), encode(beat), at)
+    assert set(signs.sweepers(150.0)) == {"host/new"}
+    assert set(signs.sweepers(99.0)) == {"host/new", "host/old"}
+    assert signs.now("host/nobody") == AT.timestamp()
+    clock.seconds += 70.0
+    assert signs.now("host/old") == 170.0  # although it could say nothing since
+    signs._apply(b"host/new", b"{", 300.0)  # of a later version: it says nothing that is understood here
+    assert set(signs.sweepers(99.0)) == {"host/old"}
+
+
+@pytest.mark.parametrize("others", [set(), {3}, {0, 3}, {1, 2, 3, 4, 5}, {5, 1}])
+async def test_every_partition_has_one_sweeper_and_those_without_a_manager_that_of_the_next_one(
+    bus: FaultyBus, others: set[int]
 ) -> None:
-    host, *others = sorted((f"h{n}" for n in range(20)), key=lambda host: murmur2(host.encode()), reverse=True)
-    path = tmp_path / "outfitter.toml"
-    path.write_text(f'bus = "{url}"\ncluster = "{CLUSTER}"\nhost = "{host}"\nhttp = "127.0.0.1:0"\n{static(1)}')
-    manager = Service(load(path, environment={}))
-    interval = timedelta(seconds=manager.settings.checkpoint_interval)
-    now = datetime.now(UTC)
-    for key, value in neighbours(*others, at=now - 3 * interval if silent else now + interval).items():
-        await made.publish(TOPICS.allocations, 0, Entry(key, value))
+    await all_topics.create(bus, CLUSTER, partitions=PARTITIONS)
+    hosts = {partition: ranked(2, partition)[0] for partition in {2, *others}}
+    for partition, host in hosts.items():
+        await live(bus, host, partition)
+    due = {partition: await manager(bus, host, partitions=PARTITIONS)._due() for partition, host in hosts.items()}
+    assert all(partition in mine for partition, mine in due.items())
+    assert sorted(each for mine in due.values() for each in mine) == list(range(PARTITIONS))
+    if others == {0, 3}:
+        assert due == {0: {0, 5, 4}, 2: {2, 1}, 3: {3}}
+
+
+async def test_without_signs_each_manager_tries_and_what_one_of_them_leaves_the_next_one_answers(
+    made: FaultyBus,
+) -> None:
+    first, second = (manager(made, host, beat_s=None) for host in ranked(2))
+    async with running(first):
+        await say(made, b"", None)
+        await letters(made, 1)
+        async with running(second):
+            await say(made, b"", None)
+            await letters(made, 2)
+            await sweeps(second, 1)
+        await say(made, b"", None)
+        await letters(made, 3)
+    assert [letter.source.offset for letter in await letters(made, 3)] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("partitions", [1, 0])
+async def test_where_the_signs_cannot_be_read_each_manager_tries(bus: FaultyBus, partitions: int) -> None:
+    """The topic of managers is not there, or has fewer partitions."""
+    if partitions:
+        await bus.create_topics([TopicSpec(managers_topic(CLUSTER), partitions, {})])
+    assert await manager(bus, "h0", partitions=3)._due() == {0, 1, 2}
+
+
+async def test_two_that_both_believe_to_be_the_one_answer_every_message_once(made: FaultyBus) -> None:
+    """Neither sees the other's signs; each fences the other again and again."""
+    async with running(manager(made, "h1", beat_s=None)), running(manager(made, "h2", beat_s=None)):
+        for n in range(30):
+            await say(made, register(f"w{n}", host="nowhere"), "nowhere")
+            await letters(made, n + 1)
+    assert [letter.source.offset for letter in await letters(made, 30)] == list(range(30))
+
+
+async def test_a_manager_that_loses_the_right_says_that_it_does_not_sweep_and_sweeps_again_with_it(
+    made: FaultyBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    missing: list[str] = []
+
+    async def missing_rights(*_: object) -> list[str]:
+        return list(missing)
+
+    monkeypatch.setattr(made, "missing_rights", missing_rights)
+    sweeper = manager(made, "h0")
     with structlog.testing.capture_logs() as lines:
+        async with running(sweeper):
+            await sweeps(sweeper, 1)
+            assert sweeper.sweeps
+            missing.append("Write on transactional id x")
+            await sweeps(sweeper, 0)
+            assert not sweeper.sweeps
+            missing.clear()
+            await sweeps(sweeper, 1)
+            assert sweeper.sweeps
+    assert [line["missing"] for line in lines if line["log_level"] == "warning"] == [["Write on transactional id x"]]
 
-        def leaves_it() -> bool:
-            return any(line["event"].startswith("other managers sweep") for line in lines)
 
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(manager.run)
-            with anyio.fail_after(WITHIN_S):
-                while not leaves_it() and not manager.metrics.registry.get_sample_value("outfitter_swept_partitions"):  # noqa: ASYNC110
-                    await anyio.sleep(0.02)
-            manager.stop()
-        assert leaves_it() != silent
+async def test_a_manager_that_must_not_sweep_its_partition_leaves_it_to_others(made: FaultyBus) -> None:
+    await made.publish(TOPICS.allocations, 0, Entry(checkpoint_key(sweeper_writer(0)).encode(), b'{"type":"later"}'))
+    sweeper = manager(made, "h0")
+    async with running(sweeper):
+        with anyio.fail_after(WITHIN_S):
+            while sweeper.sweeps:  # noqa: ASYNC110  (told by nobody)
+                await anyio.sleep(0.01)
+        await sweeps(sweeper, 0)

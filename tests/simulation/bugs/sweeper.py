@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest.mock import patch
 
+from outfitter_proto.partitioning import partition_of
 from outfitter_service.runtime.sweeper.held_messages import HeldMessages
 from outfitter_service.runtime.sweeper.host_registry import HostRegistry
+from outfitter_service.runtime.sweeper.sweeping_manager import SweepingManager
 from simulation.bugs.bug import Bug
 
 
@@ -23,7 +25,25 @@ def _registry_read_once() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _own_partition_only() -> Iterator[None]:
+    by_signs = SweepingManager._by_signs
+
+    async def first_of(self: SweepingManager) -> set[int]:
+        due = await by_signs(self)
+        return {partition_of(self.identity.host or "", self.partitions)} & due
+
+    with patch.object(SweepingManager, "_by_signs", first_of):
+        yield
+
+
 BUGS: tuple[Bug, ...] = (
+    Bug(
+        name="no-managers-partition-unswept",
+        what="a manager sweeps its own partition only, and nobody those without one",
+        within=100,
+        patches=_own_partition_only,
+    ),
     Bug(
         name="nobodys-passed-over",
         what="a sweeper's position passes over what it has still to answer",

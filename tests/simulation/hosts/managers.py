@@ -28,7 +28,7 @@ from outfitter_service.runtime.instruments import Instruments
 from outfitter_service.runtime.manager.cluster_member import Replica
 from outfitter_service.runtime.processor.processor import Limits, Processor
 from outfitter_service.runtime.processor.takeover import ForeignManagerError
-from outfitter_service.runtime.sweeper.group_member import SweeperMember, at_work
+from outfitter_service.runtime.sweeper.sweeping_manager import SweepingManager
 from simulation.hosts.hardware import Bench, Catalogue, Oddities, load
 from simulation.hosts.owners import BOOT, PID_NS, Owners, Survivors
 from simulation.loop import Loop, Process
@@ -168,6 +168,17 @@ class HostManager(Manager):
         survivors = Survivors(host.owners, identity, self.clock)
         self._pool = DriverPool(loaded, metrics=job.metrics, survivors=survivors)
         instruments = Instruments.of(job.metrics, self.clock)
+        sweeper = self._sweeper = (
+            SweepingManager(
+                bus,
+                partitions=job.partitions,
+                identity=identity,
+                instruments=instruments,
+                beat_s=job.limits.beat_s,
+            )
+            if sweeps
+            else None
+        )
         self.processor = Processor(
             assignment_of(bus, identity, partition=host.partition, clock=self.clock),
             rules=Rules(
@@ -184,12 +195,7 @@ class HostManager(Manager):
             drivers=self._pool,
             make_process_watch=lambda **options: host.owners.watch(self.process, options["died"], pid_ns=job.pid_ns),
             search_processes=nobody_runs,
-        )
-
-        self._sweeper = (
-            SweeperMember(bus, partitions=job.partitions, identity=identity, instruments=instruments)
-            if sweeps
-            else None
+            sweeps=lambda: sweeper is not None and sweeper.sweeps,
         )
 
     def serving(self) -> list[tuple[int, Processor]]:
@@ -210,10 +216,9 @@ class HostManager(Manager):
             await self.processor.run()
             tasks.cancel_scope.cancel()
 
-    async def _sweep(self, sweeper: SweeperMember) -> None:
+    async def _sweep(self, sweeper: SweepingManager) -> None:
         await self.processor.served.wait()
-        silent = timedelta(seconds=2 * self.job.limits.checkpoint_interval_s)
-        await sweeper.run_by_turns(at_work(self.processor.neighbours, since=self.clock.utc() - silent))
+        await sweeper.run()
 
 
 SETTINGS = config.load(os.devnull, {"scope": "cluster", "host": "here"}, {})

@@ -58,7 +58,11 @@ NEEDED = [each for each in ROLES[MANAGER] if is_needed(each)]
 def looked_for(role: str, cluster: str, host: str = HOST) -> list[Right]:
     """What a manager of that role looks for at its start."""
     if SCOPES[role] == "host":
-        own = [*rights.of_manager(cluster, [host_writer(host)]), *rights.of_sweeper(cluster)]
+        own = [
+            *rights.of_manager(cluster, [host_writer(host)]),
+            *rights.of_sweeper(cluster),
+            *rights.to_see_sweepers(cluster),
+        ]
     else:
         own = rights.of_manager(cluster, [partition_writer(0)], [managers_group(cluster)])
     return [*own, *rights.of_signs_of_life(cluster)]

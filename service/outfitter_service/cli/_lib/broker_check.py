@@ -14,27 +14,29 @@ from outfitter_proto.bus import (
     UnknownTopicError,
 )
 from outfitter_proto.keys import host_writer, partition_writer
-from outfitter_proto.names import managers_group, sweepers_group, topics, transactional_id
+from outfitter_proto.names import managers_group, topics, transactional_id
 from outfitter_proto.support.causes import side_by_side
 from outfitter_proto.topics import TopicDifference
 from outfitter_service.config import Connection, Settings
 
 _BROKERS = "kafka:"
+SESSION_S = 10.0
+"""The default of `session-timeout`."""
 OUT_OF_REACH = "brokers"
 """The kind of an obstacle because of which nothing else can be asked."""
 
 
 async def obstacles(bus: Bus, where: Connection, settings: Settings | None = None) -> list[Obstacle]:
-    """The obstacles for a manager with these settings, else for one of `where`'s host in host scope.
+    """The obstacles for a manager with these settings, else for one of `where`'s host in either scope.
 
     Raises:
         BusError: the bus did not answer.
     """
-    from outfitter_service.runtime.sweeper.group_member import SESSION_S
-
-    writer, sessions = host_writer(where.host), {sweepers_group(where.cluster): SESSION_S}
+    writer, sessions = host_writer(where.host), {managers_group(where.cluster): SESSION_S}
     if settings is not None and settings.scope == "cluster":
         writer, sessions = partition_writer(0), {managers_group(where.cluster): settings.session_timeout}
+    elif settings is not None:
+        sessions = {}
     return await bus.obstacles(writer=transactional_id(where.cluster, writer), sessions=sessions)
 
 
@@ -74,7 +76,7 @@ async def refuse_undecided(bus: Bus, topic: str, partition: int) -> None:
 
 
 def difference(obstacle: Obstacle) -> TopicDifference:
-    """The row of `outfitter topics check`. Without a group a manager works, but sweeps nothing."""
+    """The row of `outfitter topics check`, which does not know the scope: only cluster scope needs groups."""
     return TopicDifference(
         "(brokers)", obstacle.setting, obstacle.found, obstacle.wanted, obstacle.why, obstacle.remedy,
         obstacle.kind != "group",

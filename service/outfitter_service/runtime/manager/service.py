@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from datetime import UTC, datetime, timedelta
 
 import anyio
 import structlog
@@ -35,7 +34,7 @@ from outfitter_service.runtime.manager.cluster_member import Replica
 from outfitter_service.runtime.manager.partition_server import PartitionServer
 from outfitter_service.runtime.processor.limits import DEFAULT_LIMITS
 from outfitter_service.runtime.processor.processor import Processor
-from outfitter_service.runtime.sweeper.group_member import SweeperMember, at_work
+from outfitter_service.runtime.sweeper.sweeping_manager import SweepingManager
 
 log = structlog.get_logger("outfitter.service")
 
@@ -76,7 +75,7 @@ class Service:
         self.metrics.ready.set_function(lambda: float(self.ready))
         self._server: PartitionServer | None = None
         self._replica: Replica | None = None
-        self._sweeper: SweeperMember | None = None
+        self._sweeper: SweepingManager | None = None
         self._instruments = Instruments.of(self.metrics)
         self._stopping = anyio.Event()
         self.phase = "starting"
@@ -261,7 +260,7 @@ class Service:
             self.loaded,
             instruments=self._instruments,
             limits=structs.replace(DEFAULT_LIMITS, take_over=self._take_over, adopt=self._adopt),
-            sweeps=lambda: self._sweeper is not None and self._sweeper.is_sweeping,
+            sweeps=lambda: self._sweeper is None or self._sweeper.sweeps,
         )
         if self.stopping:
             self._server.processor.stop()
@@ -278,12 +277,15 @@ class Service:
     async def _sweep(self, bus: Bus, server: PartitionServer, partitions: int) -> None:
         """Take part in sweeping unroutable messages, once the manager's own host is served."""
         await server.processor.served.wait()
-        silent = timedelta(seconds=2 * self.settings.checkpoint_interval)
-        others = at_work(server.processor.neighbours, since=datetime.now(UTC) - silent)
-        sweeper = SweeperMember(bus, partitions=partitions, identity=server.identity, instruments=self._instruments)
-        self._sweeper = sweeper
+        sweeper = self._sweeper = SweepingManager(
+            bus,
+            partitions=partitions,
+            identity=server.identity,
+            instruments=self._instruments,
+            beat_s=self.settings.beat_interval,
+        )
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(sweeper.run_by_turns, others)
+            tasks.start_soon(sweeper.run)
             await self._stopping.wait()
             tasks.cancel_scope.cancel()
 

@@ -64,7 +64,7 @@ class Processor:
     ) -> None:
         """`owns_partition`: the processor asks it before it takes the partition again; by default it reads in the
         ledger who wrote last. `make_process_watch`: makes the watch of owner processes. `search_processes` finds the
-        processes of a host's workers. `sweeps`: whether the manager sweeps now; in cluster scope it always does."""
+        processes of a host's workers. `sweeps`: whether the manager sweeps; in cluster scope it always does."""
         identity, partition, clock = assignment.identity, assignment.partition, instruments.clock
         log_fields: dict[str, str | int] = {"host": identity.host} if identity.host else {"partition": partition}
         wakeup = Wakeup()

@@ -40,8 +40,8 @@ class SignsOfLife:
         sweeps: Callable[[], bool],
         wake: Callable[[], None],
     ) -> None:
-        """`every_s`: seconds between two signs; None: there are none. `sweeps`: whether this manager sweeps now.
-        `wake`: called when the checkpoint has something else to say, and when `trouble` changes."""
+        """`every_s`: seconds between two signs; None: there are none. `sweeps`: whether this manager sweeps where it
+        must. `wake`: called when the checkpoint has something else to say, and when `trouble` changes."""
         self._assignment = assignment
         self._instruments = instruments
         self._every_s = every_s

@@ -8,7 +8,7 @@ ledger says which hosts have a manager (host_registry.py).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import anyio
 import structlog
@@ -19,6 +19,7 @@ from outfitter_proto.bus import (
     BusConfigurationError,
     BusError,
     Entry,
+    FencedError,
     Message,
     OffsetOutOfRangeError,
     Reader,
@@ -51,6 +52,8 @@ LISTEN_S = 5.0
 """Seconds for which one read waits for messages."""
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.5, 30.0
 """Seconds between attempts to take the partition."""
+FENCED_S = 60.0
+"""Seconds for which a sweeper that was fenced leaves the partition to the other one."""
 NO_SUMMARIES: Mapping[Payer, Omitted] = {}
 _LOGGED = 20
 """Most dead letters of one commit that get a log line each."""
@@ -87,14 +90,11 @@ class PartitionSweeper:
         self,
         context: SweepContext,
         *,
-        owns_partition: Callable[[], Awaitable[bool]],
         served: Callable[[], Iterable[str]],
     ) -> None:
-        """`owns_partition`: the sweeper asks it before it takes the partition again. `served`: returns the hosts with a
-        manager, which a dead letter names."""
+        """`served`: returns the hosts with a manager, which a dead letter names."""
         self._context = context
         self._activity = f"sweeping partition {context.partition}"
-        self._owns_partition = owns_partition
         self._served = served
         self._held = HeldMessages()
         self._progress = SweepProgress(context.identity, context.partition, context.instruments.clock)
@@ -119,11 +119,13 @@ class PartitionSweeper:
             except LedgerRefusedError as error:
                 log.error("a partition cannot be swept", partition=partition, error=str(error))
                 return
+            except FencedError:
+                self._context.instruments.outage.passed(self._activity)
+                log.debug("another manager sweeps", partition=partition, again_s=FENCED_S)
+                await anyio.sleep(FENCED_S)
             except BusError as error:
                 self._context.instruments.outage.met(self._activity, error)
             await anyio.sleep(backoff.next_delay(lasted=self._context.instruments.clock.monotonic() - begun))
-            while not await self._owns_partition():  # noqa: ASYNC110  (the bus answers, and sets no event)
-                await anyio.sleep(FIRST_DELAY_S)
 
     # --- taking the partition ------------------------------------------------------------------------------
 

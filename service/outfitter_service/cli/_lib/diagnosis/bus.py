@@ -108,7 +108,8 @@ def rights(machine: Machine) -> Iterator[Finding]:
     where, settings = configured
     scope = settings.scope
     of_manager = needed.of_scope(scope, where.cluster, where.host, history=where.history)
-    optional = needed.of_sweeper(where.cluster) if scope == "host" else []
+    sweeping = [*needed.of_sweeper(where.cluster), *needed.to_see_sweepers(where.cluster)]
+    optional = sweeping if scope == "host" else []
     optional += needed.of_signs_of_life(where.cluster)
 
     async def lacking(bus: Bus) -> list[tuple[Verdict, str]] | None:
