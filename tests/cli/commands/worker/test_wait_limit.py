@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import pytest
 from msgspec import UNSET
 
 from outfitter_proto.bus import connect
+from outfitter_proto.names import managers_topic, topics
 from outfitter_service.query import ledger_view
 from support.kafka.broker import KafkaBroker
 from support.managers.process import OUTFITTER, Manager, StartManager, serving_on
@@ -37,7 +39,8 @@ except outfitter.WaitedTooLongError as error:
 
 @pytest.fixture(params=["embedded", pytest.param("kafka", marks=pytest.mark.kafka)])
 def hanging(request: pytest.FixtureRequest, start_manager: StartManager, tmp_path: Path) -> Iterator[Manager]:
-    """A manager that was stopped by SIGSTOP. What it holds, it goes on holding: its machine's lock, too."""
+    """A manager that was stopped by SIGSTOP between two commits. What it holds, it goes on holding: its machine's lock,
+    too. In the middle of one, Kafka would hide the ledger's end from the workers, who then say that instead."""
     with ExitStack() as stack:
         if request.param == "embedded":
             manager = start_manager(gpus=1, variables=OFTEN)
@@ -46,8 +49,28 @@ def hanging(request: pytest.FixtureRequest, start_manager: StartManager, tmp_pat
             options = {"cluster": KafkaBroker.new_cluster(), "variables": OFTEN}
             manager = stack.enter_context(serving_on(broker, tmp_path / "m", **options))
         manager.wait_for(lambda: promises_signs(manager))
-        freeze(manager.pid)
+        manager.wait_for(lambda: frozen_between_commits(manager))
+        manager.wait_for(lambda: "but was last heard" in manager.outfitter("status").stderr)
         yield manager
+
+
+def frozen_between_commits(manager: Manager) -> bool:
+    """Freeze it. If it was about to commit, let it go on instead."""
+    freeze(manager.pid)
+    if anyio.run(everything_is_decided, manager):
+        return True
+    manager.signal(signal.SIGCONT)
+    return False
+
+
+async def everything_is_decided(manager: Manager) -> bool:
+    """Whether no transaction is open in what workers read."""
+    async with connect(manager.bus_url) as bus:
+        for topic in (topics(manager.cluster).allocations, managers_topic(manager.cluster)):
+            for partition in range((await bus.topic(topic)).partitions):
+                if await bus.open_transaction(topic, partition) is not None:
+                    return False
+    return True
 
 
 def promises_signs(manager: Manager) -> bool:
