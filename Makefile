@@ -98,5 +98,8 @@ constraints: $(RUNNABLE)
 		--output-file constraints-service.txt pyproject.toml
 	$(PIN) --group tools --constraint constraints.txt --output-file constraints-tools.txt
 
+.DEFAULT:
+	@echo "there is no target $@: CONTRIBUTING.md has them all" >&2; false
+
 clean:
 	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
