@@ -7,6 +7,7 @@ root=$(mktemp -d)
 chmod 755 "$root"
 running=()
 trap 'kill "${running[@]}" 2>/dev/null || true; wait; rm -rf "$root"' EXIT
+prometheus=$(PYTHONPATH=tests python3 -m tools prometheus | sed -n 's/^prometheus: //p')
 SECONDS=0
 
 say() { echo "$SECONDS s: $*"; }
@@ -83,7 +84,7 @@ say "the first grant is in the API that the console reads"
 sed "s#127.0.0.1:9477#${url#http://}#" deploy/prometheus/prometheus.yml >"$root/prometheus.yml"
 cp deploy/prometheus/rules.yml "$root"
 port=$(/usr/bin/python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
-"$PROMETHEUS" --config.file="$root/prometheus.yml" --storage.tsdb.path="$root/data" \
+"$prometheus" --config.file="$root/prometheus.yml" --storage.tsdb.path="$root/data" \
 	--web.listen-address="127.0.0.1:$port" --log.level=warn >"$root/prometheus.log" 2>&1 &
 running+=($!)
 within "curl -s 'http://127.0.0.1:$port/api/v1/query?query=outfitter_ready' | grep '\"1\"'"
