@@ -262,7 +262,9 @@ class World:
 
     def _make(self, job: Job, link: Link, bus: ModelBus, instance: str) -> Manager:
         if not self.setting.replicas:
-            sweeps = self.strangers is not None
+            # one always may, of the others some: whoever may sweeps as soon as it serves
+            may = job.hosts[0] is self.hosts[0] or random.Random(f"{self.seed}/{job.name}/sweeps").random() < 0.4
+            sweeps = self.strangers is not None and may
             return HostManager(self.loop, job, link, bus, instance, sweeps=sweeps)
         setting = self.setting
         return ReplicaManager(self.loop, job, link, bus, instance, static=setting.static, session_s=setting.session_s)
