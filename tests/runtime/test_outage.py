@@ -110,7 +110,7 @@ def test_libraries_are_heard_at_debug_only(threshold: str, seen: bool, capsys: p
 
 def test_a_command_shows_no_library_either() -> None:
     look = (
-        "import logging; from outfitter_service.cli._lib.errors import show_warnings_of_libraries as show; show()\n"
+        "import logging; from outfitter_service.cli._lib.errors import show_log_lines as show; show()\n"
         "logging.getLogger('aiokafka.producer.sender').error('theirs')\n"
         "logging.getLogger('outfitter').warning('ours')"
     )
