@@ -9,6 +9,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import anyio
@@ -290,7 +291,8 @@ async def test_a_reader_says_that_an_answer_is_late_before_a_request_has_failed(
                     await own_broker.restarted()
             with anyio.fail_after(WITHIN):
                 while reader.late_s:
-                    assert await reader.fetch(timeout=0.1) == []
+                    with suppress(BusUnavailableError):  # the request of before may have failed by now
+                        assert await reader.fetch(timeout=0.1) == []
 
 
 async def test_a_commit_that_succeeded_after_a_request_was_repeated_leaves_the_writer_tainted(

@@ -16,7 +16,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
-from support.kafka.broker import QUICK_RETURN, Broker, KafkaBroker, free_port
+from support.kafka.broker import QUICK_RETURN, Broker, KafkaBroker, answers, free_port
+from support.polling import until
 
 
 class _Flow:
@@ -124,6 +125,7 @@ def broker_behind(folder: Path, *, idle_s: float | None = None) -> Iterator[tupl
     broker = Broker(folder, settings, port=own)
     try:
         broker.start()
+        until(lambda: answers(f"127.0.0.1:{clients}"), broker.log_tail)  # it opens its listeners one after the other
         with ForgetfulProxy(offered, clients, idle_s=idle_s) as proxy:
             yield KafkaBroker(f"127.0.0.1:{offered}"), proxy
     finally:
