@@ -9,9 +9,9 @@ from msgspec import structs
 
 from outfitter_proto.bus import Entry, Reader
 from outfitter_proto.codec import encode
-from outfitter_service.runtime.changelog.restore import restore, unchanged
+from outfitter_service.runtime.changelog.restore import Restored, restore, unchanged
 from outfitter_service.runtime.input.scope import HostScope
-from outfitter_service.runtime.processor import takeover
+from outfitter_service.runtime.processor import same_machine, takeover
 from outfitter_service.runtime.processor.takeover import ForeignManagerError
 from runtime.conftest import Serve
 from support.bus.faulty_bus import FaultyBus
@@ -73,20 +73,27 @@ async def test_what_its_predecessor_wrote_between_the_look_and_the_fence_counts(
 
 
 async def test_what_others_wrote_between_the_look_and_the_fence_is_known(
-    bus: FaultyBus, counting: Counting, serve: Serve
+    bus: FaultyBus, counting: Counting, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with serve(static(2)):
         pass
     other = host_record("other")
+    known: list[dict[bytes, bytes]] = []
+
+    async def look(_: object, restored: Restored) -> bool:
+        known.append(dict(restored.neighbours))
+        return True
+
+    monkeypatch.setattr(same_machine, "warn", look)
 
     async def one_more(point: str) -> None:
         if point == "open_writer:before":
             await bus.publish(TOPICS.allocations, 0, Entry(other.key.encode(), encode(other)))
 
     counting.script = one_more
-    async with serve(static(2), on=counting, identity=another()) as manager:
+    async with serve(static(2), on=counting, identity=another()):
         assert counting.whole == 1
-        assert manager.processor.neighbours == {other.key.encode(): encode(other)}
+        assert known == [{other.key.encode(): encode(other)}]
 
 
 async def test_a_rival_that_came_between_the_look_and_the_fence_is_found(

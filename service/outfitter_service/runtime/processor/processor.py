@@ -72,8 +72,6 @@ class Processor:
         self.ready = False
         self.served = anyio.Event()
         """Set once registrations have been answered."""
-        self.neighbours: dict[bytes, bytes] = {}
-        """The records of the partition's other hosts, as they were when it was taken."""
         self.event_queue = EventQueue(clock, wakeup)
         self.liveness = LivenessTracker(
             assignment,
@@ -238,11 +236,13 @@ class Processor:
                 restored = await takeover.restore(writer)
                 # the traceback of the last tenure's error may keep the old ledger alive
                 await discard(self.ledger)
-                self.neighbours.clear()
-                self.ledger, self.neighbours = restored.ledger, restored.neighbours
+                self.ledger = restored.ledger
                 takeover.note_commit(self.ledger.commits)
                 tenure = Tenure(self._equipment, takeover, writer, restored)
-                self._loop = loop = await tenure.adopt()
+                try:
+                    self._loop = loop = await tenure.adopt()
+                finally:
+                    restored.neighbours.clear()  # nobody looks at the other hosts' records from here on
             except BusError as error:
                 return error
             try:
