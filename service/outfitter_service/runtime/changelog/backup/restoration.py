@@ -55,8 +55,6 @@ MOST_OF_CHECKPOINTS = 64 * 1024 * 1024
 """Most bytes of all writers' last checkpoints. One has less than a kibibyte, and a writer has one."""
 ENTRY_BYTES = 32
 """More than a record takes in a batch besides its key and value."""
-
-
 MOST_BUFFERED = 64 * 1024 * 1024
 """Most bytes of records that wait for the commit of their partition."""
 
