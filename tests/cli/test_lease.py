@@ -354,9 +354,10 @@ def waiting_script(manager: Manager, *arguments: str) -> subprocess.Popen[str]:
 
 @pytest.mark.parametrize(("number", "state"), [(signal.SIGTERM, "ended"), (signal.SIGKILL, "failed")])
 def test_killed_while_it_waits_it_leaves_nothing(one_gpu: Manager, number: signal.Signals, state: str) -> None:
+    """It must still wait when it is killed, on a busy machine, too. Killed by -9, its record waits to the end."""
     with caller(one_gpu) as holder:
         assert holder.call(SCRIPT, "1").code == 0
-        with waiting_script(one_gpu, "--wait", "20s") as script:
+        with waiting_script(one_gpu, "--wait", "40s") as script:
             script.send_signal(number)
             script.communicate(timeout=PATIENCE)
         one_gpu.wait_for(lambda: live(one_gpu) == ["allocated"])

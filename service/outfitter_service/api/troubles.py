@@ -28,13 +28,15 @@ _NAMED = 3
 
 
 class Kind(Struct, frozen=True, kw_only=True):
-    """A kind of trouble. `urgent`: somebody must act now, and the alert is critical. `after`: how long it lasts before
-    it is shown, as before the alert; 0: it is shown at once. `alert`: the alert for the same, if there is one."""
+    """A kind of trouble."""
 
     code: str
     urgent: bool = False
+    """Somebody must act now, and the alert is critical."""
     after: timedelta = timedelta()
+    """How long it lasts before it is shown, as before the alert; 0: it is shown at once."""
     alert: str | None = None
+    """The alert for the same, if there is one."""
 
 
 LENT_TWICE = Kind(code="lent-twice", urgent=True, alert="OutfitterExclusivityViolation")
@@ -65,14 +67,15 @@ _RANKS = {kind.code: rank for rank, kind in enumerate(KINDS)}
 
 
 class _Records(NamedTuple):
-    """What the records of one host say, as far as it may be a trouble. `free`: the resources of which a device is free.
-    `holding`: how many workers hold devices."""
+    """What the records of one host say, as far as it may be a trouble."""
 
     lent_twice: list[DeviceLine]
     ill: dict[Kind, list[DeviceLine]]
     still_used: list[DeviceLine]
     free: set[str]
+    """The resources of which a device is free."""
     holding: int
+    """How many workers hold devices."""
     waiting: list[Allocation]
     failed: list[Allocation]
 
