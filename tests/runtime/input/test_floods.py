@@ -228,7 +228,7 @@ async def test_what_was_decided_ahead_and_come_by_is_not_lost_when_the_commit_fa
             bus.go = anyio.Event()
             loop = manager.processor._loop
             assert loop is not None
-            await _until(lambda: any(each.key == b"other" for each in loop._open.looked_ahead))
+            await _until(lambda: b"other" in loop._open.ahead)
             bus.go.set()
             await _until(
                 lambda: loop._open.position == end and manager.processor.inputs.lookahead.lookahead_buffer is None

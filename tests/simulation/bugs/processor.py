@@ -37,18 +37,6 @@ def _acting_early() -> Iterator[None]:
 
 
 @contextmanager
-def _ahead_whatever_came_of_it() -> Iterator[None]:
-    take_back = CommitLoop._take_back
-
-    def keep_ahead(self: CommitLoop, *works: Commit) -> None:
-        self.cursor.ahead = dict(self._open.ahead)
-        take_back(self, *works)
-
-    with patch.object(CommitLoop, "_take_back", keep_ahead):
-        yield
-
-
-@contextmanager
 def _taken_again() -> Iterator[None]:
     keeps = LookAheadBuffer._accepts
 
@@ -107,12 +95,6 @@ BUGS: tuple[Bug, ...] = (
         what="a fenced manager takes the partition again without looking who has it",
         within=40,
         patches=lambda: patch.object(Takeover, "_refuse_successor", nothing),
-    ),
-    Bug(
-        name="ahead-without-the-commit",
-        what="what a failed commit decided before its turn is passed over by the next one",
-        within=250,
-        patches=_ahead_whatever_came_of_it,
     ),
     Bug(
         name="left-and-taken-again",

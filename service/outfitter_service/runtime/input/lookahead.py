@@ -141,13 +141,6 @@ class LookAhead:
             else self.lookahead_buffer.decided_before(key)
         )
 
-    def give_back(self, messages: Sequence[Message]) -> None:
-        """Put messages first again, because their commit failed. Messages from an earlier buffer are left out: by now
-        the input reader has them."""
-        lookahead_buffer = self.lookahead_buffer
-        if lookahead_buffer is not None:
-            lookahead_buffer.give_back([message for message in messages if message.offset >= lookahead_buffer.start])
-
     async def run(self) -> None:
         """Look ahead whenever the input reader is full, until cancelled."""
         while True:
@@ -203,11 +196,6 @@ class Inputs(Struct, frozen=True):
         self.reader.reset(cursor.position)
         self.lookahead.reset(cursor, room=room)
         self.end.reset(cursor.position)
-
-    def give_back(self, messages: Sequence[Message], looked_ahead: Sequence[Message]) -> None:
-        """Put messages first again in both readers, because their commit failed."""
-        self.reader.give_back(messages)
-        self.lookahead.give_back(looked_ahead)
 
     def clear(self) -> None:
         """Drop everything."""

@@ -3,8 +3,8 @@
     events → decide → records and commands → commit the records → act on the commands → events …
 
 While one commit is under way, the loop decides the next one on the ledger as it will be. A failed commit is taken back,
-and so is the next one, whose decisions build on it. The loop knows no rules of allocation (core/), no driver, and not
-how a partition is taken (takeover.py).
+and so is the next one, whose decisions build on it. Then the tenure ends. The loop knows no rules of allocation
+(core/), no driver, and not how a partition is taken (takeover.py).
 """
 
 from __future__ import annotations
@@ -274,7 +274,7 @@ class CommitLoop:
             commits.start_soon(self._commit, commit, self._seal(commit))
             self._sent, self._open = commit, self._open_after(commit)
             return None
-        if commit.internal or commit.messages or commit.looked_ahead or commit.position != self.cursor.position:
+        if commit.events or commit.position != self.cursor.position:
             self._settle(commit)
             self._open = self._open_after(self.cursor)
         if reader.trouble is not None:
@@ -297,7 +297,6 @@ class CommitLoop:
         """Complete this commit, and return its checkpoint. Its follow-ups are decided for the next commit."""
         event_queue, ledger, transaction = self._event_queue, self._ledger, commit.transaction
         stale = self._stale_positions | commit.effects.hosts
-        commit.stale_positions = frozenset(stale)
         self._rewrites.take_renewed()
         self._stale_positions = {host for host in stale if not commit.renumber(host, commit.full)}
         if self._stop.requested:
@@ -407,20 +406,18 @@ class CommitLoop:
             self._ledger.forget(host)
 
     def _take_back(self, *commits: Commit) -> None:
-        """Take back these commits, the latest first, and open a new one. Their events must be decided again, and later
-        commits write again what they wrote besides decisions."""
+        """Take back these commits, the latest first: the tenure ends. The next one decides their events again; until
+        then `oldest` says which message waits."""
         self._ledger.rollback()
         for commit in commits:
             self._event_queue.give_back(commit.internal, but=commit.effects.follow_ups)
-            self._inputs.give_back(commit.messages, commit.looked_ahead)
+            self._reader.give_back(commit.messages)
             if commit.trouble is not None:
                 self._reporter.answered(commit.trouble, commit.seconds)
             commit.give_quotas_back()
-            self._stale_positions |= {host for host in commit.stale_positions if host in self._ledger.hosts}
         self._snapshots.take_back()
         self._signs_of_life.take_back()
-        self._unannounced, self._unstopped = self._hosts_to_announce(), None
-        self._open = self._open_after(self.cursor, opening=not self.first_commit.is_set())
+        self._open = self._open_after(self.cursor)
 
     async def _begin_again(self, lost: OffsetOutOfRangeError) -> BusError | None:
         """Continue where the input begins now. Messages of a recreated topic count as later than all earlier ones.

@@ -92,8 +92,6 @@ class Commit:
         """The manager's own events."""
         self.messages: list[Message] = []
         """From the input reader, with those that were decided before their turn."""
-        self.looked_ahead: list[Message] = []
-        """From the look-ahead, with those that were decided in turn."""
 
         # --- what it uses of quotas ---
         self.omitted: dict[Payer, Omitted] = {}
@@ -106,8 +104,6 @@ class Commit:
         self._repeated: list[tuple[str, AllocationKey]] = []
 
         # --- what is known of its end ---
-        self.stale_positions: frozenset[str] = frozenset()
-        """Hosts whose queue positions it had to refresh."""
         self.deaths_left = False
         """Later commits have more deaths by the end of an earlier boot."""
         self.closing = False
@@ -164,15 +160,13 @@ class Commit:
 
     def decide_ahead(self, lookahead_buffer: LookAheadBuffer, scope: Scope) -> None:
         """Decide the look-ahead's next message before its turn; if it has no room, it stays there. Each source skips
-        messages that were decided from the other one, but keeps them in this commit: if it fails, both sources get them
-        back."""
+        messages that were decided from the other one."""
         message = lookahead_buffer.pop()
         if message.offset >= self.position:
             if not self._decide_message(message, scope) and self.is_full:
                 lookahead_buffer.give_back([message])
                 return
             self.ahead[message.key or b""] = message.offset + 1
-        self.looked_ahead.append(message)
 
     def read_to(self, position: int) -> None:
         """All messages before `position` are decided. The offsets before it may have gaps."""
