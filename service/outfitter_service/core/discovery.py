@@ -13,13 +13,12 @@ from outfitter_service.core.decision import DecisionBuilder, Rules
 from outfitter_service.core.hosts import host_record, refreshed, with_health
 from outfitter_service.core.placement import policy
 from outfitter_service.core.state import held_back_devices, names_room
-from outfitter_service.core.state.host_state import HostState
+from outfitter_service.core.state.host_state import HostState, QueueEntry, queue_entry
 from outfitter_service.core.state.infos import names_held, other_names
 from outfitter_service.core.state.ledger import SetInventory, SetScan
 from outfitter_service.core.state.overlay import HostOverlay
 from outfitter_service.core.state.resource_state import ResourceState
 from outfitter_service.core.state.sizes import FullError, OversizeError
-from outfitter_service.core.state.waiter_index import QueueEntry, queue_entry
 from outfitter_service.core.states import PENDING, RELEASING, Step
 
 Infos = dict[str, list[dict[str, str]]]

@@ -19,9 +19,8 @@ from outfitter_proto.records import FINAL_STATES, NO_TOKEN, Allocation, Allocati
 from outfitter_service.core import delays, queue
 from outfitter_service.core import model as m
 from outfitter_service.core.decision import DecisionBuilder, Rules
-from outfitter_service.core.state.host_state import HostState
+from outfitter_service.core.state.host_state import Ending, HostState
 from outfitter_service.core.state.ledger import DropRecord, Ledger
-from outfitter_service.core.state.run_index import Ending
 from outfitter_service.core.state.sizes import FullError
 from outfitter_service.core.states import ALLOCATED, ENDED, FAILED, PENDING, PREPARING, RELEASING, Step
 

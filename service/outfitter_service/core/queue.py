@@ -25,12 +25,11 @@ from outfitter_service.core.decision import DecisionBuilder
 from outfitter_service.core.placement import policy
 from outfitter_service.core.request_check import excess
 from outfitter_service.core.state import sizes
-from outfitter_service.core.state.host_state import HostState
+from outfitter_service.core.state.host_state import HostState, QueueEntry, queue_entry
 from outfitter_service.core.state.infos import grant_infos
 from outfitter_service.core.state.ledger import SetScan
 from outfitter_service.core.state.overlay import HostOverlay
 from outfitter_service.core.state.sizes import FullError, OversizeError
-from outfitter_service.core.state.waiter_index import QueueEntry, queue_entry
 from outfitter_service.core.states import PENDING, Step
 
 NOTHING: frozenset[str] = frozenset()

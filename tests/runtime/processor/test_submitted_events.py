@@ -11,7 +11,7 @@ from outfitter_proto.bus import BusUnavailableError
 from outfitter_proto.keys import AllocationKey
 from outfitter_service.core import model as m
 from outfitter_service.runtime.processor.commit import commit
-from outfitter_service.runtime.processor.submissions import NotCommittedError
+from outfitter_service.runtime.processor.event_queue import NotCommittedError
 from runtime.conftest import Serve
 from support.bus.faulty_bus import FaultyBus, no_faults
 from support.managers.in_process import HOST, WITHIN_S, register, static

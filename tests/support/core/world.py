@@ -29,6 +29,7 @@ from outfitter_service.core import delays
 from outfitter_service.core import model as m
 from outfitter_service.core.decide import Decision, Rules, decide, decide_in_full, implied, is_due, renumber
 from outfitter_service.core.hosts import host_record
+from outfitter_service.core.state.host_state import queue_entry
 from outfitter_service.core.state.ledger import (
     DropAllocation,
     DropRecord,
@@ -39,7 +40,6 @@ from outfitter_service.core.state.ledger import (
     SetScan,
 )
 from outfitter_service.core.state.sizes import items
-from outfitter_service.core.state.waiter_index import queue_entry
 from outfitter_service.core.states import GRANTED_STATES
 from support.core.core_driver import HOST, START
 from support.core.decided import apply, change_all, decision_of, is_settled, touched

@@ -6,17 +6,198 @@ The indexes are a function of the host's records and of its drivers' last report
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
+from collections.abc import Iterable
 from datetime import datetime, timedelta
 
 from outfitter_proto.keys import AllocationKey
-from outfitter_proto.records import HOLDING_STATES, Allocation, Host
+from outfitter_proto.records import FINAL_STATES, HOLDING_STATES, Allocation, Host, ReasonCode
 from outfitter_service.core.state.device_index import DeviceIndex
 from outfitter_service.core.state.device_names import CanonicalName
-from outfitter_service.core.state.holder_index import HolderIndex
 from outfitter_service.core.state.resource_state import ResourceState
-from outfitter_service.core.state.run_index import RunIndex
-from outfitter_service.core.state.waiter_index import WaiterIndex
+from outfitter_service.core.state.sizes import items, shared_devices
 from outfitter_service.core.states import PENDING
+
+
+def has_exclusive(record: Allocation) -> bool:
+    """Whether a record holds a device exclusively."""
+    shared = record.shared
+    return any(infos and resource not in shared for resource, infos in record.resources.items())
+
+
+class HolderIndex:
+    """The holders of one host. It is a function of the live records."""
+
+    def __init__(self) -> None:
+        self.live: dict[AllocationKey, Allocation] = {}
+        """All of them, by key."""
+        self.without_exclusive = 0
+        """How many hold no exclusive device."""
+        self.items = 0
+        """Those of their requests, and their shared devices; see `sizes.items` and `sizes.shared_devices`."""
+
+    def change(self, key: AllocationKey, before: Allocation | None, after: Allocation | None) -> None:
+        """Replace a live record by another one. None: there is none."""
+        if before is not None:
+            del self.live[key]
+            self._count(before, -1)
+        if after is not None:
+            self.live[key] = after
+            self._count(after, 1)
+
+    def _count(self, record: Allocation, count: int) -> None:
+        self.items += count * (items(record.request) + shared_devices(record))
+        if not has_exclusive(record):
+            self.without_exclusive += count
+
+
+QueueEntry = tuple[int, int, AllocationKey]
+"""(-priority, offset of the first registration, allocation key): the queue's order."""
+
+
+def queue_entry(record: Allocation) -> QueueEntry:
+    return (-record.request.priority, record.source.offset, record.key)
+
+
+class WaiterIndex:
+    """The waiters of one host. It is a function of the pending records, but for `scan_from`."""
+
+    def __init__(self) -> None:
+        self.queue: list[QueueEntry] = []
+        """Every waiter, in order."""
+        self.waiting: dict[str, list[QueueEntry]] = {}
+        """The same by requested resource."""
+        self.claims: dict[str, list[QueueEntry]] = {}
+        """Those whose devices are busy, by resource. Later workers leave these devices to them."""
+        self.unanswered: dict[str, list[QueueEntry]] = {}
+        """Those that wait for a driver's answer, by resource."""
+        self.deadlines: list[tuple[datetime, AllocationKey]] = []
+        """When waiters with a `wait_s` fail, unless they wait for a driver's answer."""
+        self.waiting_since: list[tuple[datetime, AllocationKey]] = []
+        """Since when waiters with a `wait_s` have waited."""
+        self.items = 0
+        """Those of their requests, see `sizes.items`."""
+        self.scan_from: QueueEntry | None = None
+        """The first waiter whose evaluation is due. None: no evaluation is due."""
+
+    def set_scan(self, start: QueueEntry | None) -> QueueEntry | None:
+        """Have the queue evaluated again from the waiter `start` on (None: no evaluation is due). Returns the start
+        before."""
+        before, self.scan_from = self.scan_from, start
+        return before
+
+    def change(self, key: AllocationKey, before: Allocation | None, after: Allocation | None) -> None:
+        """Replace a pending record by another one. None: there is none."""
+        if before is not None:
+            self._remove(key, before)
+        if after is not None:
+            self._add(key, after)
+
+    def _add(self, key: AllocationKey, record: Allocation) -> None:
+        self.items += items(record.request)
+        entry = queue_entry(record)
+        insort(self.queue, entry)
+        for index in self._indexes_of(record):
+            for resource in record.request.amounts:
+                insort(index.setdefault(resource, []), entry)
+        if record.wait_until is not None:
+            if record.reason_code != ReasonCode.NOT_REPORTED:
+                insort(self.deadlines, (record.wait_until, key))
+            insort(self.waiting_since, (record.since, key))
+
+    def _remove(self, key: AllocationKey, record: Allocation) -> None:
+        self.items -= items(record.request)
+        entry = queue_entry(record)
+        del self.queue[bisect_left(self.queue, entry)]
+        for index in self._indexes_of(record):
+            for resource in record.request.amounts:
+                entries = index[resource]
+                del entries[bisect_left(entries, entry)]
+                if not entries:
+                    del index[resource]
+        if record.wait_until is not None:
+            if record.reason_code != ReasonCode.NOT_REPORTED:
+                del self.deadlines[bisect_left(self.deadlines, (record.wait_until, key))]
+            del self.waiting_since[bisect_left(self.waiting_since, (record.since, key))]
+
+    def _indexes_of(self, record: Allocation) -> Iterable[dict[str, list[QueueEntry]]]:
+        """The indexes by resource that a pending record is in."""
+        if record.reason_code == ReasonCode.BUSY:
+            return self.waiting, self.claims
+        return (self.waiting, self.unanswered) if record.reason_code == ReasonCode.NOT_REPORTED else (self.waiting,)
+
+
+Run = tuple[int, AllocationKey]
+"""(offset of the first registration, allocation key) of one incarnation. The last in order is the newest."""
+
+Ending = tuple[datetime, AllocationKey]
+"""(when it ended or failed, allocation key). The first in order is deleted first."""
+
+
+class RunIndex:
+    """The retained runs of one host's workers. It is a function of all records."""
+
+    def __init__(self) -> None:
+        self.incarnations: dict[str, tuple[Run, ...]] = {}
+        """All of each worker, the newest last. They are in a tuple: the garbage collector traverses a tuple of texts
+        and numbers only once, but a list in each collection."""
+        self.endings: list[Ending] = []
+        """The final records, the oldest first, whatever the clock did."""
+        self.past: dict[str, list[Ending]] = {}
+        """The same by worker."""
+
+    @property
+    def final_count(self) -> int:
+        """How many of the records are final."""
+        return len(self.endings)
+
+    def newest(self, worker: str) -> AllocationKey | None:
+        """The key of a worker's newest incarnation."""
+        incarnations = self.incarnations.get(worker)
+        return incarnations[-1][1] if incarnations else None
+
+    def change(self, key: AllocationKey, before: Allocation | None, after: Allocation | None) -> None:
+        """Replace a record by another one. None: there is none."""
+        if before is not None and before.state in FINAL_STATES:
+            ending = (before.since, key)
+            del self.endings[bisect_left(self.endings, ending)]
+            past = self.past[before.worker]
+            del past[bisect_left(past, ending)]
+            if not past:
+                del self.past[before.worker]
+        if after is None:
+            if before is not None:
+                self._forget(key, before)
+            return
+        self._add(key, after)
+        if after.state in FINAL_STATES:
+            ending = (after.since, key)
+            insort(self.endings, ending)
+            insort(self.past.setdefault(after.worker, []), ending)
+
+    def add_first(self, key: AllocationKey, record: Allocation) -> None:
+        """Add the first record of a worker, which is not final."""
+        self.incarnations[record.worker] = ((record.source.offset, key),)
+
+    def _add(self, key: AllocationKey, record: Allocation) -> None:
+        run = (record.source.offset, key)
+        runs = self.incarnations.get(record.worker)
+        if runs is None:  # nearly always
+            self.incarnations[record.worker] = (run,)
+        elif runs[-1] < run:
+            self.incarnations[record.worker] = runs + (run,)  # noqa: RUF005 - unpacking copies a thousand runs thrice
+        elif runs[(position := bisect_left(runs, run)) : position + 1] != (run,):
+            self.incarnations[record.worker] = (*runs[:position], run, *runs[position:])
+
+    def _forget(self, key: AllocationKey, record: Allocation) -> None:
+        runs = self.incarnations[record.worker]
+        position = bisect_left(runs, (record.source.offset, key))
+        runs = runs[:position] + runs[position + 1 :] if position else runs[1:]
+        if runs:
+            self.incarnations[record.worker] = runs
+        else:
+            del self.incarnations[record.worker]
+
 
 CLOCK_SLACK = timedelta(seconds=2)
 """If a record began further in the future than this, it was written before the clock was set back."""

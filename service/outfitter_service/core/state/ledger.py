@@ -15,10 +15,9 @@ from msgspec import Struct
 from outfitter_proto.keys import AllocationKey, StateKey, host_of
 from outfitter_proto.records import NO_COMMIT, NO_TOKEN, Allocation, CommitNumber, StateRecord, Token
 from outfitter_service.core.state.device_names import CanonicalName
-from outfitter_service.core.state.host_state import HostState
+from outfitter_service.core.state.host_state import HostState, QueueEntry
 from outfitter_service.core.state.record_kinds import KINDS
 from outfitter_service.core.state.resource_state import ResourceState
-from outfitter_service.core.state.waiter_index import QueueEntry
 
 
 class PutAllocation(Struct, frozen=True, gc=False):
