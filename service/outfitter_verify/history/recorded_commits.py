@@ -33,7 +33,6 @@ class RecordedCommits:
         """By writer and commit: the instance of the manager."""
         self._numbers: defaultdict[str, list[int]] = defaultdict(list)
         """By writer: the numbers of its commits, sorted."""
-        self._resumed: dict[str, int] = {}
         self._snapshots: set[tuple[str, object]] = set()
         """Writers, each with the commit at which a snapshot begins."""
         self._legal: dict[tuple[str, int, int | None], bool] = {}
@@ -44,8 +43,6 @@ class RecordedCommits:
         writer, number = checkpoint.writer, checkpoint.commit
         if number in self._instance[writer]:
             return
-        if number - 1 not in self._instance[writer]:
-            self._resumed[writer] = number
         self._instance[writer][number] = checkpoint.instance
         self.instances.add((writer, checkpoint.instance))
         insort(self._numbers[writer], number)
@@ -54,10 +51,6 @@ class RecordedCommits:
         """Add a piece of a snapshot."""
         if isinstance(body.get("writer"), str) and isinstance(body.get("begun"), int):
             self._snapshots.add((body["writer"], body["begun"]))
-
-    def resumed(self, writer: str) -> int:
-        """The newest commit so far whose predecessor history does not have."""
-        return self._resumed.get(writer, 0)
 
     def begins_anew(self, writer: str, number: int) -> bool:
         """Whether a writer's history begins after this commit, with a snapshot: the topic was recreated."""

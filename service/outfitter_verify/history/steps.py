@@ -9,19 +9,17 @@ from typing import Any, NamedTuple
 from outfitter_verify import wire
 from outfitter_verify.history.rebuilt import ChangeId, RebuiltRecords
 from outfitter_verify.history.recorded_commits import NOT_RECORDED, CommitId, RecordedCommits
-from outfitter_verify.history.replay import Replay
 from outfitter_verify.ledger.walk import MOVED, Change, Ledger
 from outfitter_verify.logs import Log, Record
 from outfitter_verify.report import Findings
 
 
 class Step(NamedTuple):
-    """A transition: its place, its states before and after, and its record."""
+    """A transition: its place, and its states before and after."""
 
     offset: int
     before: str | None
     after: str
-    fingerprint: bytes
 
 
 class Last(NamedTuple):
@@ -58,8 +56,7 @@ class History:
         self._doubts: list[Doubt] = []
         self._last: dict[str, Last] = {}
         self._commits = RecordedCommits()
-        self._rebuilt = RebuiltRecords(log, self._commits, findings)
-        self._replay = Replay(log, ledger, partitions=partitions, findings=findings)
+        self._rebuilt = RebuiltRecords(log, ledger, self._commits, partitions=partitions, findings=findings)
         for record in log.records:
             try:
                 self._add(record)
@@ -71,14 +68,11 @@ class History:
         match body.get("type"):
             case "transition":
                 self._transition(record, body)
-            case "refresh":
-                self._refresh(body)
             case "snapshot":
                 self._commits.snapshot(body)
             case "commit":
                 self._commits.commit(wire.checkpoint(body["checkpoint"]))
-                self._rebuilt.commit(record.offset, body)
-        self._replay.add(record.offset, body)
+        self._rebuilt.add(record.offset, body)
 
     def _transition(self, record: Record, body: Mapping[str, Any]) -> None:
         self._findings.count("history")
@@ -95,23 +89,10 @@ class History:
             )
         before = body.get("from")
         self._chain(record.offset, after, before)
-        self._rebuilt.step(after)
         self.sources[after.key].add(after.source)
-        step = Step(record.offset, before, after.state, wire.fingerprint(after.body))
+        step = Step(record.offset, before, after.state)
         self._steps.setdefault((after.key, after.writer, after.commit), []).append(step)
         self._oldest[after.writer] = min(after.commit, self._oldest.get(after.writer, after.commit))
-
-    def _refresh(self, body: Mapping[str, Any]) -> None:
-        """Apply a change without a step.
-
-        If the same commit has a step, the ledger has only the record after both. That happens when a clock was set
-        back: the manager corrects the date of a record that it has just written.
-        """
-        now = self._rebuilt.refresh(body)
-        if now is not None:
-            steps = self._steps.get((now.key, now.writer, now.commit))
-            if steps is not None:
-                steps[-1] = steps[-1]._replace(fingerprint=wire.fingerprint(now.body))
 
     def _chain(self, offset: int, after: wire.Allocation, before: str | None) -> None:
         """Check that each step is legal and begins where the last one ended."""
@@ -150,7 +131,6 @@ class History:
             if name not in ledger.changes:
                 self._invented(ledger, name, steps[-1])
         self._rebuilt.compare(ledger)
-        self._replay.compare()
 
     def _judge(self, ledger: Ledger, doubt: Doubt) -> None:
         offset, what, last, commit = doubt
@@ -182,10 +162,8 @@ class History:
     def _agree(self, ledger: Ledger, name: ChangeId, change: Change, steps: list[Step]) -> None:
         first, last = steps[0], steps[-1]
         place = ledger.log.place(change.offset)
-        if last.after != change.state or last.fingerprint != change.fingerprint:
-            self._wrong(
-                last.offset, f"the record of {name[0]} ({last.after}) differs from the ledger's ({change.state})", place
-            )
+        if last.after != change.state:
+            self._wrong(last.offset, f"{name[0]} is {last.after}, but {change.state} in the ledger", place)
         elif self._log.start > 0 and name[2] <= self._oldest[name[1]]:
             pass  # retention may have deleted the commit's first steps
         elif change.known and first.before != change.before and not _new_life(first, change):

@@ -41,7 +41,6 @@ class Change(NamedTuple):
     state: str
     before: str | None
     known: bool
-    fingerprint: bytes
     digest: bytes
     instance: str
 
@@ -315,7 +314,6 @@ class Ledger:
             state=record.state,
             before=state,
             known=known,
-            fingerprint=wire.fingerprint(record.body),
             digest=wire.digest(record.body),
             instance=checkpoint.instance,
         )
