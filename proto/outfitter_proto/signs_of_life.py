@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import NamedTuple
@@ -179,6 +179,14 @@ class SignsOfLife:
         """Whether the process of this checkpoint's writer is known to run on this machine."""
         heard = self._heard.get((checkpoint.writer, checkpoint.instance))
         return heard is not None and self._is_gone(heard) is False
+
+    def sweepers(self, partition: int, within_s: float) -> Iterator[str]:
+        """The writers whose managers sweep, by signs that are less than so many seconds old. All signs must be of this
+        partition."""
+        now_ms = self._now_ms(partition, within_s * 1000)
+        for heard in self._heard.values():
+            if heard.beat.sweeps and heard.beat.stopped_at is UNSET and now_ms - heard.ms < within_s * 1000:
+                yield heard.beat.writer
 
     def _process(self, checkpoint: Checkpoint) -> int | None:
         """The process of a writer that runs on this machine, by its last sign, else by the machine's lock."""

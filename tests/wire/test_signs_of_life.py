@@ -95,6 +95,23 @@ def test_signs_of_another_instance_do_not_count(clock: Clock) -> None:
     assert signs.of(checkpoint(instance="two")).life is Life.LIVES
 
 
+@pytest.mark.parametrize("skew_s", [0.0, -3600.0])
+def test_who_sweeps_has_said_so_lately(skew_s: float) -> None:
+    clock = Clock()
+    signs = clock.signs()
+    signs.add(sign(clock, "host/old", sweeps=True, ago_s=100))
+    signs.add(sign(clock, "host/stopped", sweeps=True, stopped_at=START))
+    signs.add(sign(clock, "host/sweeps-not", sweeps=False))
+    clock.skew_s = skew_s  # the bus's clock decides while anybody says something
+    signs.add(sign(clock, "host/new", sweeps=True))
+    signs.has_read(0, clock.now)
+    assert set(signs.sweepers(0, 50)) == {"host/new"}
+    assert set(signs.sweepers(0, 101)) == {"host/new", "host/old"}
+    clock.now += 70  # and all are silent
+    signs.has_read(0, clock.now)
+    assert set(signs.sweepers(0, 50)) == set()
+
+
 def test_of_two_managers_after_a_take_over_each_is_judged_by_its_own_signs(clock: Clock) -> None:
     signs = clock.signs()
     signs.add(sign(clock, instance="old", ago_s=2))

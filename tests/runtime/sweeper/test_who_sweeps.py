@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import datetime
 
 import anyio
 import pytest
@@ -18,11 +17,10 @@ from outfitter_proto.names import managers_topic
 from outfitter_proto.partitioning import murmur2, partition_of
 from outfitter_proto.records import Beat
 from outfitter_service.metrics import Metrics
-from outfitter_service.runtime.clock import Clock
 from outfitter_service.runtime.identity import host_identity
 from outfitter_service.runtime.instruments import Instruments
 from outfitter_service.runtime.sweeper import partition_sweeper, sweeping_manager
-from outfitter_service.runtime.sweeper.sweeping_manager import PartitionSigns, SweepingManager
+from outfitter_service.runtime.sweeper.sweeping_manager import SweepingManager
 from runtime.sweeper.conftest import WITHIN_S, letters, say
 from support.bus.faulty_bus import FaultyBus
 from support.managers.in_process import CLUSTER, TOPICS, register
@@ -46,18 +44,6 @@ async def live(bus: Bus, host: str, partition: int = 0, *, sweeps: bool = True, 
     if stopped:
         beat = Beat(writer=host_writer(host), instance="i", version="0", sweeps=sweeps, stopped_at=AT)
     await bus.publish(managers_topic(CLUSTER), partition, Entry(beat.key.encode(), encode(beat)))
-
-
-class SetClock(Clock):
-    """A clock that a test sets."""
-
-    seconds = 5.0
-
-    def monotonic(self) -> float:
-        return self.seconds
-
-    def utc(self) -> datetime:
-        return AT
 
 
 def manager(bus: Bus, host: str, *, partitions: int = 1, beat_s: float | None = LONG) -> SweepingManager:
@@ -105,21 +91,6 @@ async def test_of_the_live_managers_that_say_they_sweep_the_one_with_the_lowest_
         await sweeps(sweeper, 0)
         await live(made, second, stopped=True)
         await sweeps(sweeper, 1)
-
-
-def test_a_manager_whose_last_sign_is_old_sweeps_nothing() -> None:
-    clock = SetClock()
-    signs = PartitionSigns(FaultyBus("sqlite:///nowhere.db"), "t", 0, clock)
-    for host, at in (("old", 100.0), ("new", 200.0)):
-        beat = Beat(writer=host_writer(host), instance="i", version="0", sweeps=True)
-        signs._apply(beat.key.encode(), encode(beat), at)
-    assert set(signs.sweepers(150.0)) == {"host/new"}
-    assert set(signs.sweepers(99.0)) == {"host/new", "host/old"}
-    assert signs.now("host/nobody") == AT.timestamp()
-    clock.seconds += 70.0
-    assert signs.now("host/old") == 170.0  # although it could say nothing since
-    signs._apply(b"host/new", b"{", 300.0)  # of a later version: it says nothing that is understood here
-    assert set(signs.sweepers(99.0)) == {"host/old"}
 
 
 @pytest.mark.parametrize("others", [set(), {3}, {0, 3}, {1, 2, 3, 4, 5}, {5, 1}])

@@ -11,9 +11,6 @@ This does not affect the manager's own host, and no error here ends the manager.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
-
 import anyio
 import structlog
 from anyio.abc import TaskGroup
@@ -23,11 +20,9 @@ from outfitter_proto import rights
 from outfitter_proto.bus import Bus, BusError, UnknownTopicError
 from outfitter_proto.bus.port import BusAccessError
 from outfitter_proto.bus.reading import read_to
-from outfitter_proto.codec import WireError, decode_beat
 from outfitter_proto.names import managers_topic, topics
 from outfitter_proto.partitioning import murmur2, partition_of
-from outfitter_proto.records import Beat
-from outfitter_proto.signs_of_life import MISSED, MOST
+from outfitter_proto.signs_of_life import MISSED, SignsOfLife
 from outfitter_service.runtime.clock import Clock
 from outfitter_service.runtime.identity import Identity
 from outfitter_service.runtime.instruments import Instruments
@@ -39,14 +34,6 @@ LOOK_S = 20.0
 """Seconds between two looks at rights and signs, unless signs come more often."""
 
 
-class _Heard(NamedTuple):
-    """A sign of life: when the bus got it, in seconds since the epoch, and when it was read, in monotonic seconds."""
-
-    beat: Beat
-    at: float
-    read_at: float
-
-
 class PartitionSigns:
     """The signs of life in one partition of the managers' topic, as of the last `catch_up`."""
 
@@ -56,7 +43,10 @@ class PartitionSigns:
         self._partition = partition
         self._clock = clock
         self._position: int | None = None
-        self._heard: dict[bytes, _Heard] = {}
+        self._signs = self._none()
+
+    def _none(self) -> SignsOfLife:
+        return SignsOfLife(now_ms=lambda: self._clock.utc().timestamp() * 1000, monotonic=self._clock.monotonic)
 
     async def catch_up(self) -> None:
         """Read all signs that came since the last call.
@@ -64,43 +54,23 @@ class PartitionSigns:
         Raises:
             BusError: they cannot be read.
         """
+        as_of = self._clock.monotonic()
         _, end = await self._bus.offsets(self._topic, self._partition)
-        if self._position == end:
-            return
         if self._position is not None and self._position > end:  # another topic of this name
-            self._position = None
-            self._heard.clear()
-        async with await self._bus.open_reader(
-            self._topic, self._partition, start=self._position, committed=False
-        ) as reader:
-            async for messages in read_to(reader, end):
-                for message in messages:
-                    self._apply(message.key or b"", message.value, message.timestamp_ms / 1000)
-            self._position = reader.position
+            self._position, self._signs = None, self._none()
+        if self._position != end:
+            async with await self._bus.open_reader(
+                self._topic, self._partition, start=self._position, committed=False
+            ) as reader:
+                async for messages in read_to(reader, end):
+                    for message in messages:
+                        self._signs.add(message)
+                self._position = reader.position
+        self._signs.has_read(self._partition, as_of)
 
-    def _apply(self, key: bytes, value: bytes | None, at: float) -> None:
-        self._heard.pop(key, None)
-        try:
-            record = decode_beat(value, key=key) if value is not None else None
-        except WireError:
-            return  # a later version's
-        if record is not None:
-            self._heard[key] = _Heard(record, at, self._clock.monotonic())
-            if len(self._heard) > MOST:
-                del self._heard[next(iter(self._heard))]
-
-    def now(self, writer: str) -> float:
-        """The bus's time by the newest sign of a writer, else this machine's, in seconds since the epoch."""
-        found = self._heard.get(writer.encode())
-        if found is None:
-            return self._clock.utc().timestamp()
-        return found.at + self._clock.monotonic() - found.read_at
-
-    def sweepers(self, since: float) -> Iterator[str]:
-        """The writers whose managers sweep, and have said so after `since` (seconds since the epoch)."""
-        for beat, at, _ in self._heard.values():
-            if beat.sweeps and not beat.stopped_at and at > since:
-                yield beat.writer
+    def sweepers(self, within_s: float) -> set[str]:
+        """The writers whose managers sweep, by signs that are less than so many seconds old."""
+        return set(self._signs.sweepers(self._partition, within_s))
 
 
 class SweepingManager(Struct, frozen=True):
@@ -177,16 +147,13 @@ class SweepingManager(Struct, frozen=True):
         return due
 
     async def _sweepers_of(self, partition: int) -> set[str]:
-        """The writers that live in a partition and sweep: their signs are less than three intervals old. Time
-        is the bus's, by this manager's own newest sign."""
-        own = partition_of(self.identity.host or "", self.partitions)
-        for each in {own, partition}:
-            if each not in self._signs:
-                topic = managers_topic(self.identity.cluster)
-                self._signs[each] = PartitionSigns(self.bus, topic, each, self.instruments.clock)
-            await self._signs[each].catch_up()
-        now = self._signs[own].now(self.identity.writer)
-        return set(self._signs[partition].sweepers(now - MISSED * (self.beat_s or LOOK_S)))
+        """The writers that live in a partition and sweep: their signs are less than three intervals old."""
+        if partition not in self._signs:
+            topic = managers_topic(self.identity.cluster)
+            self._signs[partition] = PartitionSigns(self.bus, topic, partition, self.instruments.clock)
+        signs = self._signs[partition]
+        await signs.catch_up()
+        return signs.sweepers(MISSED * (self.beat_s or LOOK_S))
 
     def _assign(self, partitions: set[int], tasks: TaskGroup) -> None:
         for lost in self._sweepers.keys() - partitions:
