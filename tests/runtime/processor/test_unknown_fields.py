@@ -11,7 +11,7 @@ import pytest
 from outfitter import RuntimeContext
 from outfitter_proto import names
 from outfitter_proto.bus import Entry, connect
-from outfitter_proto.decoding.unknown import UNNAMED
+from outfitter_proto.codec.unknown import UNNAMED
 from runtime.conftest import Serve
 from support.checker.verdict import verdict
 from support.managers.in_process import deregister, heartbeat, register, static

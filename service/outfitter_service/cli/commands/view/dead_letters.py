@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 from msgspec import Struct
 
-from outfitter_proto.records.history import NobodysCode
+from outfitter_proto.records import NobodysCode
 from outfitter_proto.support.printable import printable
 from outfitter_service.cli._lib import options, output, standard_output
 from outfitter_service.cli._lib.errors import warn

@@ -1,6 +1,7 @@
 """Encodes and decodes records, as JSON in UTF-8 with msgspec. Errors name the wrong field of the message.
 
-A body and its key must name the same host. The broker checks neither.
+A body and its key must name the same host. The broker checks neither. The modules of this package check what types do
+not say: bounds, the field of a fault, unknown fields.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec.json import Decoder
 
-from outfitter_proto.decoding.bounds import WITHIN_BYTES, excess, excess_of_owner
+from outfitter_proto.codec.bounds import WITHIN_BYTES, excess, excess_of_owner
 from outfitter_proto.records import NAME_PATTERN, Beat, DeadLetter, HistoryRecord, LedgerRecord, Register, Registration
 
 T = TypeVar("T")
@@ -61,7 +62,7 @@ _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 def _translate(what: str, value: bytes, kind: Any, error: Exception) -> WireError:
-    from outfitter_proto.decoding import faults
+    from outfitter_proto.codec import faults
 
     fault = faults.locate(value, kind, error)
     if fault.field == "$.type" and fault.problem.startswith("Invalid value "):
@@ -124,7 +125,7 @@ def _without_unknown_fields(
     Raises:
         WireError: more than unknown fields is wrong.
     """
-    from outfitter_proto.decoding import unknown
+    from outfitter_proto.codec import unknown
 
     if not unknown.is_about_unknown_fields(error):
         raise _translate(what, value, Registration, error) if exact else _inexact(what, value, error) from error
@@ -148,7 +149,7 @@ def _inexact(what: str, value: bytes, error: Exception) -> WireError:
 
 
 def _not_text(value: bytes) -> str | None:
-    from outfitter_proto.decoding import faults
+    from outfitter_proto.codec import faults
 
     return faults.not_text(value)
 
@@ -188,7 +189,7 @@ def _are_valid(names: Iterable[str]) -> bool:
 
 
 def _misnamed(what: str, message: Registration) -> WireError:
-    from outfitter_proto.decoding import faults
+    from outfitter_proto.codec import faults
 
     fault = faults.misnamed(message, _is_name)
     return WireError(what, fault.problem, fault.field)
@@ -200,7 +201,7 @@ def _known_part(what: str, value: bytes, kind: Any, error: Exception, decoder: D
     Raises:
         WireError: more than unknown fields is wrong.
     """
-    from outfitter_proto.decoding import unknown
+    from outfitter_proto.codec import unknown
 
     if not unknown.is_about_unknown_fields(error):
         raise _translate(what, value, kind, error) from error

@@ -138,7 +138,7 @@ def test_nothing_is_looked_through_for_names_that_are_not_told(
     monkeypatch: pytest.MonkeyPatch, message: dict[str, Any], how: dict[str, bool], problem: str | None
 ) -> None:
     """To look into each object costs a hundred times what it takes to read them: 213 ns a byte of 1,600 operators."""
-    from outfitter_proto.decoding import unknown
+    from outfitter_proto.codec import unknown
 
     def fail(*_: object) -> unknown.Known:
         raise AssertionError("it was looked through")
@@ -163,7 +163,7 @@ def test_a_type_that_stands_there_twice_makes_nothing_but_an_error_of_the_wire(t
 
 def test_only_objects_in_which_something_can_be_unknown_are_looked_into(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a large message with one unknown field the labels are copied as they are: quotas count bytes, not values."""
-    from outfitter_proto.decoding import unknown
+    from outfitter_proto.codec import unknown
 
     looked_into: list[bytes] = []
     decoder = unknown._OBJECT
@@ -182,7 +182,7 @@ def test_only_objects_in_which_something_can_be_unknown_are_looked_into(monkeypa
 
 
 def test_plain_messages_cost_no_second_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    from outfitter_proto.decoding import unknown
+    from outfitter_proto.codec import unknown
 
     def fail(*_: object) -> unknown.Known:
         raise AssertionError("it was looked at twice")

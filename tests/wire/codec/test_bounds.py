@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from outfitter_proto import codec, schema
-from outfitter_proto.decoding.bounds import WITHIN_BYTES
+from outfitter_proto.codec.bounds import WITHIN_BYTES
 from outfitter_proto.records import Allocation
 
 OWNER = {"pid": 1, "start_ticks": 1, "pid_ns": 1}

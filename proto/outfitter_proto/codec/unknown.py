@@ -15,7 +15,7 @@ from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin, get_
 import msgspec
 from msgspec import inspect
 
-from outfitter_proto.decoding.faults import Step, path
+from outfitter_proto.codec.faults import Step, path
 
 MOST_NAMED = 8
 """Most unknown fields that the warnings name; the others are counted."""
