@@ -30,7 +30,7 @@ from outfitter_proto import __version__
 from outfitter_proto.records import AllocationState, NobodysCode, ReasonCode, Unwatched
 from outfitter_proto.support import descriptors
 from outfitter_service import standard_error
-from outfitter_service.core.decide import INTERNAL_KINDS
+from outfitter_service.core.model import INTERNAL_KINDS
 from outfitter_service.core.state.lending import Block
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST

@@ -33,7 +33,7 @@ SHOWN_POSITIONS = 32
 def decide(ledger: Ledger, rules: Rules, event: m.Event, now: datetime) -> Decision | fast_path.FastGrant:
     """Decide one event. `now`: the wall time in UTC."""
     if type(event) is not m.Incoming:
-        return _internal(ledger, rules, event, now)
+        return _internal(ledger, rules, event, now)  # type: ignore[arg-type]  # `type is` does not narrow a union
     return fast_path.grant(ledger, rules, event, now) or decide_in_full(ledger, rules, event, now)
 
 
@@ -57,7 +57,7 @@ def decide_in_full(ledger: Ledger, rules: Rules, event: m.Incoming, now: datetim
 
 
 def _reschedule(builder: DecisionBuilder, event: m.Reschedule) -> None:
-    builder.set_kind("reschedule")
+    builder.set_kind(event.kind)
     if discovery.release_held_back(builder, event.host):
         builder.follow_up(event)
     elif queue.scan(builder, event.host, whole=event.whole):
@@ -73,30 +73,26 @@ def _lease_expired(builder: DecisionBuilder, event: m.LeaseExpired) -> None:
     ending.end_if_live(builder, event.allocation, ReasonCode.LEASE_EXPIRED, silence)
 
 
-_INTERNAL: Mapping[type, tuple[str, Callable[[DecisionBuilder, Any], object]]] = {
-    m.DriverReport: ("driver-report", discovery.report),
-    m.DriverRetry: ("driver-retry", discovery.retry),
-    m.OwnerDied: ("owner-died", _owner_died),
-    m.OwnerUnwatched: ("owner-unwatched", registration.unwatched),
-    m.LeaseExpired: ("lease-expired", _lease_expired),
-    m.Prepared: ("prepared", ending.prepared),
-    m.Unprepared: ("unprepared", ending.unprepared),
-    m.ReleaseDelayed: ("release-delayed", ending.release_delayed),
-    m.Tick: ("tick", ending.tick),
-    m.Reschedule: ("reschedule", _reschedule),
+_INTERNAL: Mapping[type, Callable[[DecisionBuilder, Any], object]] = {
+    m.DriverReport: discovery.report,
+    m.DriverRetry: discovery.retry,
+    m.OwnerDied: _owner_died,
+    m.OwnerUnwatched: registration.unwatched,
+    m.LeaseExpired: _lease_expired,
+    m.Prepared: ending.prepared,
+    m.Unprepared: ending.unprepared,
+    m.ReleaseDelayed: ending.release_delayed,
+    m.Tick: ending.tick,
+    m.Reschedule: _reschedule,
 }
-"""The cause and the rule of each internal event. A `Reschedule` has a cause of its own."""
-
-INTERNAL_KINDS = tuple(cause for cause, _ in _INTERNAL.values())
-"""The causes of internal events."""
+"""The rule of each internal event."""
 
 
-def _internal(ledger: Ledger, rules: Rules, event: m.Event, now: datetime) -> Decision:
+def _internal(ledger: Ledger, rules: Rules, event: m.InternalEvent, now: datetime) -> Decision:
     if type(event) not in _INTERNAL:
         raise TypeError(f"no rule for an event of type {type(event).__name__}")
-    cause, rule = _INTERNAL[type(event)]
-    builder = DecisionBuilder(ledger, rules, now, cause=event.cause if type(event) is m.Reschedule else cause)
-    rule(builder, event)
+    builder = DecisionBuilder(ledger, rules, now, cause=event.cause if type(event) is m.Reschedule else event.kind)
+    _INTERNAL[type(event)](builder, event)
     return builder.decision
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar, get_args
 
 from msgspec import Struct
 
@@ -112,6 +112,7 @@ class DriverReport(Struct, frozen=True, kw_only=True):
     driver for. After a failure the earlier inventory stays known, but none of its devices is granted. A failure with
     `devices` replaces it: nobody knows any more whether they are healthy."""
 
+    kind: ClassVar = "driver-report"
     host: str
     resource: str
     devices: tuple[KnownDevice, ...] = ()
@@ -123,6 +124,7 @@ class DriverRetry(Struct, frozen=True, kw_only=True):
     """The delay after an on-demand driver's failure is over: ask the driver again if a worker waits for it. It is due
     after each temporary failure, and with `on-failure = wait` after any failure. Several failures share one retry."""
 
+    kind: ClassVar = "driver-retry"
     host: str
     resource: str
 
@@ -130,6 +132,7 @@ class DriverRetry(Struct, frozen=True, kw_only=True):
 class OwnerDied(Struct, frozen=True, kw_only=True):
     """An allocation's owner process is dead. `detail`: how the manager knows, for people."""
 
+    kind: ClassVar = "owner-died"
     allocation: AllocationKey
     detail: str
 
@@ -138,6 +141,7 @@ class OwnerUnwatched(Struct, frozen=True, kw_only=True):
     """The manager cannot watch an allocation's owner process, or cannot identify it. `code` says why for programs,
     `reason` for people. A worker without a lease gets one of `lease_s` seconds."""
 
+    kind: ClassVar = "owner-unwatched"
     allocation: AllocationKey
     code: Unwatched
     reason: str
@@ -147,12 +151,14 @@ class OwnerUnwatched(Struct, frozen=True, kw_only=True):
 class LeaseExpired(Struct, frozen=True, kw_only=True):
     """An allocation's lease and grace ended without a heartbeat, and the manager had read its whole input."""
 
+    kind: ClassVar = "lease-expired"
     allocation: AllocationKey
 
 
 class Prepared(Struct, frozen=True, kw_only=True):
     """`Prepare` succeeded (`error` is None) or failed."""
 
+    kind: ClassVar = "prepared"
     allocation: AllocationKey
     token: Token
     error: str | None = None
@@ -162,6 +168,7 @@ class Unprepared(Struct, frozen=True, kw_only=True):
     """`Unprepare` succeeded. `confirmed`: an in-use check found the devices unused. `survivors`: the result of the
     search for processes that the worker left behind, for people; None: it asked for no search."""
 
+    kind: ClassVar = "unprepared"
     allocation: AllocationKey
     token: Token
     confirmed: bool
@@ -173,6 +180,7 @@ class ReleaseDelayed(Struct, frozen=True, kw_only=True):
     The manager emits it again and again, each time less often. Workers that wait for the devices read it in the record.
     """
 
+    kind: ClassVar = "release-delayed"
     allocation: AllocationKey
     token: Token
     reason: str
@@ -181,6 +189,7 @@ class ReleaseDelayed(Struct, frozen=True, kw_only=True):
 class Tick(Struct, frozen=True, kw_only=True):
     """Time has passed on `host`: check wait deadlines and retention."""
 
+    kind: ClassVar = "tick"
     host: str
 
 
@@ -189,14 +198,14 @@ class Reschedule(Struct, frozen=True, kw_only=True):
     is due once after a restore. `cause` stands in history with its steps. `whole`: evaluate all waiters; else only
     those whose situation may have changed since their last evaluation."""
 
+    kind: ClassVar = "reschedule"
     host: str
     cause: str = "reschedule"
     whole: bool = True
 
 
-Event = (
-    Incoming
-    | DriverReport
+InternalEvent = (
+    DriverReport
     | DriverRetry
     | OwnerDied
     | OwnerUnwatched
@@ -207,6 +216,10 @@ Event = (
     | Tick
     | Reschedule
 )
+Event = Incoming | InternalEvent
+
+INTERNAL_KINDS: tuple[str, ...] = tuple(each.kind for each in get_args(InternalEvent))
+"""As what internal events are counted. History has these words as causes of steps."""
 
 
 def host_of(event: Event) -> str:

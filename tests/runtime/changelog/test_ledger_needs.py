@@ -40,7 +40,7 @@ def know_orders(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setitem(KINDS, Device, structs.replace(KINDS[Device], needs=ORDERS))  # type: ignore[arg-type] # a dict
     monkeypatch.setattr(ledger_format, "KNOWN", frozenset({ORDERS}))
-    monkeypatch.setitem(decide._INTERNAL, m.DriverRetry, ("driver-retry", put))  # type: ignore[arg-type] # a dict
+    monkeypatch.setitem(decide._INTERNAL, m.DriverRetry, put)  # type: ignore[arg-type] # a dict
 
 
 async def commits(bus: FaultyBus) -> list[tuple[bool, int, Any]]:
