@@ -26,8 +26,7 @@ from outfitter_service.runtime.changelog.shape import Shape
 from outfitter_service.runtime.input.input_reader import Cursor
 from outfitter_service.runtime.input.lookahead import LookAheadBuffer
 from outfitter_service.runtime.processor.commit.commit import Commit
-from outfitter_service.runtime.processor.equipment import Equipment
-from outfitter_service.runtime.processor.takeover import RecycledError
+from outfitter_service.runtime.processor.equipment import Equipment, RecycledError
 
 SLICE = 48
 """Most events decided in one slice, so that the loop sees the answer to a commit soon."""

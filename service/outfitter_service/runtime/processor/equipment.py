@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from outfitter_proto.bus import BusError
 from outfitter_proto.records import Note
 from outfitter_service.core.decide import Rules
 from outfitter_service.runtime.changelog.shape import TopicCheck
@@ -19,6 +20,10 @@ from outfitter_service.runtime.processor.event_queue import EventQueue, StopRequ
 from outfitter_service.runtime.processor.limits import Limits
 from outfitter_service.runtime.processor.reporting.reporter import CommitReporter
 from outfitter_service.runtime.processor.signs_of_life import SignsOfLife
+
+
+class RecycledError(BusError):
+    """The writer is tainted: one of its requests may reach the bus late and still act. So the manager replaces it."""
 
 
 class Equipment(Struct, frozen=True, kw_only=True):

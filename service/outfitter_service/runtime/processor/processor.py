@@ -30,12 +30,12 @@ from outfitter_service.runtime.liveness.tracker import LivenessTracker
 from outfitter_service.runtime.processor.commit.quotas import Quotas
 from outfitter_service.runtime.processor.commit.refused_commit import RefusedCommit
 from outfitter_service.runtime.processor.commit_loop import CommitLoop
-from outfitter_service.runtime.processor.equipment import Equipment
+from outfitter_service.runtime.processor.equipment import Equipment, RecycledError
 from outfitter_service.runtime.processor.event_queue import EventQueue, StopRequest, Wakeup
 from outfitter_service.runtime.processor.limits import Limits
 from outfitter_service.runtime.processor.reporting.reporter import CommitReporter
 from outfitter_service.runtime.processor.signs_of_life import SignsOfLife
-from outfitter_service.runtime.processor.takeover import RecycledError, Takeover
+from outfitter_service.runtime.processor.takeover import Takeover
 from outfitter_service.runtime.processor.tenure import Tenure
 from outfitter_service.runtime.processor.unrecorded_workers import SearchOfHost, search_host
 

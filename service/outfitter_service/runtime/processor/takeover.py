@@ -15,7 +15,7 @@ from outfitter_service.runtime.changelog.restore import Restored, restore, rival
 from outfitter_service.runtime.changelog.shape import TopicsChangedError
 from outfitter_service.runtime.input.assignment import Assignment
 from outfitter_service.runtime.processor import same_machine
-from outfitter_service.runtime.processor.equipment import Equipment
+from outfitter_service.runtime.processor.equipment import Equipment, RecycledError
 from outfitter_service.runtime.processor.unrecorded_workers import SearchOfHost, refuse_unrecorded
 
 END_WAIT_S = 20.0
@@ -24,10 +24,6 @@ expiry scan."""
 RESTORE_REUSE_S = 60.0
 """How long a restore done before fencing may be reused. Must be below delete.retention.ms, however the topic was made.
 """
-
-
-class RecycledError(BusError):
-    """The writer is tainted: one of its requests may reach the bus late and still act. So the manager replaces it."""
 
 
 class ForeignManagerError(RuntimeError):
