@@ -4,6 +4,8 @@ Versions only add: a new field gets a default, no field changes its type, and re
 the `*_code` fields are plain strings, so that this version can read states of later ones; `AllocationState` lists those
 that it writes.
 
+The text under a field describes it in `outfitter schema`, too.
+
 Units: `*_s` are seconds (float), times are UTC datetimes (RFC 3339 with `Z` on the wire), `*_ticks` are
 clock ticks as in field 22 of proc(5) `/proc/<pid>/stat`.
 """
@@ -139,33 +141,34 @@ class ResourceRequest(Struct, frozen=True, kw_only=True, gc=False, forbid_unknow
 
 
 class Owner(Struct, frozen=True, kw_only=True, gc=False, forbid_unknown_fields=True):
-    """A process, identified beyond PID reuse, PID namespaces and reboots.
-
-    `start_ticks` is field 22 of proc(5) `/proc/<pid>/stat`, `pid_ns` the inode of `/proc/<pid>/ns/pid`,
-    `boot_id` the content of `/proc/sys/kernel/random/boot_id`. `time_ns` is the inode of `/proc/self/ns/time` of the
-    process that read `start_ticks`, because a time namespace shifts them; left out or null: unknown, or none.
-    """
+    """A process, identified beyond PID reuse, PID namespaces and reboots."""
 
     pid: Annotated[int, Meta(ge=1, le=2**31)]
     start_ticks: KernelNumber
+    """Field 22 of proc(5) `/proc/<pid>/stat`."""
     pid_ns: KernelNumber
+    """The inode of `/proc/<pid>/ns/pid`."""
     boot_id: Annotated[str, Meta(extra_json_schema={"maxLength": MAX_BOOT_ID})]
+    """The content of `/proc/sys/kernel/random/boot_id`."""
     time_ns: KernelNumber | UnsetType | None = UNSET
+    """The inode of `/proc/self/ns/time` of the process that read `start_ticks`, because a time namespace shifts them.
+    Left out or null: unknown, or none."""
 
 
 class Survivors(Struct, frozen=True, kw_only=True, gc=False, forbid_unknown_fields=True):
     """Processes that a worker leaves behind keep its devices until they have ended.
 
-    They are those of the user `uid` (their real user id) that have the variables OUTFITTER_HOST, OUTFITTER_WORKER and
-    OUTFITTER_INCARNATION with the registration's values in their initial environment, or `host/worker/incarnation` in
-    its OUTFITTER_OUTER. `kill_after_s`: the manager sends them SIGTERM, and SIGKILL after so many seconds; left out or
-    null: it only waits. `user_ns` is the inode of `/proc/self/ns/user` of the process that read `uid`, because a user
-    namespace has user ids of its own; left out or null: the manager's.
+    They have the variables OUTFITTER_HOST, OUTFITTER_WORKER and OUTFITTER_INCARNATION with the registration's values in
+    their initial environment, or `host/worker/incarnation` in its OUTFITTER_OUTER.
     """
 
     uid: Annotated[int, Meta(ge=0, le=2**32 - 1)]
+    """Their real user id. Processes of others are none of them."""
     kill_after_s: Seconds | UnsetType | None = UNSET
+    """The manager sends them SIGTERM, and SIGKILL after so many seconds. Left out or null: it only waits."""
     user_ns: Annotated[int, Meta(ge=0, le=2**32 - 1)] | UnsetType | None = UNSET
+    """The inode of `/proc/self/ns/user` of the process that read `uid`, because a user namespace has user ids of its
+    own. Left out or null: the manager's."""
 
 
 Requests = Annotated[dict[Name, ResourceRequest], Meta(extra_json_schema={"maxProperties": MAX_RESOURCES})]
@@ -175,33 +178,33 @@ Requests = Annotated[dict[Name, ResourceRequest], Meta(extra_json_schema={"maxPr
 class Register(
     Struct, frozen=True, kw_only=True, tag_field="type", tag="register", gc=False, forbid_unknown_fields=True
 ):
-    """A worker requests devices.
-
-    `resources` left out means the amounts configured in the manager (Flink's rule).
-    `operators` left out means that every operator sees all of the worker's infos (Flink's rule).
-    `lease_s` left out means the manager's default; null means until deregistration or the owner's death.
-    `wait_s` left out or null means: wait until granted or withdrawn.
-    `survivors` left out or null means that the devices are free when the allocation ends, whatever still runs. It needs
-    an `owner`: only a manager that can watch the owner's process finds the others.
-    `heartbeats` false means that nobody sends any for this worker. Then no lease runs: only the owner's end or a
-    deregistration ends the allocation, however long the manager cannot see the owner's process. It counts only with an
-    `owner`. Left out or true: the lease decides where nobody watches the owner.
-    `labels`, names and values together, are at most `MAX_LABEL_BYTES` in UTF-8; the operators name at most
-    `MAX_OPERATOR_REQUESTS` resources together.
-    """
+    """A worker requests devices."""
 
     host: Name
     worker: Name
     incarnation: Name
     resources: Requests | None = None
+    """Left out or null: the amounts configured in the manager (Flink's rule)."""
     operators: Annotated[dict[Name, Requests], Meta(extra_json_schema={"maxProperties": MAX_OPERATORS})] | None = None
+    """What each named operator sees; they name at most `MAX_OPERATOR_REQUESTS` resources together. Left out or null:
+    every operator sees all of the worker's infos (Flink's rule)."""
     owner: Owner | None = None
+    """The process whose end ends the allocation."""
     lease_s: Seconds | UnsetType | None = UNSET
+    """Left out: the manager's default. Null: until deregistration or the owner's death."""
     wait_s: Annotated[float, Meta(ge=0, le=366 * 86_400)] | None = None
+    """How long the worker waits for devices. Left out or null: until they are granted or the registration is withdrawn.
+    """
     priority: Annotated[int, Meta(ge=-1_000_000, le=1_000_000)] = 0
     labels: dict[str, str] = {}
+    """Names and values together, they are at most `MAX_LABEL_BYTES` in UTF-8."""
     survivors: Survivors | UnsetType | None = UNSET
+    """Left out or null: the devices are free when the allocation ends, whatever still runs. It needs an `owner`,
+    because only a manager that can watch the owner's process finds the others."""
     heartbeats: bool | UnsetType = UNSET
+    """False: nobody sends any for this worker. Then no lease runs: only the owner's end or a deregistration ends the
+    allocation, however long the manager cannot see the owner's process. It counts only with an `owner`. Left out or
+    true: the lease decides where nobody watches the owner."""
 
 
 class Heartbeat(
@@ -217,13 +220,14 @@ class Heartbeat(
 class Deregister(
     Struct, frozen=True, kw_only=True, tag_field="type", tag="deregister", gc=False, forbid_unknown_fields=True
 ):
-    """A worker gives back its devices. Without `incarnation` it ends the current one. The manager keeps the first
-    `MAX_REASON` characters of `reason`."""
+    """A worker gives back its devices."""
 
     host: Name
     worker: Name
     incarnation: Name | None = None
+    """Left out or null: the current one."""
     reason: Annotated[str, Meta(extra_json_schema={"maxLength": MAX_REASON})] | None = None
+    """The manager keeps its first `MAX_REASON` characters."""
 
 
 Registration = Register | Heartbeat | Deregister
@@ -243,19 +247,21 @@ class ResolvedRequest(Struct, frozen=True, kw_only=True, gc=False):
     """The registration, and the values that the manager resolved when it decided.
 
     A restore uses this, and neither the registrations nor current defaults.
-    `amounts`: devices per resource. `lease_s` null: no lease. `heartbeats` false: nobody sends any.
     """
 
     amounts: dict[str, int]
+    """Devices per resource."""
     resources: Requests | None = None
     operators: dict[str, Requests] | None = None
     owner: Owner | None = None
     lease_s: float | None = None
+    """Null: no lease."""
     wait_s: float | None = None
     priority: int = 0
     labels: dict[str, str] = {}
     survivors: Survivors | UnsetType = UNSET
     heartbeats: bool | UnsetType = UNSET
+    """False: nobody sends any. Left out: as true."""
 
     @property
     def waits_for_owner(self) -> bool:
@@ -264,16 +270,16 @@ class ResolvedRequest(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class OperatorShare(Struct, frozen=True, kw_only=True, gc=False):
-    """A named operator's share of its worker's devices: device ids by resource, env and CDI names.
-
-    `shared`: the shared resources that the operator sees, too. `Allocation.common` has their contents, once for all
-    operators. Left out: this share has them itself.
-    """
+    """A named operator's share of its worker's devices."""
 
     resources: dict[str, list[str]]
+    """Device ids by resource."""
     env: dict[str, str] = {}
     cdi: list[str] = []
+    """Names in the Container Device Interface."""
     shared: list[str] | UnsetType = UNSET
+    """The shared resources that the operator sees, too. `Allocation.common` has their contents, once for all operators.
+    Left out: this share has them itself."""
 
 
 class Unavailable(Struct, frozen=True, kw_only=True, gc=False):
@@ -284,28 +290,7 @@ class Unavailable(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Allocation(Struct, frozen=True, kw_only=True, tag_field="type", tag="allocation", gc=False):
-    """The answer to one incarnation: the record under `<host>/<worker>/<incarnation>`.
-
-    `writer`: of this version of the record. `commit`: the number of the writer's commit.
-    `source`: the incarnation's first registration.
-    `token`: the grant's fencing token (null before the first grant).
-    `resources`: the infos by resource, as string properties with at least `id`, `index` and `local_index`.
-    `env` and `cdi`: the whole worker's variables and CDI names. `operators`: the share of each named operator.
-    `unavailable`: the granted resources without infos.
-    `since`: when the record came into its state. `reason`: why, for people; `reason_code`: for programs.
-    `outcome`: the next state of a `releasing` record, `ended` or `failed`.
-    `wait_until`: the wall time at which a pending record gives up.
-    `shared`: the resources whose devices other workers may have, too; all others are exclusive.
-    `aliases`: the other names of devices by id, from the drivers of all resources. A device held under one name is held
-    under all.
-    `delayed_by`: why a `releasing` record's devices are not free yet: their driver's words, or the processes that the
-    worker left behind; `reason` ends with it. Empty: nothing that anybody waits for any more.
-    `warnings`: sentences about the registration, such as unknown fields.
-    `unwatched`: why the manager does not watch the owner's process (see `Unwatched`). It is set if the host's record
-    does not show this to the worker, or if the worker requested no lease: then `request.lease_s` is the manager's
-    default, and the worker must send heartbeats. `common`: by shared resource, the share of all operators that name it
-    in `OperatorShare.shared`.
-    """
+    """The answer to one incarnation: the record under `<host>/<worker>/<incarnation>`."""
 
     host: str
     worker: str
@@ -313,27 +298,52 @@ class Allocation(Struct, frozen=True, kw_only=True, tag_field="type", tag="alloc
     state: str
     request: ResolvedRequest
     since: Utc
+    """When the record came into its state."""
     writer: str
+    """Of this version of the record."""
     commit: CommitNumber
+    """The number of the writer's commit."""
     source: Source
+    """The incarnation's first registration."""
     token: Token | None = None
+    """The grant's fencing token. Null: there was no grant yet."""
     resources: dict[str, list[dict[str, str]]] = {}
+    """The infos by resource, as string properties with at least `id`, `index` and `local_index`."""
     operators: dict[str, OperatorShare] = {}
+    """The share of each named operator."""
     env: dict[str, str] = {}
+    """The whole worker's variables."""
     cdi: list[str] = []
+    """The whole worker's names in the Container Device Interface."""
     shared: list[str] = []
+    """The resources whose devices other workers may have, too. All others are exclusive."""
     prepared: list[str] | UnsetType = UNSET
+    """The exclusive resources whose drivers prepare devices or take them back. Left out: none."""
     unavailable: dict[str, Unavailable] = {}
+    """The granted resources without infos."""
     reason: str | None = None
+    """Why the record is in its state, for people."""
     reason_code: str | None = None
+    """The same for programs: a `ReasonCode`."""
     queue_position: int | None = None
     wait_until: Utc | None = None
+    """When a pending record gives up, by the clock on the wall."""
     outcome: str | None = None
+    """The next state of a `releasing` record: `ended` or `failed`."""
     aliases: dict[str, list[str]] | UnsetType = UNSET
+    """The other names of devices by id, from the drivers of all resources. A device held under one name is held under
+    all."""
     unwatched: str | UnsetType = UNSET
+    """Why the manager does not watch the owner's process (see `Unwatched`). It is set if the host's record does not
+    show this to the worker, or if the worker requested no lease: then `request.lease_s` is the manager's default, and
+    the worker must send heartbeats."""
     warnings: list[str] | UnsetType = UNSET
+    """Sentences about the registration, such as unknown fields."""
     delayed_by: str | UnsetType = UNSET
+    """Why a `releasing` record's devices are not free yet: their driver's words, or the processes that the worker left
+    behind. `reason` ends with it. Empty: nothing that anybody waits for any more."""
     common: dict[str, OperatorShare] | UnsetType = UNSET
+    """By shared resource, the share of all operators that name it in `OperatorShare.shared`."""
 
     @property
     def key(self) -> keys.AllocationKey:
@@ -350,33 +360,34 @@ class InventoryDevice(Struct, frozen=True, kw_only=True):
 
 
 class ResourceInventory(Struct, frozen=True, kw_only=True):
-    """One resource of one host: its driver's devices, or why there are none.
-
-    `state`: `reported`, `not-reported`, `driver-failed`, `disabled`, `no-driver` or `misconfigured`.
-    `amount`: the configured amount per worker. `sharing`: `exclusive` or `shared`.
-    `total` and `healthy`: the numbers of all and of healthy devices. `devices` lists at most `MAX_LISTED_DEVICES` of
-    them, in the driver's order.
-    `names`: all names of each device with several names. After a restart the former names stay until the driver has
-    reported. `names_left_out` and `names_digest`: version 0.2 had no room for the names of so many more devices, and
-    wrote a digest of all. Nobody writes them any more.
-    `on_demand`: the driver has no inventory, and the manager calls it for each worker. Left out: it has one.
-    `known`: names of devices that were known before. It is set while a worker holds a device that is no longer
-    reported: a new device may be the same one under another name, and is held back. After a restart the former names
-    stay until the driver has reported. Left out: all devices are known.
-    """
+    """One resource of one host: its driver's devices, or why there are none."""
 
     state: str
+    """`reported`, `not-reported`, `driver-failed`, `disabled`, `no-driver` or `misconfigured`."""
     reason: str | None = None
     amount: int | None = None
+    """The configured amount per worker."""
     sharing: str = "exclusive"
+    """`exclusive` or `shared`."""
     devices: list[InventoryDevice] = []
+    """At most `MAX_LISTED_DEVICES` of them, in the driver's order."""
     total: int | UnsetType = UNSET
+    """The number of all devices."""
     healthy: int | UnsetType = UNSET
+    """The number of healthy devices."""
     names: list[list[str]] | UnsetType = UNSET
+    """All names of each device with several names. After a restart the former names stay until the driver has reported.
+    """
     on_demand: bool | UnsetType = UNSET
+    """The driver has no inventory, and the manager calls it for each worker. Left out: it has one."""
     known: list[str] | UnsetType = UNSET
+    """Names of devices that were known before. It is set while a worker holds a device that is no longer reported: a
+    new device may be the same one under another name, and is held back. After a restart the former names stay until the
+    driver has reported. Left out: all devices are known."""
     names_left_out: int | UnsetType = UNSET
+    """Version 0.2 had no room for the names of so many more devices. Nobody writes it any more."""
     names_digest: str | UnsetType = UNSET
+    """The digest of all names, which version 0.2 wrote with `names_left_out`."""
 
 
 MAX_LISTED_DEVICES = 256
@@ -384,21 +395,24 @@ MAX_LISTED_DEVICES = 256
 
 
 class ManagerIdentity(Struct, frozen=True, kw_only=True, gc=False):
-    """The manager of a host. An orderly shutdown sets `stopped_at`.
-
-    `instance`: a new name for each run of a manager. `version`: its Outfitter version. `since`: when it took the host.
-    `machine_id`: the content of `/etc/machine-id`, null: unknown.
-    `boot_id`, `pid_ns` and `time_ns` are as in `Owner`: the manager watches processes with the same three values.
-    """
+    """The manager of a host."""
 
     instance: str
+    """A new name for each run of a manager."""
     version: str
+    """Its Outfitter version."""
     since: Utc
+    """When it took the host."""
     machine_id: str | None = None
+    """The content of `/etc/machine-id`. Null: unknown."""
     boot_id: str | None = None
+    """As in `Owner`: the manager watches processes with the same `boot_id`, `pid_ns` and `time_ns`."""
     stopped_at: Utc | None = None
+    """When it stopped in order. Null: it goes on, or was killed."""
     pid_ns: int | UnsetType | None = UNSET
+    """See `boot_id`."""
     time_ns: int | UnsetType | None = UNSET
+    """See `boot_id`."""
 
     def watches(self, owner: Owner) -> bool:
         """Whether it can watch this process, by this record. `Allocation.unwatched` overrides it."""
@@ -433,24 +447,26 @@ class Device(Struct, frozen=True, kw_only=True, tag_field="type", tag="device", 
 
 
 class InputPosition(Struct, frozen=True, kw_only=True, gc=False):
-    """The input of a commit: offsets `from` (inclusive) to `to` (exclusive, the next to read).
-
-    `topic_id`: the id of the registrations topic, which changes if the topic is created again.
-    `base`: added to an offset, it gives `Source.offset`. It grows when the topic is created again, so that later
-    messages always have higher numbers. Left out: 0. `begin` (of a host): the first offset that its managers answer;
-    earlier messages are the sweeper's. Left out: 0. `claimed` (of a sweeper): messages before this offset without a
-    manager at the time of writing become dead letters. Left out: `to`. `ahead` (of a partition): hosts with their
-    messages decided up to an offset beyond `to`, past another host's flood. Left out: none.
-    """
+    """The input of a commit."""
 
     topic_id: str
+    """The id of the registrations topic, which changes if the topic is created again."""
     partition: int
     from_: int = msgspec.field(name="from")
+    """The first offset."""
     to: int
+    """The offset after the last one, the next to read."""
     base: int | UnsetType = UNSET
+    """Added to an offset, it gives `Source.offset`. It grows when the topic is created again, so that later messages
+    always have higher numbers. Left out: 0."""
     begin: int | UnsetType = UNSET
+    """Of a host: the first offset that its managers answer. Earlier messages are the sweeper's. Left out: 0."""
     claimed: int | UnsetType = UNSET
+    """Of a sweeper: messages before this offset without a manager at the time of writing become dead letters. Left out:
+    `to`."""
     ahead: dict[str, int] | UnsetType = UNSET
+    """Of a partition: hosts with their messages decided up to an offset beyond `to`, past another host's flood. Left
+    out: none."""
 
     @property
     def reach(self) -> int:
@@ -476,47 +492,52 @@ class Growth(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Checkpoint(Struct, frozen=True, kw_only=True, tag_field="type", tag="checkpoint", gc=False):
-    """A writer's position and counters: the record under `@checkpoint/<writer>`, last of each ledger batch.
-
-    `commit`: the number of this writer's transactions. `token`: the last fencing token that it assigned.
-    `instance` and `machine_id` are as in `ManagerIdentity`. `scope`: `host` or `cluster`. `input`: the decided
-    messages. `format`: of the ledger; a manager refuses a newer one.
-    `needs`: what a manager must know to work on a ledger of format 2. One that lacks any of it refuses the ledger.
-    `snapshot`: when the newest complete snapshot in history was begun, from which a replay of later times starts. Left
-    out: there is none.
-    `boot_id`, `pid_ns` and `time_ns` are as in `ManagerIdentity`.
-    `partitions`: the topics' number of partitions, which determines a host's partition (0: records are missing yet,
-    because a restore is under way, or version 0.2 has moved them in part). `ledger_id`: the id of the ledger's topic,
-    or `backup/<time>` if `outfitter restore` wrote it from a backup of that time. Both are left out by earlier
-    versions, `partitions` by sweepers. `grown`: of version 0.2.
-    `ledger_start`: the first offset of the ledger's partition. Left out: 0, which compaction does not change. Otherwise
-    records were deleted, and an operator made this manager continue without them.
-    `beat_s`: the writer says every so many seconds in the topic of managers that it lives (see `Beat`). Left out: it
-    does not, so its silence there means nothing.
-    `lease_grace_s`: the writer ends a lease no sooner than so many seconds after its time. Left out: unknown.
-    """
+    """A writer's position and counters: the record under `@checkpoint/<writer>`, last of each ledger batch."""
 
     writer: str
     instance: str
+    """As in `ManagerIdentity`."""
     cluster: str
     scope: str
+    """`host` or `cluster`."""
     commit: CommitNumber
+    """The number of this writer's transactions."""
     token: Token
+    """The last fencing token that it assigned."""
     input: InputPosition
+    """The decided messages."""
     at: Utc
     machine_id: str | None = None
+    """As in `ManagerIdentity`."""
     boot_id: str | None = None
+    """As in `ManagerIdentity`."""
     format: int = 1
+    """Of the ledger. A manager refuses a newer one."""
     snapshot: Utc | UnsetType = UNSET
+    """When the newest complete snapshot in history was begun, from which a replay of later times starts. Left out:
+    there is none."""
     pid_ns: int | UnsetType | None = UNSET
+    """As in `ManagerIdentity`."""
     time_ns: int | UnsetType | None = UNSET
+    """As in `ManagerIdentity`."""
     partitions: int | UnsetType = UNSET
+    """The topics' number of partitions, which determines a host's partition. 0: records are missing yet, because a
+    restore is under way, or version 0.2 has moved them in part. Left out: by earlier versions, and by sweepers."""
     ledger_id: str | UnsetType = UNSET
+    """The id of the ledger's topic, or `backup/<time>` if `outfitter restore` wrote it from a backup of that time. Left
+    out: by earlier versions."""
     ledger_start: int | UnsetType = UNSET
+    """The first offset of the ledger's partition. Left out: 0, which compaction does not change. Otherwise records were
+    deleted, and an operator made this manager continue without them."""
     grown: Growth | UnsetType = UNSET
+    """Of version 0.2."""
     beat_s: float | UnsetType = UNSET
+    """The writer says every so many seconds in the topic of managers that it lives (see `Beat`). Left out: it does not,
+    so its silence there means nothing."""
     lease_grace_s: float | UnsetType = UNSET
+    """The writer ends a lease no sooner than so many seconds after its time. Left out: unknown."""
     needs: list[str] | UnsetType = UNSET
+    """What a manager must know to work on a ledger of format 2. One that lacks any of it refuses the ledger."""
 
     @property
     def key(self) -> keys.CheckpointKey:
@@ -542,25 +563,26 @@ LedgerRecord = Allocation | StateRecord | Checkpoint
 
 
 class Transition(Struct, frozen=True, kw_only=True, tag_field="type", tag="transition", gc=False):
-    """One step of one allocation: its cause, the new record, and the reason. Key: the allocation's key.
-
-    `from` and `to`: the states before and after it; `from` null: the allocation is new. `at`: when the manager decided
-    it. `event` names the cause (`register`, `deregister`, `lease-expired`, `owner-died`, `driver-report`, …);
-    `source` is set when the cause was a message. `explanation`: the reason, for people. `confirmed`: of a release,
-    whether an in-use check found the devices unused; null: this step releases none.
-    """
+    """One step of one allocation: its cause, the new record, and the reason. Key: the allocation's key."""
 
     at: Utc
+    """When the manager decided it."""
     host: str
     worker: str
     incarnation: str
     event: str
+    """The cause: `register`, `deregister`, `lease-expired`, `owner-died`, `driver-report`, …"""
     to: str
+    """The state after it."""
     explanation: str
+    """The reason, for people."""
     record: Allocation | msgspec.Raw
     from_: str | None = msgspec.field(name="from", default=None)
+    """The state before it. Null: the allocation is new."""
     source: Source | None = None
+    """The message that was the cause, if one was."""
     confirmed: bool | None = None
+    """Of a release: whether an in-use check found the devices unused. Null: this step releases none."""
 
 
 class Note(Struct, frozen=True, kw_only=True, tag_field="type", tag="note", gc=False):
@@ -573,10 +595,7 @@ class Note(Struct, frozen=True, kw_only=True, tag_field="type", tag="note", gc=F
 
 
 class Refresh(Struct, frozen=True, kw_only=True, tag_field="type", tag="refresh", gc=False, omit_defaults=True):
-    """A change of an allocation's record without a step: its reason, its infos. Key: the allocation's key.
-
-    `changed` has the new values of the changed fields. `event` and `source` as in `Transition`.
-    """
+    """A change of an allocation's record without a step: its reason, its infos. Key: the allocation's key."""
 
     at: Utc
     host: str
@@ -584,46 +603,51 @@ class Refresh(Struct, frozen=True, kw_only=True, tag_field="type", tag="refresh"
     incarnation: str
     writer: str
     event: str
+    """As in `Transition`."""
     explanation: str
     changed: dict[str, Any]
+    """The new values of the changed fields."""
     source: Source | None = None
+    """As in `Transition`."""
 
 
 class Put(Struct, frozen=True, kw_only=True, tag_field="type", tag="put", gc=False):
-    """The new version of another ledger record than an allocation's, such as a host's. `key` is its key in the ledger
-    and also this record's key."""
+    """The new version of another ledger record than an allocation's, such as a host's."""
 
     writer: str
     key: str
+    """Its key in the ledger, and also this record's key."""
     record: StateRecord | msgspec.Raw
 
 
 class Snapshot(Struct, frozen=True, kw_only=True, tag_field="type", tag="snapshot", gc=False, omit_defaults=True):
     """A piece of a writer's state: ledger records by key, as they are after this commit. Key: the writer.
 
-    A large state is spread over several commits. `begun` is the number of the commit with the first piece, `part`
-    counts pieces from 0. The state is complete with the `last` piece and all changes since the first one. History has
-    these changes as usual; records that are new since the first piece are in no piece.
+    A large state is spread over several commits. It is complete with the last piece and all changes since the first
+    one. History has these changes as usual; records that are new since the first piece are in no piece.
     """
 
     writer: str
     begun: CommitNumber
+    """The number of the commit with the first piece."""
     part: int
+    """Counts pieces from 0."""
     records: dict[str, msgspec.Raw]
     last: bool = False
+    """This is the last piece."""
 
 
 class Commit(Struct, frozen=True, kw_only=True, tag_field="type", tag="commit", gc=False, omit_defaults=True):
-    """The end of one transaction in history. Key: the writer.
-
-    `checkpoint`: the ledger's. `positions`: the changed queue positions by allocation key; these records also get the
-    checkpoint's `commit` and `writer`, and no other change. `dropped`: the keys deleted from the ledger.
-    """
+    """The end of one transaction in history. Key: the writer."""
 
     writer: str
     checkpoint: Checkpoint | msgspec.Raw
+    """The ledger's."""
     positions: dict[str, int] = {}
+    """The changed queue positions by allocation key. These records also get the checkpoint's `commit` and `writer`, and
+    no other change."""
     dropped: list[str] = []
+    """The keys deleted from the ledger."""
 
 
 HistoryRecord = Transition | Note | Refresh | Put | Snapshot | Commit
@@ -648,27 +672,29 @@ class MessageSource(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class DeadLetter(Struct, frozen=True, kw_only=True, tag_field="type", tag="dead-letter", gc=False):
-    """A message that the manager could not understand or obey. Key: `topic/partition/offset`.
-
-    `body` has at most 4 KiB of its bytes (base64 on the wire); `length` and `sha256` are of the whole message.
-    `field` is the JSON path of the wrong field, if any. `code`: why a message is unroutable, see `NobodysCode`.
-    `count`: the letter stands for this many messages, of which this is the first, and all are before the offset
-    `until`. Left out: for this one only. `first`: an unreadable record batch, from this offset to the source's.
-    """
+    """A message that the manager could not understand or obey. Key: `topic/partition/offset`."""
 
     at: Utc
     writer: str
     source: MessageSource
     reason: str
     length: int
+    """Of the whole message, in bytes."""
     sha256: str
+    """Of the whole message."""
     body: bytes
+    """At most 4 KiB of its bytes (base64 on the wire)."""
     message_key: str | None = None
     field: str | None = None
+    """The JSON path of the wrong field, if any."""
     code: str | UnsetType = UNSET
+    """Why a message is unroutable, see `NobodysCode`."""
     first: int | UnsetType = UNSET
+    """Of an unreadable record batch: the letter stands for the offsets from this one to the source's."""
     count: int | UnsetType = UNSET
+    """The letter stands for this many messages, of which this is the first. Left out: for this one only."""
     until: int | UnsetType = UNSET
+    """All messages that the letter stands for are before this offset."""
 
     @property
     def key(self) -> str:
@@ -682,20 +708,20 @@ MAX_DEAD_LETTER_BODY = 4 * 1024
 
 
 class Beat(Struct, frozen=True, kw_only=True, tag_field="type", tag="beat", gc=False):
-    """The commit loop of a writer's tenure lives: the record under the writer's name.
-
-    `instance` and `version` are as in `ManagerIdentity`. `sweeps`: it also writes the dead letters of hosts without a
-    manager, wherever nobody else must. `stopped_at`: when it stopped in order. Left out: it goes on. `process`: the
-    manager's, if it watches processes itself, so that others on its machine can see its end. The record's append time
-    says when it lived.
-    """
+    """The commit loop of a writer's tenure lives: the record under the writer's name. Its append time says when it
+    lived."""
 
     writer: str
     instance: str
+    """As in `ManagerIdentity`."""
     version: str
+    """As in `ManagerIdentity`."""
     sweeps: bool = False
+    """It also writes the dead letters of hosts without a manager, wherever nobody else must."""
     stopped_at: Utc | UnsetType = UNSET
+    """When it stopped in order. Left out: it goes on."""
     process: Owner | UnsetType = UNSET
+    """The manager's, if it watches processes itself, so that others on its machine can see its end."""
 
     @property
     def key(self) -> str:

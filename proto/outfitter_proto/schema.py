@@ -5,7 +5,10 @@ They describe what Outfitter writes. Unknown fields are always allowed, because 
 
 from __future__ import annotations
 
+import ast
 import inspect
+from functools import cache
+from itertools import pairwise
 from typing import Any, get_args
 
 import msgspec
@@ -148,8 +151,33 @@ def _message(kind: type[msgspec.Struct]) -> dict[str, Any]:
 def _schemas(reference: str) -> dict[str, Any]:
     kinds = [kind for kinds in UNIONS.values() for kind in kinds]
     _, schemas = msgspec.json.schema_components(kinds, ref_template=reference)
+    describe_fields(schemas)
     tidied: dict[str, Any] = _tidied(schemas)
     return tidied
+
+
+def describe_fields(schemas: dict[str, Any]) -> None:
+    """Describe the fields of records in these schemas, which have the records' names."""
+    for name, texts in _field_texts().items():
+        properties = schemas.get(name, {}).get("properties", {})
+        for field in msgspec.structs.fields(getattr(records, name)):
+            if field.name in texts and (schema := properties.get(field.encode_name)) is not None:
+                # whatever stands beside a reference is ignored by draft 7 of JSON Schema, which AsyncAPI uses
+                about = {"allOf": [schema]} if "$ref" in schema else schema
+                properties[field.encode_name] = about | {"description": texts[field.name]}
+
+
+@cache
+def _field_texts() -> dict[str, dict[str, str]]:
+    """The texts under fields in `records.py`, by record and field."""
+    found: dict[str, dict[str, str]] = {}
+    for definition in ast.parse(inspect.getsource(records)).body:
+        if isinstance(definition, ast.ClassDef):
+            for field, text in pairwise(definition.body):
+                match field, text:
+                    case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(about))):
+                        found.setdefault(definition.name, {})[name] = inspect.cleandoc(about)
+    return found
 
 
 def _tidied(value: Any) -> Any:

@@ -11,7 +11,9 @@ from msgspec import structs
 from outfitter_proto.bus import Message
 from outfitter_proto.codec import encode
 from outfitter_proto.records import Allocation, DeadLetter, MessageSource, Transition
+from outfitter_service.api import openapi
 from outfitter_service.api.model.fleet import Fleet
+from outfitter_service.api.routes import ROUTES
 from outfitter_service.query import device_lines, held_devices, ledger_view
 from support.api import NOW, allocation, change, checkpoint, fleet_of, follower_of, host_record, message, serving_api
 
@@ -333,3 +335,9 @@ async def test_each_list_of_workers_is_narrowed_by_labels() -> None:
     assert (await get(fleet, "queue"))["items"][0]["labels"] == {"team": "vision"}
     assert (await get(fleet, "workers/two/explanations"))["items"][0]["labels"] == {"team": "vision"}
     assert "regex" in (await get(fleet, "workers", 400, label="vision"))["detail"]
+
+
+def test_the_document_describes_the_fields_of_records() -> None:
+    document = openapi.document(ROUTES, "/api/v1/events", secured=False)
+    about = document["components"]["schemas"]["Allocation"]["properties"]["outcome"]
+    assert about["description"] == "The next state of a `releasing` record: `ended` or `failed`."

@@ -85,6 +85,24 @@ def test_every_reference_leads_somewhere(document: dict[str, Any]) -> None:
             inner = inner[step]
 
 
+DESCRIBED = [
+    ("Register", "lease_s", "Left out: the manager's default."),
+    ("Register", "owner", "The process whose end ends the allocation."),  # a reference to another schema
+    ("Transition", "from", "The state before it."),  # no field's name in Python
+    ("Survivors", "uid", "Their real user id."),  # in no topic by itself
+]
+
+
+@pytest.mark.parametrize(
+    "schemas", [schema.asyncapi()["components"]["schemas"], DOCUMENT["$defs"]], ids=["asyncapi", "json-schema"]
+)
+@pytest.mark.parametrize(("kind", "field", "text"), DESCRIBED)
+def test_the_text_under_a_field_describes_it(schemas: dict[str, Any], kind: str, field: str, text: str) -> None:
+    about = schemas[kind]["properties"][field]
+    assert about["description"].startswith(text)
+    assert "$ref" not in about, "draft 7 ignores what stands beside a reference"
+
+
 def test_asyncapi_names_each_topic_with_its_messages_and_cleanup() -> None:
     channels = schema.asyncapi()["channels"]
     assert {name: channel["address"] for name, channel in channels.items()} == {

@@ -10,6 +10,7 @@ import msgspec
 
 from outfitter_proto import __version__
 from outfitter_proto.records import NAME_PATTERN
+from outfitter_proto.schema import describe_fields
 from outfitter_service.api.typed import AS_OF, EVENT_ID, PROBLEM, Problem, Route
 
 _REF = "#/components/schemas/{name}"
@@ -33,6 +34,7 @@ def document(routes: Iterable[Route], events: str, *, secured: bool) -> dict[str
     routes = list(routes)
     types = [Problem, *(route.answer for route in routes), *(route.query for route in routes)]
     schemas, components = msgspec.json.schema_components(types, ref_template=_REF)
+    describe_fields(components)
     answers = schemas[1 : 1 + len(routes)]
     queries = schemas[1 + len(routes) :]
     paths: dict[str, Any] = {}
