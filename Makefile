@@ -7,6 +7,8 @@ READY := $(VENV)/.ready
 TOOLS := $(VENV)/.tools
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 RUN := PYTHONPATH=tests $(BIN)/python -m
+# Else each of the hundreds of processes of a test run compiles for itself what it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
 # Kinds of tests that run only if they are asked for: tests/tools/table.py.
 KINDS := asyncapi chaos clusters console deploy examples image kube recover upgrade wild
@@ -26,8 +28,9 @@ test: $(READY)
 test-slow: $(READY)
 	$(TESTS) -m slow $(PYTEST_ARGS)
 
-# What continuous integration tests.
-test-all: test test-slow asyncapi deploy examples console
+# Both in one run, which spends less time on beginning and ending.
+test-all: $(READY)
+	$(TESTS) $(PYTEST_ARGS)
 
 # One kind, with its tools: `make chaos PYTEST_ARGS="-k frozen"`.
 $(KINDS): $(TOOLS)
