@@ -182,7 +182,7 @@ def test_each_trouble_is_said_with_what_it_means_what_to_do_and_where_to_look(ki
 
 
 def test_a_manager_that_was_killed_and_one_that_is_not_heard_are_different_troubles() -> None:
-    dead: dict[str, Any] = {"life": "dead", "managed": False, "life_at": STOPPED}
+    dead: dict[str, Any] = {"life": "dead", "managed": False, "missed": True, "life_at": STOPPED}
     fleet = fleet_of(well("a"), well("b"), well("c"), well("d"), fleets.holder("a", 0))
     (killed,) = found_in(fleet, **dead, unanswered=1)
     assert (killed.kind, killed.since) == ("killed", STOPPED)
@@ -202,7 +202,9 @@ def test_a_manager_that_was_killed_and_one_that_is_not_heard_are_different_troub
 def test_a_manager_that_stopped_in_order_is_missed_once_somebody_waits_for_it() -> None:
     stopped = fleets.host("h", ["healthy"], stopped=STOPPED)
     assert found_in(fleet_of(stopped, HELD)) == []
-    (missed,) = found_in(fleet_of(stopped), unanswered=2)
+    fleet = fleet_of(stopped)
+    fleet.unanswered = {"h": 2}
+    (missed,) = found_in(fleet)
     assert (missed.kind, missed.text) == ("no-manager", "2 messages lie unanswered.")
 
 

@@ -42,7 +42,6 @@ class ManagerLookup:
         self.own_was_read = False
         self._own = 0
         self._hidden: str | None = None
-        self._read_in: dict[str, int] = {}
         self._bus = bus
         self._topic = names.topics(cluster).allocations
         self._cluster = cluster
@@ -92,12 +91,13 @@ class ManagerLookup:
 
     def _apply(self, message: Message) -> None:
         key = message.key or b""
-        if not key.startswith(keys.HOST) and key not in self._own_keys:
+        host = keys.host_of(key) if key.startswith(keys.HOST) else None
+        if host is not None and partition_of(host, self._partitions) != message.partition:
+            return  # version 0.2 has moved the host away
+        if host is None and key not in self._own_keys:
             return
         if message.value is None:
-            host = keys.host_of(key) or ""
-            if self._read_in.get(host) == message.partition:  # else the host has moved to another partition
-                self.hosts.pop(host, None)
+            self.hosts.pop(host or "", None)
             return
         try:
             record = codec.decode_ledger(message.value, key=key)
@@ -105,7 +105,6 @@ class ManagerLookup:
             return  # of a later version, or damaged
         if isinstance(record, Host):
             self.hosts[record.host] = record
-            self._read_in[record.host] = message.partition
             if record.host == self.host:
                 self._note_times(record.since, record.manager.since, record.manager.stopped_at)
         elif isinstance(record, Checkpoint):

@@ -100,8 +100,9 @@ class HostItem(Struct, frozen=True, kw_only=True):
     `life_at`: since when it is stopped, or when a dead one was last heard. `process`: of a dead one, which runs on the
     API's machine all the same, so that its log says more; 0: it has no name there, null: no such process.
     `unanswered`: how many messages wait for a manager, if none serves the host; null: a manager does, or it is not
-    known. `workers`: how many are in each state. `manager`, `since` and `resources` are null if there is no record of
-    the host itself."""
+    known. `missed`: somebody must start a manager; after an orderly stop that is so if messages or workers wait.
+    `workers`: how many are in each state. `manager`, `since` and `resources` are null if there is no record of the host
+    itself."""
 
     host: str
     managed: bool
@@ -109,6 +110,7 @@ class HostItem(Struct, frozen=True, kw_only=True):
     life_at: datetime | None
     process: int | None
     unanswered: int | None
+    missed: bool
     since: datetime | None
     manager: ManagerIdentity | None
     resources: dict[str, ResourceSummary] | None

@@ -11,7 +11,7 @@ from msgspec import UNSET, Raw, UnsetType
 
 from outfitter_proto import __version__
 from outfitter_proto.records import Allocation, Host, ResourceInventory
-from outfitter_proto.signs_of_life import UNSERVED, Life, Verdict
+from outfitter_proto.signs_of_life import Life, Verdict
 from outfitter_service.api import items
 from outfitter_service.api.follower import Follower
 from outfitter_service.api.model.fleet import (
@@ -304,11 +304,12 @@ def _host_of(fleet: Fleet, host: str) -> items.HostItem:
     record, verdict = fleet.ledger.hosts_record(host), fleet.life(host)
     return items.HostItem(
         host=host,
-        managed=record is not None and verdict.life not in UNSERVED,
+        managed=fleet.is_managed(host),
         life=verdict.life.value,
         life_at=verdict.at,
         process=verdict.process,
         unanswered=fleet.unanswered.get(host),
+        missed=fleet.is_missed(host),
         since=record.since if record is not None else None,
         manager=record.manager if record is not None else None,
         resources=_resources(record),

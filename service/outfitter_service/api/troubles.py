@@ -88,13 +88,6 @@ class _Host(NamedTuple):
     def name(self) -> str:
         return self.item.host
 
-    @property
-    def is_missed(self) -> bool:
-        """Whether somebody must start the manager. After an orderly stop that is so if messages or workers wait."""
-        if self.item.life == "stopped":
-            return bool(self.records.waiting or self.item.unanswered)
-        return not self.item.managed and bool(self.records.holding or self.records.waiting)
-
 
 class _Picture(NamedTuple):
     """`managed`: the hosts with a manager. `letters`: those of the last hour, the newest first."""
@@ -180,7 +173,7 @@ def _bus_away(picture: _Picture) -> Iterator[Trouble]:
 
 def _without_manager(picture: _Picture) -> Iterator[Trouble]:
     dead = [host for host in picture.hosts if host.item.life == "dead"]
-    missed = [host for host in picture.hosts if host.item.life != "dead" and host.is_missed]
+    missed = [host for host in picture.hosts if host.item.life != "dead" and host.item.missed]
     starts = "Nobody answers before `outfitter serve` runs again"
     writes = "Nobody answers before it writes again. See its log, and whether it is stopped or on another bus"
     killed = [host for host in dead if host.item.process is None]

@@ -35,8 +35,14 @@ class UnservedHost(NamedTuple):
 
     @property
     def is_missed(self) -> bool:
-        """Whether somebody must start the manager: it did not stop in order, or somebody waits for it."""
-        return self.verdict.life is Life.DEAD or bool(self.waiting or self.unanswered)
+        """See `is_missed`."""
+        return is_missed(self.verdict.life, self.unanswered, waiting=self.waiting)
+
+
+def is_missed(life: Life, unanswered: int | None, *, waiting: int, holding: int = 0) -> bool:
+    """Whether somebody must start a host's manager, which does not serve it. It was killed, or messages lie
+    `unanswered`, or workers wait. Those that hold devices count as well, unless the manager stopped in order."""
+    return life is Life.DEAD or bool(unanswered or waiting or (holding and life is not Life.STOPPED))
 
 
 async def lives(bus: Bus, cluster: str, ledger: LedgerView, host: str | None = None) -> dict[str, Verdict]:

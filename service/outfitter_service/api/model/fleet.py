@@ -6,6 +6,7 @@ What a page shows of a host is computed once for each change of the host. Each c
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import Any, NamedTuple, TypeVar
@@ -16,13 +17,14 @@ from msgspec import UNSET, Raw, Struct, structs
 from outfitter_proto import keys
 from outfitter_proto.bus import Message
 from outfitter_proto.partitioning import partition_of
-from outfitter_proto.records import Checkpoint, DeadLetter, Note, Refresh, Transition
+from outfitter_proto.records import HOLDING_STATES, Checkpoint, DeadLetter, Note, Refresh, Transition
 from outfitter_proto.signs_of_life import UNKNOWN, UNSERVED, Life, SignsOfLife, Verdict, responsible, writers_of
 from outfitter_service.api.model.event_log import EventLog
 from outfitter_service.api.model.tail import Tail, TailItem, position_of
 from outfitter_service.query.device_lines import DeviceEntry, entries_of
 from outfitter_service.query.ledger_view import Change, LedgerView, Stored
 from outfitter_service.query.letters import ShownLetter, shown
+from outfitter_service.query.managers import is_missed
 from outfitter_service.query.steps import device_names
 
 T = TypeVar("T")
@@ -76,6 +78,8 @@ class Fleet:
         """When the first checkpoint of each writer's instance came that says how often it says that it lives."""
         self.unanswered: dict[str, int] = {}
         """How many messages of hosts that nobody serves lie unanswered, as of the last `judge`."""
+        self._announced: dict[str, tuple[Verdict, int | None, bool]] = {}
+        """What the last `judge` said of each host: its manager's life, messages unanswered, whether it is missed."""
         self._judged: dict[tuple[str, str], Verdict] = {}
         """What is known of the managers, by writer and instance."""
         self._homes: dict[str, int] = {}
@@ -113,6 +117,18 @@ class Fleet:
             return Verdict(Life.STOPPED, record.manager.stopped_at)
         return UNKNOWN if checkpoint is None else self._judged.get((checkpoint.writer, checkpoint.instance), UNKNOWN)
 
+    def is_managed(self, host: str) -> bool:
+        """Whether a manager serves a host, as far as is known."""
+        return self._ledger.hosts_record(host) is not None and self.life(host).life not in UNSERVED
+
+    def is_missed(self, host: str) -> bool:
+        """Whether somebody must start a host's manager."""
+        if self.is_managed(host):
+            return False
+        states = Counter(stored.record.state for stored in self.workers(host))
+        holding, waiting = sum(states[state] for state in HOLDING_STATES), states["pending"]
+        return is_missed(self.life(host).life, self.unanswered.get(host), waiting=waiting, holding=holding)
+
     def unserved(self) -> dict[str, Checkpoint]:
         """The hosts whose manager is stopped or dead, with its last checkpoint."""
         checkpoints = {host: self._responsible(host) for host in self.hosts if self.life(host).life in UNSERVED}
@@ -121,21 +137,24 @@ class Fleet:
     def judge(self, signs: SignsOfLife, unanswered: Mapping[str, int], *, announce: bool) -> None:
         """Judge all managers anew, and with `announce` add an event for each host of which something has changed.
         `unanswered`: how many messages lie unanswered, by host."""
-        before = {host: (self.life(host), self.unanswered.get(host)) for host in self.hosts}
         self.unanswered = dict(unanswered)
         self._judged = {
             (writer, checkpoint.instance): signs.of(checkpoint, seen_at=self._seen_at[writer])
             for writer, checkpoint in self._checkpoints.items()
         }
-        for host, was in before.items():
-            life, count = self.life(host), self.unanswered.get(host)
-            if (life, count) != was:
+        before = self._announced
+        self._announced = {
+            host: (self.life(host), self.unanswered.get(host), self.is_missed(host)) for host in self.hosts
+        }
+        for host, now in self._announced.items():
+            if now != before.get(host, (UNKNOWN, None, False)):
                 self._cached[host] = {}
                 if announce:
                     checkpoint = self._responsible(host)
-                    key = None if checkpoint is None else checkpoint.writer
-                    data: dict[str, object] = {"key": key, "host": host, "unanswered": count}
+                    life, count, missed = now
+                    data: dict[str, object] = {"key": None if checkpoint is None else checkpoint.writer, "host": host}
                     data |= {"life": life.life, "life_at": life.at, "process": life.process}
+                    data |= {"unanswered": count, "missed": missed}
                     self.events.add("manager", host, msgspec.json.encode(data))
 
     def _responsible(self, host: str) -> Checkpoint | None:

@@ -20,7 +20,6 @@ from outfitter_proto.records import Allocation, Checkpoint, DeadLetter, Registra
 from outfitter_proto.support.causes import side_by_side
 from outfitter_service.config import Connection
 from outfitter_service.query import ledger_view
-from outfitter_service.query.errors import OutfitterCliError
 
 
 class Conversation:
@@ -47,17 +46,7 @@ class Conversation:
         self._news = anyio.Event()
 
     async def publish(self, message: Registration) -> int:
-        """Publish a message; return its offset.
-
-        Raises:
-            OutfitterCliError: the host has moved to another partition.
-        """
-        (partition,) = await ledger_view.partitions(self._bus, self._where.cluster, self._where.host)
-        if partition != self._partition:
-            raise OutfitterCliError(
-                f"partitions were added meanwhile, and host {self._where.host!r} has moved from number "
-                f"{self._partition} to {partition}: run this again"
-            )
+        """Publish a message; return its offset."""
         entry = Entry(message.host.encode(), codec.encode(message))
         return await self._bus.publish(self._topics.registrations, self._partition, entry)
 

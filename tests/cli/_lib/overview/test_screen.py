@@ -26,6 +26,7 @@ def host(name: str = "h", *, managed: bool = True, life: Any = "unknown") -> Hos
         life_at=NOW - 3 * MINUTE if life in {"dead", "stopped"} else None,
         process=None,
         unanswered=None,
+        missed=life == "dead",
         since=NOW,
         manager=None,
         resources={"gpu": summary},

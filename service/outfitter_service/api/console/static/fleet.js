@@ -62,21 +62,15 @@ function counted(host) {
   for (const waiter of host.waiting) text.push(waiter.worker, labelsOf(waiter));
   const holding = Math.max(holders.size, most), users = holding + host.waiting.length;
   const failing = Object.values(host.resources ?? {}).filter(isFailing).length;
-  const unserved = host.managed ? 0 : isMissed({ ...host, users }) ? 1e6 : 1e3;
+  const unserved = host.managed ? 0 : host.missed ? 1e6 : 1e3;
   const { unhealthy = 0, unknown = 0 } = counts;
   const weight = unserved + failing * 1e4 + unhealthy * 100 + unknown;
   return { ...host, counts, holding, users, weight, failing, text: [...text, ...holders].join("\n").toLowerCase() };
 }
 
-/** Whether somebody must start the manager. After an orderly stop that is so if messages or workers wait. */
-export function isMissed(host) {
-  if (host.life === "stopped") return Boolean(host.waiting.length || host.unanswered);
-  return !host.managed && (host.life === "dead" || host.users > 0);
-}
-
 const nameless = name => ({
-  name, managed: false, life: "unknown", lifeAt: null, process: null, unanswered: null, manager: null, since: null,
-  resources: null, devices: [], waiting: [],
+  name, managed: false, life: "unknown", lifeAt: null, process: null, unanswered: null, missed: false, manager: null,
+  since: null, resources: null, devices: [], waiting: [],
 });
 
 const isOf = (holder, worker, incarnation) => holder.worker === worker && holder.incarnation === incarnation;
@@ -100,8 +94,9 @@ export class Fleet {
     const parts = new Map();
     for (const item of hosts) {
       const { host: name, life_at: lifeAt, ...same } = item;
-      const { managed, life, process, unanswered, manager, since, resources } = same;
-      parts.set(name, { ...nameless(name), managed, life, lifeAt, process, unanswered, manager, since, resources });
+      const { managed, life, process, unanswered, missed, manager, since, resources } = same;
+      const state = { managed, life, lifeAt, process, unanswered, missed };
+      parts.set(name, { ...nameless(name), ...state, manager, since, resources });
     }
     const part = name => parts.get(name) ?? parts.set(name, nameless(name)).get(name);
     for (const device of devices) part(device.host).devices.push(device);
@@ -135,10 +130,10 @@ export class Fleet {
     this.#put({ ...host, waiting, devices: devicesAfter(host, worker, incarnation, record) });
   }
 
-  #putLife({ host: name, life, life_at: lifeAt, process, unanswered }) {
+  #putLife({ host: name, life, life_at: lifeAt, process, unanswered, missed }) {
     const host = this.hosts.get(name);
     const managed = host?.manager !== null && !UNSERVED.has(life);
-    if (host) this.#put({ ...host, life, lifeAt, process, unanswered, managed });
+    if (host) this.#put({ ...host, life, lifeAt, process, unanswered, missed, managed });
   }
 
   #putHost(name, record) {

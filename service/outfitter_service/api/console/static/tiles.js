@@ -2,7 +2,7 @@
 import { html, nothing } from "./vendor/lit-html.js";
 import { guard } from "./vendor/directives/guard.js";
 import { repeat } from "./vendor/directives/repeat.js";
-import { STATES, isMissed, stateOf } from "./fleet.js";
+import { STATES, stateOf } from "./fleet.js";
 import { addressOf, cell, count, number } from "./words.js";
 
 const MOST_CELLS = 64;
@@ -45,7 +45,7 @@ function cellsOf(host) {
 }
 
 function tile(host, isOpen, hasTab) {
-  const isBad = host.managed ? host.counts.unhealthy || host.failing : isMissed(host);
+  const isBad = host.managed ? host.counts.unhealthy || host.failing : host.missed;
   const kind = `${host.managed ? "" : "unmanaged"} ${isBad ? "bad" : ""}`;
   return html`<a class="host ${kind}" href=${addressOf("host", host.name)} data-host=${host.name}
     aria-label=${labelOf(host)} aria-current=${isOpen ? "true" : nothing} tabindex=${hasTab ? 0 : -1}

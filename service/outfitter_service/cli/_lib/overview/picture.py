@@ -50,17 +50,10 @@ class HostView(Struct, frozen=True, kw_only=True):
         return {holder.worker for device in self.devices for holder in device.holders}
 
     @property
-    def is_missed(self) -> bool:
-        """Whether somebody must start the manager. After an orderly stop that is so if messages or workers wait."""
-        if self.item.life == "stopped":
-            return bool(self.waiting or self.item.unanswered)
-        return not self.item.managed and (self.item.life == "dead" or bool(self.holders or self.waiting))
-
-    @property
     def urgency(self) -> tuple[int, ...]:
         """How urgent the host is: what is compared first counts most."""
         counts = Counter(self.states)
-        unserved = 0 if self.item.managed else 1 + self.is_missed
+        unserved = 0 if self.item.managed else 1 + self.item.missed
         return unserved, len(self.failing), counts["unhealthy"], counts["unknown"], len(self.waiting)
 
 
