@@ -59,7 +59,7 @@ class DiscoveryError(Exception):
     """The GPUs cannot be named."""
 
 
-class Request(NamedTuple):
+class DiscoveryRequest(NamedTuple):
     """The parsed command line. `verb`: `allocate` or `release`. `coordination_file` None: no coordination."""
 
     verb: str
@@ -67,7 +67,7 @@ class Request(NamedTuple):
     coordination_file: str | None
 
 
-def parse_arguments(arguments: Sequence[str]) -> Request:
+def parse_arguments(arguments: Sequence[str]) -> DiscoveryRequest:
     """Read the command line.
 
     Raises:
@@ -97,17 +97,17 @@ def parse_arguments(arguments: Sequence[str]) -> Request:
         elif option not in ("--check-dead-process", "--check-dead", "null"):
             # Flink passes the word `null` when no arguments are configured.
             raise UsageError(f"unknown argument {option!r}")
-    return Request(verb, amount, (named_file or default_file) if default_file else None)
+    return DiscoveryRequest(verb, amount, (named_file or default_file) if default_file else None)
 
 
-class Answer(NamedTuple):
+class DiscoveryAnswer(NamedTuple):
     """What nvidia-smi answers: the GPUs that it names and does not report as lost, and what it says besides."""
 
     gpus: list[str]
     besides: str
 
 
-def list_gpus() -> Answer:
+def list_gpus() -> DiscoveryAnswer:
     """Ask nvidia-smi for the indexes, and read its answer line by line: a complaint is about the GPU that it names.
 
     Raises:
@@ -136,7 +136,7 @@ def list_gpus() -> Answer:
     if not names and besides:
         raise DiscoveryError(f"nvidia-smi named no GPUs but: {besides}")
     complaints = Complaints(others)
-    return Answer([name for name in names if not _is_lost(name, complaints)], besides)
+    return DiscoveryAnswer([name for name in names if not _is_lost(name, complaints)], besides)
 
 
 def _is_lost(name: str, complaints: Complaints) -> bool:
@@ -155,7 +155,7 @@ def _names_gpu(word: str) -> bool:
     )
 
 
-def discover(request: Request) -> list[str]:
+def discover(request: DiscoveryRequest) -> list[str]:
     """Execute the request; returns the indexes to print.
 
     Raises:

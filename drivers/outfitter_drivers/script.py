@@ -38,7 +38,7 @@ decodes them."""
 _SPARK_OBJECT = re.compile(r'^\s*\{.*"addresses"', re.MULTILINE)
 
 
-class Outcome(NamedTuple):
+class ScriptOutcome(NamedTuple):
     """How a script ended: its exit code (negative: the signal that killed it) and its output."""
 
     code: int
@@ -75,7 +75,7 @@ def _hanging(name: str) -> str | None:
     return None
 
 
-async def run_script(command: Sequence[str], *, timeout: float, env: Mapping[str, str] | None = None) -> Outcome:
+async def run_script(command: Sequence[str], *, timeout: float, env: Mapping[str, str] | None = None) -> ScriptOutcome:
     """Run a program for at most `timeout` seconds, then kill its whole session. Cancellation kills it as well.
 
     `env` None: the part of this process's environment that `program.inherited` returns.
@@ -192,7 +192,7 @@ def _is_address(address: object) -> bool:
 
 def _run(
     command: Sequence[str], timeout: float, env: Mapping[str, str] | None, stop: socket.socket
-) -> Outcome | PermanentDriverError | TemporaryDriverError:
+) -> ScriptOutcome | PermanentDriverError | TemporaryDriverError:
     name = command[0]
     if hangs := _hanging(name):
         return HangingError(hangs)
@@ -209,7 +209,7 @@ def _run(
     if run.code is None:
         return HangingError(_hanging(name) or f"process {run.pid} of {name} has ended only now")
     if run.why is Why.EXITED:
-        return Outcome(run.code, run.stdout, run.stderr)
+        return ScriptOutcome(run.code, run.stdout, run.stderr)
     outputs = f"stdout: {shortened(run.stdout)}; stderr: {shortened(run.stderr)}"
     if run.why is Why.FLOODED:
         return PermanentDriverError(f"{name} printed more than {MAX_STDOUT_BYTES} bytes and was killed; {outputs}")

@@ -8,8 +8,8 @@ from typing import NamedTuple
 from outfitter_verify import wire
 from outfitter_verify.history.steps import History
 from outfitter_verify.ledger.order import Order
-from outfitter_verify.ledger.walk import Ledger
-from outfitter_verify.ledger.writers import Commit, Commits, Writer, Written
+from outfitter_verify.ledger.walk import LedgerWalk
+from outfitter_verify.ledger.writers import Commits, VisibleCommit, VisibleWriter, Written
 from outfitter_verify.logs import Log, Partition, Place, Reading
 from outfitter_verify.registrations.answers import Answers, Input
 from outfitter_verify.registrations.releases import Releases
@@ -34,7 +34,7 @@ class _Holder(NamedTuple):
     place: Place
 
 
-def _compare(ledger: Ledger, elsewhere: dict[tuple[str, str], _Holder], findings: Findings) -> None:
+def _compare(ledger: LedgerWalk, elsewhere: dict[tuple[str, str], _Holder], findings: Findings) -> None:
     """Check that no device is held in two partitions, because a host has one partition.
 
     `elsewhere`: the holders in other partitions, by the host's and the device's names.
@@ -51,7 +51,7 @@ def _compare(ledger: Ledger, elsewhere: dict[tuple[str, str], _Holder], findings
             findings.wrong("exclusivity", holder.place, what, first.place)
 
 
-def _partition(reading: Reading, logs: Partition, findings: Findings) -> Ledger:
+def _partition(reading: Reading, logs: Partition, findings: Findings) -> LedgerWalk:
     findings.begin_partition(logs)
     for begin, end in logs.registrations.unseen:
         for name in ("answers", "dead-letters"):
@@ -68,14 +68,16 @@ def _partition(reading: Reading, logs: Partition, findings: Findings) -> Ledger:
     history = History(logs.history, logs.allocations, partitions=reading.partitions, findings=findings)
     commits = Commits(logs.allocations, logs.registrations, reading, findings)
 
-    def settled(writer: Writer, commit: Commit, records: list[Written]) -> None:
+    def settled(writer: VisibleWriter, commit: VisibleCommit, records: list[Written]) -> None:
         if topic_id is None or commit.checkpoint.topic_id == topic_id:
             read = answers.commit(ledger, writer, commit, records)
             if read is not None:
                 releases.commit(ledger, commit, records, *read)
 
     order = Order(logs.allocations, commits, findings)
-    ledger = Ledger(logs.allocations, commits, order, partitions=reading.partitions, findings=findings, settled=settled)
+    ledger = LedgerWalk(
+        logs.allocations, commits, order, partitions=reading.partitions, findings=findings, settled=settled
+    )
     ledger.walk()
     history.compare(ledger)
     answers.finish(ledger, history.sources)

@@ -38,5 +38,5 @@ def verify(
 
     settings = kafka.settings(bus, login or {}, os.environ if environment is None else environment)
     settings |= config or {}
-    with kafka.Source(settings, cluster, patience_s=patience_s) as source:
+    with kafka.KafkaSource(settings, cluster, patience_s=patience_s) as source:
         return check(source.reading())

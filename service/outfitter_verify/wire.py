@@ -106,7 +106,7 @@ def _finite(digits: str) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class WorkerRequest:
     """A worker's request in its record. `lease_s` None: no lease, or the manager's default. `waits_for_survivors`: its
     devices are free only after the manager has looked for processes that it left behind."""
 
@@ -139,7 +139,7 @@ class Allocation:
     source_partition: int
     source: int
     since_ms: int
-    request: Request
+    request: WorkerRequest
     reason_code: str | None
     outcome: str | None
     alone: frozenset[str]
@@ -239,11 +239,11 @@ def _operators(body: Mapping[str, Any], shared: list[str]) -> dict[str, Operator
     return operators
 
 
-def _request(body: Mapping[str, Any]) -> Request:
+def _request(body: Mapping[str, Any]) -> WorkerRequest:
     amounts = _get(body, "amounts", dict, {})
     lease_s = None if body.get("lease_s") is None else _seconds(body, "lease_s")
     has_owner = _get(body, "owner", dict, None) is not None
-    return Request(
+    return WorkerRequest(
         amounts={name: _get(amounts, name, int) for name in amounts},
         priority=_get(body, "priority", int, 0),
         lease_s=lease_s,
@@ -253,7 +253,7 @@ def _request(body: Mapping[str, Any]) -> Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Inventory:
+class HostInventory:
     """One resource in a host's record: its listed devices, whether each is healthy (`whole`: the list is complete), and
     the names of each device (`names_left_out`: not of all, in records of version 0.2)."""
 
@@ -270,14 +270,14 @@ class Inventory:
         return frozenset({device}).union(*(names for names in self.connected if device in names))
 
 
-def inventories(body: Mapping[str, Any]) -> dict[str, Inventory]:
+def inventories(body: Mapping[str, Any]) -> dict[str, HostInventory]:
     """The resources in a host's record; raises `DamagedError`."""
     return {
         name: _inventory(resource, f"resources.{name}") for name, resource in _get(body, "resources", dict, {}).items()
     }
 
 
-def _inventory(body: object, where: str) -> Inventory:
+def _inventory(body: object, where: str) -> HostInventory:
     if not isinstance(body, dict):
         _fail(f"{where} is {body!r}")
     healthy: dict[str, bool] = {}
@@ -285,7 +285,7 @@ def _inventory(body: object, where: str) -> Inventory:
         device = item if isinstance(item, dict) else {}
         healthy[_get(device, "id", str)] = _get(device, "health", str, "healthy") == "healthy"
     connected = [frozenset(_names(names, f"{where}.names")) for names in _get(body, "names", list, [])]
-    return Inventory(
+    return HostInventory(
         state=_get(body, "state", str),
         healthy=healthy,
         whole=_get(body, "total", int, len(healthy)) <= len(healthy),

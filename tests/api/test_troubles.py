@@ -258,7 +258,7 @@ def test_all_that_have_one_cause_are_one_trouble_and_the_urgent_ones_come_first(
 
 
 @pytest.mark.parametrize("kind", [kind for kind in troubles.KINDS if kind.alert], ids=lambda kind: kind.code)
-def test_a_trouble_is_as_urgent_as_its_alert_is_severe_and_waits_as_long(kind: troubles.Kind) -> None:
+def test_a_trouble_is_as_urgent_as_its_alert_is_severe_and_waits_as_long(kind: troubles.TroubleKind) -> None:
     rule = RULES.partition(f"alert: {kind.alert}\n")[2].partition("- alert:")[0]
     assert ("severity: critical" in rule) == kind.urgent
     (minutes,) = re.findall(r"\bfor: (\d+)m\n", rule)

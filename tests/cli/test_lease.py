@@ -24,7 +24,7 @@ import pytest
 
 from outfitter_service.cli._lib.holding.lease import LeaseRequest, Leasing, missing, seconds_running, worker_name
 from outfitter_service.cli._lib.holding.owner import OwnerProcess
-from outfitter_service.config import Connection
+from outfitter_service.config import BusConnection
 from outfitter_service.query.errors import OutfitterCliError
 from support.api import allocation
 from support.kafka.broker import KafkaBroker
@@ -301,7 +301,7 @@ def test_a_call_that_had_no_turn_in_time_says_for_whom_it_waits() -> None:
     async def no_signal(_handle: object) -> NoReturn:
         await anyio.sleep_forever()
 
-    where = Connection(bus="sqlite:////nowhere/bus.db", host="h", cluster="c")
+    where = BusConnection(bus="sqlite:////nowhere/bus.db", host="h", cluster="c")
     request = LeaseRequest(where, OwnerProcess(os.getpid()), "gpu", 1, seconds_running() + 0.1)
     other = os.open("/proc/self/fd", os.O_RDONLY)
     try:

@@ -26,7 +26,7 @@ from outfitter_drivers.api import PermanentDriverError
 from outfitter_drivers.gpu import coordination as gpu_coordination
 from outfitter_drivers.gpu.compute_processes import Processes
 from outfitter_drivers.gpu.nvidia import NvidiaDriver, parse_gpus
-from outfitter_drivers.script import Outcome, parse_indexes
+from outfitter_drivers.script import ScriptOutcome, parse_indexes
 from outfitter_drivers.support.description import described_device
 from outfitter_drivers.support.device_name import is_blank
 from outfitter_proto import codec
@@ -174,7 +174,7 @@ def script_output(data: bytes) -> None:
 def nvidia_smi(data: bytes) -> None:
     """As the rows alone, as either output of a call that fails, and as the answer about processes."""
     rows = parse_gpus(data, sysfs=_NOWHERE)
-    for outcome in (Outcome(14, data, b""), Outcome(0, data, data)):
+    for outcome in (ScriptOutcome(14, data, b""), ScriptOutcome(0, data, data)):
         read = NvidiaDriver(sysfs=_NOWHERE).read(outcome)
         assert [device.properties["index"] for device in read[: len(rows)]] == [
             device.properties["index"] for device in rows

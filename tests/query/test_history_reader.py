@@ -13,7 +13,7 @@ import pytest
 from outfitter_proto import topics as all_topics
 from outfitter_proto.bus import Bus, Entry, Message, Reader, connect
 from outfitter_proto.names import topics
-from outfitter_service.config import Connection
+from outfitter_service.config import BusConnection
 from outfitter_service.query import history_reader, rebuild
 from outfitter_service.runtime.changelog.snapshots import Pace
 from outfitter_service.runtime.processor.limits import Limits
@@ -110,7 +110,7 @@ async def test_a_replay_goes_back_until_it_finds_a_whole_snapshot_of_the_time(tm
             await manager.state(f"w{number}", "ended")
             seen.append((datetime.now(UTC), dict(await manager.records())))
         assert sum(line["type"] == "snapshot" and line.get("last", False) for line in await manager.history()) > 1
-    where = Connection(bus=url, host=HOST, cluster=CLUSTER)
+    where = BusConnection(bus=url, host=HOST, cluster=CLUSTER)
     async with connect(url) as bus:
         for moment, records in seen[::4]:
             (part,) = await rebuild.rebuild(bus, where, None, moment)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from outfitter_proto.bus import connect
-from outfitter_service.config import Connection
+from outfitter_service.config import BusConnection
 from outfitter_service.query import rebuild
 from support.checker.verdict import replay_result
 from support.managers.fleet import Fleet, hosts
@@ -26,7 +26,7 @@ async def test_every_partition_is_rebuilt_with_all_its_hosts_after_its_owner_was
         fleet.start("two", replica=False)
         await fleet.deregister(names, ["a"])
         await fleet.are({(name, "c"): "allocated" for name in names})
-    where = Connection(bus=url, host=names[0], cluster="outfitter")
+    where = BusConnection(bus=url, host=names[0], cluster="outfitter")
     async with connect(url) as bus:
         told = await replay_result(url)
         assert told[:2] == ([], ())

@@ -11,7 +11,7 @@ from outfitter_proto.codec import encode
 from outfitter_proto.names import topics
 from outfitter_proto.records import DeadLetter, MessageSource, NobodysCode
 from outfitter_service.query import unserved_hosts
-from outfitter_service.query.unserved_hosts import UnservedHost
+from outfitter_service.query.unserved_hosts import UnansweredHost
 
 NOW = datetime.now(UTC)
 CLUSTER = "outfitter"
@@ -44,7 +44,7 @@ async def test_only_what_is_newer_is_told_of_hosts_without_a_manager(tmp_path: P
         letter(4, "served", ago_s=10),
         letter(5, "here", NobodysCode.WRONG_PARTITION, ago_s=59),
     )
-    assert lost.hosts == [UnservedHost("here", 2, NOW - timedelta(seconds=10))]
+    assert lost.hosts == [UnansweredHost("here", 2, NOW - timedelta(seconds=10))]
     assert lost.misdirected == {NobodysCode.WRONG_PARTITION: 1}
 
 

@@ -19,7 +19,7 @@ from outfitter_proto.names import managers_group
 from outfitter_proto.names import topics as names_of
 from outfitter_proto.partitioning import partition_of
 from outfitter_service.cli._lib.diagnosis.bus import rights as doctors_rights
-from outfitter_service.cli._lib.diagnosis.finding import Machine, Verdict
+from outfitter_service.cli._lib.diagnosis.finding import Grade, Machine
 from outfitter_service.query import ledger_view, unserved_hosts
 from support.documents import ROOT
 from support.kafka.secure_broker import SecureBroker, right
@@ -186,7 +186,7 @@ async def test_the_doctor_finds_the_right_that_is_missing_and_how_it_is_granted(
         assert found == []
         return
     operation, kind, on = looked_for(MANAGER, cluster)[left_out]
-    verdict = Verdict.WARNING if "sweeper" in on or on.endswith(".managers") else Verdict.PROBLEM
+    verdict = Grade.WARNING if "sweeper" in on or on.endswith(".managers") else Grade.PROBLEM
     assert [(item.verdict, item.seen) for item in found] == [
         (verdict, f"{operation} on {kind} {on!r} is not granted to User:{name}")
     ]

@@ -80,7 +80,7 @@ def message(record: Any, *, key: str | None = None, partition: int | None = None
     return Message("outfitter.allocations", partition, offset, key.encode(), value, 0)
 
 
-def change(record: Any, **more: Any) -> ledger_view.Change:
+def change(record: Any, **more: Any) -> ledger_view.RecordChange:
     return ledger_view.decode(message(record, **more))
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from outfitter_service.config import ResourceConfig, inspect
 from outfitter_service.requests import annotated_amounts
-from outfitter_service.webhook.review import LONGEST_DENIAL, AmountsOf, NoReviewError, Outcome, answer
+from outfitter_service.webhook.review import LONGEST_DENIAL, AmountsOf, NoReviewError, ReviewOutcome, answer
 from support.webhook import CONFIG, patched, review
 
 GPU = {"outfitter.dev/resources": "gpu=2"}
@@ -151,21 +151,21 @@ def test_an_equal_quantity_of_its_own_stays_as_it_is(amounts_of: AmountsOf, amou
     same = {"requests": {"nvidia.com/gpu": own}, "limits": {"nvidia.com/gpu": own}}
     annotations = {"outfitter.dev/resources": f"gpu={amount}"}
     body = review(annotations, {"name": "a", "resources": same})
-    assert answer(body, amounts_of)[1] is Outcome.UNCHANGED
+    assert answer(body, amounts_of)[1] is ReviewOutcome.UNCHANGED
     assert resources_of(body, amounts_of) == [same]
 
 
 @pytest.mark.parametrize(
-    ("own", "outcome"), [("3", Outcome.DENIED), ("0", Outcome.UNCHANGED), ("0.0", Outcome.UNCHANGED)]
+    ("own", "outcome"), [("3", ReviewOutcome.DENIED), ("0", ReviewOutcome.UNCHANGED), ("0.0", ReviewOutcome.UNCHANGED)]
 )
 @pytest.mark.parametrize("text", ["gpu=0", "none"])
 def test_a_container_that_is_to_have_none_may_have_none_of_its_own(
-    amounts_of: AmountsOf, text: str, own: str, outcome: Outcome
+    amounts_of: AmountsOf, text: str, own: str, outcome: ReviewOutcome
 ) -> None:
     none = {"outfitter.dev/resources": text}
     container = {"name": "a", "resources": {"limits": {"nvidia.com/gpu": own}}}
     assert answer(review(none, container), amounts_of)[1] is outcome
-    assert answer(review(none, {"name": "a"}, {"name": "b"}), amounts_of)[1] is Outcome.UNCHANGED
+    assert answer(review(none, {"name": "a"}, {"name": "b"}), amounts_of)[1] is ReviewOutcome.UNCHANGED
 
 
 @pytest.mark.parametrize("own", ["9" * 64, "2" + "0" * 100_000, "2." + "0" * 99, 2e300, True, ["2"]])
@@ -214,7 +214,7 @@ def test_a_pod_that_was_changed_is_not_changed_again(amounts_of: AmountsOf) -> N
     once = patched(json.loads(body)["request"]["object"], answered(body, amounts_of))
     again = json.loads(body)
     again["request"]["object"] = once
-    assert answer(json.dumps(again).encode(), amounts_of)[1] is Outcome.UNCHANGED
+    assert answer(json.dumps(again).encode(), amounts_of)[1] is ReviewOutcome.UNCHANGED
 
 
 POD = {"group": "", "version": "v1", "kind": "Pod"}
@@ -293,9 +293,9 @@ def test_any_pod_is_answered_or_refused(amounts_of: AmountsOf, annotations: Any,
         made, outcome = answer(review(None, object=pod), amounts_of)
     except NoReviewError:
         return
-    assert json.loads(made)["response"]["allowed"] is (outcome is not Outcome.DENIED)
+    assert json.loads(made)["response"]["allowed"] is (outcome is not ReviewOutcome.DENIED)
 
 
 def test_a_whole_review_is_read_with_its_many_other_fields(amounts_of: AmountsOf) -> None:
     for file in sorted(Path(__file__).parent.glob("reviews/*.json")):
-        assert answer(file.read_bytes(), amounts_of)[1] is Outcome.CHANGED, file.name
+        assert answer(file.read_bytes(), amounts_of)[1] is ReviewOutcome.CHANGED, file.name

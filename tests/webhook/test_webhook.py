@@ -21,7 +21,7 @@ from outfitter_service.http.tls import Certificate
 from outfitter_service.webhook.application import application
 from outfitter_service.webhook.bodies import LARGEST_REVIEW, Bodies
 from outfitter_service.webhook.metrics import WebhookMetrics
-from outfitter_service.webhook.review import Outcome
+from outfitter_service.webhook.review import ReviewOutcome
 from support.processes import command_line
 from support.webhook import CONFIG, Authority, Webhook, patched, review
 
@@ -59,7 +59,7 @@ def metric(webhook: Webhook, line: str) -> float:
 
 
 def test_a_pod_that_asks_is_changed_and_a_wrong_one_denied_and_both_are_counted(webhook: Webhook) -> None:
-    before = [metric(webhook, f'outfitter_webhook_reviews_total{{outcome="{outcome}"}}') for outcome in Outcome]
+    before = [metric(webhook, f'outfitter_webhook_reviews_total{{outcome="{outcome}"}}') for outcome in ReviewOutcome]
     answers = metric(webhook, "outfitter_webhook_review_seconds_count")
     body = review(GPU)
     status, made = webhook.post(body)
@@ -71,7 +71,7 @@ def test_a_pod_that_asks_is_changed_and_a_wrong_one_denied_and_both_are_counted(
     assert "did you mean gpu?" in made["response"]["status"]["message"]
     assert webhook.post(review(None))[1]["response"] == {"uid": json.loads(body)["request"]["uid"], "allowed": True}
     assert webhook.post(b"{}")[0] == 400
-    after = [metric(webhook, f'outfitter_webhook_reviews_total{{outcome="{outcome}"}}') for outcome in Outcome]
+    after = [metric(webhook, f'outfitter_webhook_reviews_total{{outcome="{outcome}"}}') for outcome in ReviewOutcome]
     assert after == [count + 1 for count in before]
     assert metric(webhook, "outfitter_webhook_review_seconds_count") == answers + 4
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from outfitter_drivers.api import Grant, InUseCheck, TemporaryDriverError
 from outfitter_drivers.gpu.complaints import Complaint, Complaints
 from outfitter_drivers.gpu.nvidia import NvidiaDriver, nvidia_smi
-from outfitter_drivers.script import Outcome
+from outfitter_drivers.script import ScriptOutcome
 from outfitter_proto.support.printable import printable
 
 FIELDS = ("gpu_uuid", "pid", "process_name")
@@ -99,7 +99,7 @@ class _Process(NamedTuple):
 class Processes:
     """What nvidia-smi says of the processes on some GPUs: rows, and complaints beside them."""
 
-    def __init__(self, outcome: Outcome) -> None:
+    def __init__(self, outcome: ScriptOutcome) -> None:
         self.outcome = outcome
         self._rows: list[_Process] = []
         others: list[str] = []

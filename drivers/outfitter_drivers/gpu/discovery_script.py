@@ -27,7 +27,7 @@ from outfitter_drivers.api import (
 from outfitter_drivers.gpu.names import UUID, gpu_names, is_number
 from outfitter_drivers.gpu.nvidia import NO_GPU, cuda_environment
 from outfitter_drivers.program import inherited
-from outfitter_drivers.script import Outcome, logger, parse_indexes, run_script
+from outfitter_drivers.script import ScriptOutcome, logger, parse_indexes, run_script
 
 DEFAULT_TIMEOUT = 10.0
 """Time limit of a script in seconds, as fixed in Flink."""
@@ -269,7 +269,7 @@ class AllocateReleaseDriver(ScriptDriver, Preparation, Offers):
 
     async def _call(
         self, verb: str, amount: int, worker: Worker, *, token: int | None, devices: Sequence[str] | None = None
-    ) -> Outcome:
+    ) -> ScriptOutcome:
         env = inherited(os.environ, self._environment)
         for name in _VARIABLES:
             env.pop(name, None)

@@ -27,7 +27,7 @@ from outfitter_drivers.gpu.fields import (
     without_refused,
 )
 from outfitter_drivers.polling import PollingDriver
-from outfitter_drivers.script import HangingError, Outcome, run_script, shortened
+from outfitter_drivers.script import HangingError, ScriptOutcome, run_script, shortened
 from outfitter_proto.records import Health
 
 logger = logging.getLogger("outfitter.drivers")
@@ -103,7 +103,7 @@ class NvidiaDriver(PollingDriver, Remarks):
             logger.warning("%s", remark)
         self._remarks_of_mig = remarks
 
-    async def _ask(self) -> tuple[tuple[str, ...], Outcome]:
+    async def _ask(self) -> tuple[tuple[str, ...], ScriptOutcome]:
         """Ask for all fields, or for fewer if nvidia-smi does not know them. Returns the fields that it has answered.
         What it does not know is remembered. A broken one fails with fewer, too."""
         fields = await self._fields.current()
@@ -119,11 +119,11 @@ class NvidiaDriver(PollingDriver, Remarks):
             self._fields.keep(fields)
         return fields, outcome
 
-    async def _query(self, fields: Sequence[str]) -> Outcome:
+    async def _query(self, fields: Sequence[str]) -> ScriptOutcome:
         form = "csv,noheader" if fields == INDEX else "csv,noheader,nounits"  # for the index: Flink's own arguments
         return await nvidia_smi(f"--query-gpu={','.join(fields)}", f"--format={form}", timeout=self.timeout)
 
-    def read(self, outcome: Outcome, fields: tuple[str, ...] = FIELDS) -> list[Device]:
+    def read(self, outcome: ScriptOutcome, fields: tuple[str, ...] = FIELDS) -> list[Device]:
         """The GPUs in an answer: those with a row, and those of which it complains. Empty if it has neither."""
         complaints = Complaints(other_lines(outcome))
         rows = parse_gpus(outcome.stdout, fields, sysfs=self._sysfs)
@@ -135,7 +135,7 @@ class NvidiaDriver(PollingDriver, Remarks):
             self._log_remarks(complaints)
         return devices
 
-    def _without_row(self, rows: Sequence[Device], complaints: Complaints, outcome: Outcome) -> list[Device]:
+    def _without_row(self, rows: Sequence[Device], complaints: Complaints, outcome: ScriptOutcome) -> list[Device]:
         """The GPUs that an answer with a complaint has no row for: those that it names, and those seen earlier. As
         nvidia-smi may stop at a lost GPU, one that it does not name stays as last seen."""
         shown = {name for row in rows for name in _names(row)}
@@ -178,7 +178,7 @@ def mig_remarks(devices: Sequence[Device]) -> list[str]:
     ]
 
 
-async def nvidia_smi(*arguments: str, timeout: float) -> Outcome:
+async def nvidia_smi(*arguments: str, timeout: float) -> ScriptOutcome:
     """Call nvidia-smi for at most `timeout` seconds.
 
     Raises:
@@ -193,7 +193,7 @@ async def nvidia_smi(*arguments: str, timeout: float) -> Outcome:
         )
 
 
-def other_lines(outcome: Outcome) -> list[str]:
+def other_lines(outcome: ScriptOutcome) -> list[str]:
     """The lines of an answer that are no rows of GPUs."""
     lines = outcome.stdout.decode("utf-8", "replace").splitlines()
     others = [line for line in lines if not _index(line)]
@@ -269,13 +269,13 @@ def _words(complaint: Complaint) -> str:
     return f"nvidia-smi: {shortened(complaint.text)}"
 
 
-def _is_answer(outcome: Outcome) -> bool:
+def _is_answer(outcome: ScriptOutcome) -> bool:
     """Whether it tells of any GPU, or that there are none."""
     rows = any(map(_index, outcome.stdout.decode("utf-8", "replace").splitlines()))
     return rows or _says_none(outcome) or bool(Complaints(other_lines(outcome)).losses)
 
 
-def _says_none(outcome: Outcome) -> bool:
+def _says_none(outcome: ScriptOutcome) -> bool:
     return _NONE_FOUND in outcome.stdout + outcome.stderr
 
 

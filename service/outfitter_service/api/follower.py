@@ -37,7 +37,7 @@ from outfitter_proto.partitioning import partition_of
 from outfitter_proto.records import Note, Refresh, Transition
 from outfitter_proto.signs_of_life import SignsOfLife, follow_signs
 from outfitter_proto.support.backoff import Backoff
-from outfitter_service.api.model.fleet import Fleet, Step
+from outfitter_service.api.model.fleet import Fleet, HistoryStep
 from outfitter_service.api.model.tail import Tail
 from outfitter_service.query import history_reader, ledger_view
 from outfitter_service.query.letters import ShownLetter
@@ -107,7 +107,7 @@ class _Tail(ABC, Generic[T]):
         """Add a message to the model, and with `announce` the event of it. Returns its time; None: it is no item."""
 
 
-class _Steps(_Tail[Step]):
+class _Steps(_Tail[HistoryStep]):
     """Adds steps of history. Other records of the history are left out."""
 
     def _add(self, message: Message, *, announce: bool) -> datetime | None:

@@ -22,7 +22,7 @@ NO_ROUTE = "(none)"
 """The route of requests for pages that do not exist."""
 
 
-class _Picture(Collector):
+class _Collector(Collector):
     """Computes the gauges at each scrape."""
 
     def __init__(self, follower: Follower, open_streams: Callable[[], int]) -> None:
@@ -68,7 +68,7 @@ class ApiMetrics:
             "outfitter_api_requests", "Answered requests, by route and status.", ["route", "status"],
             registry=self.registry,
         )  # fmt: skip
-        self.registry.register(_Picture(follower, open_streams))
+        self.registry.register(_Collector(follower, open_streams))
 
     async def count(self, request: web.Request, response: web.StreamResponse) -> None:
         """Count a request whose answer begins."""

@@ -16,7 +16,7 @@ from outfitter_service.api import items
 from outfitter_service.api.follower import Follower
 from outfitter_service.api.model.fleet import (
     Fleet,
-    Step,
+    HistoryStep,
     allocation_place,
     as_json,
     as_value,
@@ -32,7 +32,7 @@ from outfitter_service.api.typed import RefusedError, Route
 from outfitter_service.query import labels
 from outfitter_service.query.device_lines import DeviceEntry, DeviceLine
 from outfitter_service.query.explanation import Explanation, explain
-from outfitter_service.query.ledger_view import Stored, held_by_resource, warnings_of
+from outfitter_service.query.ledger_view import StoredAllocation, held_by_resource, warnings_of
 from outfitter_service.query.letters import ShownLetter
 from outfitter_service.query.steps import labels_of
 
@@ -111,7 +111,7 @@ def devices(_: Follower, fleet: Fleet, query: items.DeviceQuery, _path: Path) ->
 def workers(_: Follower, fleet: Fleet, query: items.WorkerQuery, _path: Path) -> Page[items.WorkerItem]:
     wanted = labels.wanted(query.label or ())
 
-    def places() -> Iterator[tuple[str, Stored]]:
+    def places() -> Iterator[tuple[str, StoredAllocation]]:
         for host in _hosts(fleet, query, query.host):
             for stored in fleet.workers(host):
                 place = worker_place(stored)
@@ -124,7 +124,7 @@ def workers(_: Follower, fleet: Fleet, query: items.WorkerQuery, _path: Path) ->
 def allocations(_: Follower, fleet: Fleet, query: items.AllocationQuery, _path: Path) -> Page[Raw]:
     wanted = labels.wanted(query.label or ())
 
-    def places() -> Iterator[tuple[str, Stored]]:
+    def places() -> Iterator[tuple[str, StoredAllocation]]:
         for host in _hosts(fleet, query, query.host):
             for stored in fleet.allocations(host):
                 place = allocation_place(stored)
@@ -149,7 +149,7 @@ def allocation(_: Follower, fleet: Fleet, _query: Any, path: Path) -> Raw:
 def queue(_: Follower, fleet: Fleet, query: items.QueueQuery, _path: Path) -> Page[items.QueueItem]:
     wanted = labels.wanted(query.label or ())
 
-    def places() -> Iterator[tuple[str, Stored]]:
+    def places() -> Iterator[tuple[str, StoredAllocation]]:
         for host in _hosts(fleet, query, query.host):
             for stored in fleet.queue(host):
                 record = stored.record
@@ -179,7 +179,7 @@ def troubles(follower: Follower, fleet: Fleet, query: items.TroubleQuery, _path:
 def explanations(_: Follower, fleet: Fleet, query: items.ExplanationQuery, path: Path) -> Page[Explanation]:
     worker, found = path["worker"], False
 
-    def places() -> Iterator[tuple[str, Stored]]:
+    def places() -> Iterator[tuple[str, StoredAllocation]]:
         nonlocal found
         for host in _hosts(fleet, Paged(), query.host):
             runs = fleet.workers(host) if query.incarnation is UNSET else fleet.allocations(host)
@@ -245,7 +245,7 @@ def _is_behind(place: str, query: Paged) -> bool:
     return query.start is None or place > query.start
 
 
-def _is_chosen(stored: Stored, query: items.WorkerQuery, wanted: labels.Wanted) -> bool:
+def _is_chosen(stored: StoredAllocation, query: items.WorkerQuery, wanted: labels.Wanted) -> bool:
     record = stored.record
     return (
         query.worker in {UNSET, record.worker}
@@ -280,7 +280,7 @@ def _behind(tail: Tail[T], query: items.HistoryQuery | items.LetterQuery) -> Ite
         yield item
 
 
-def _is_step_chosen(step: Step, query: items.HistoryQuery, wanted: labels.Wanted) -> bool:
+def _is_step_chosen(step: HistoryStep, query: items.HistoryQuery, wanted: labels.Wanted) -> bool:
     host, worker, incarnation = step.names
     return (
         query.host in {UNSET, host}
@@ -333,7 +333,7 @@ def _resource(inventory: ResourceInventory) -> items.ResourceSummary:
     )
 
 
-def _worker(stored: Stored) -> items.WorkerItem:
+def _worker(stored: StoredAllocation) -> items.WorkerItem:
     record = stored.record
     return items.WorkerItem(
         host=record.host,
@@ -353,7 +353,7 @@ def _worker(stored: Stored) -> items.WorkerItem:
     )
 
 
-def _waiting(stored: Stored) -> items.QueueItem:
+def _waiting(stored: StoredAllocation) -> items.QueueItem:
     record = stored.record
     return items.QueueItem(
         host=record.host,

@@ -27,7 +27,7 @@ _NAMED = 3
 """The most hosts that a text names."""
 
 
-class Kind(Struct, frozen=True, kw_only=True):
+class TroubleKind(Struct, frozen=True, kw_only=True):
     """A kind of trouble."""
 
     code: str
@@ -39,24 +39,24 @@ class Kind(Struct, frozen=True, kw_only=True):
     """The alert for the same, if there is one."""
 
 
-LENT_TWICE = Kind(code="lent-twice", urgent=True, alert="OutfitterExclusivityViolation")
-BUS_AWAY = Kind(code="bus-away", urgent=True, alert="OutfitterNotReady")
-KILLED = Kind(code="killed", urgent=True, alert="OutfitterDown")
-NOT_HEARD = Kind(code="not-heard", urgent=True)
-NO_MANAGER = Kind(code="no-manager", urgent=True, alert="OutfitterDown")
-DRIVER_FAILED = Kind(code="driver-failed", alert="OutfitterDriverFails")
-MISCONFIGURED = Kind(code="misconfigured")
-NO_DRIVER = Kind(code="no-driver")
-UNHEALTHY = Kind(code="unhealthy", alert="OutfitterDevicesUnhealthy")
-WAITS_FOR_HEALING = Kind(code="waits-for-healing", alert="OutfitterWorkersWaitInVain")
-INFEASIBLE = Kind(code="infeasible", alert="OutfitterWorkersWaitInVain")
-NOT_REPORTED = Kind(code="not-reported", after=timedelta(minutes=10), alert="OutfitterWorkersWaitInVain")
-BESIDE_FREE = Kind(code="beside-free", after=timedelta(minutes=15), alert="OutfitterWorkersWaitAlthoughFree")
-STILL_USED = Kind(code="still-used")
-HELD_BACK = Kind(code="held-back", alert="OutfitterDevicesHeldBack")
-UNKNOWN = Kind(code="unknown", alert="OutfitterDevicesUnhealthy")
-FAILED = Kind(code="failed")
-REFUSED = Kind(code="refused", alert="OutfitterDeadLetters")
+LENT_TWICE = TroubleKind(code="lent-twice", urgent=True, alert="OutfitterExclusivityViolation")
+BUS_AWAY = TroubleKind(code="bus-away", urgent=True, alert="OutfitterNotReady")
+KILLED = TroubleKind(code="killed", urgent=True, alert="OutfitterDown")
+NOT_HEARD = TroubleKind(code="not-heard", urgent=True)
+NO_MANAGER = TroubleKind(code="no-manager", urgent=True, alert="OutfitterDown")
+DRIVER_FAILED = TroubleKind(code="driver-failed", alert="OutfitterDriverFails")
+MISCONFIGURED = TroubleKind(code="misconfigured")
+NO_DRIVER = TroubleKind(code="no-driver")
+UNHEALTHY = TroubleKind(code="unhealthy", alert="OutfitterDevicesUnhealthy")
+WAITS_FOR_HEALING = TroubleKind(code="waits-for-healing", alert="OutfitterWorkersWaitInVain")
+INFEASIBLE = TroubleKind(code="infeasible", alert="OutfitterWorkersWaitInVain")
+NOT_REPORTED = TroubleKind(code="not-reported", after=timedelta(minutes=10), alert="OutfitterWorkersWaitInVain")
+BESIDE_FREE = TroubleKind(code="beside-free", after=timedelta(minutes=15), alert="OutfitterWorkersWaitAlthoughFree")
+STILL_USED = TroubleKind(code="still-used")
+HELD_BACK = TroubleKind(code="held-back", alert="OutfitterDevicesHeldBack")
+UNKNOWN = TroubleKind(code="unknown", alert="OutfitterDevicesUnhealthy")
+FAILED = TroubleKind(code="failed")
+REFUSED = TroubleKind(code="refused", alert="OutfitterDeadLetters")
 
 KINDS = (
     LENT_TWICE, BUS_AWAY, KILLED, NOT_HEARD, NO_MANAGER, DRIVER_FAILED, MISCONFIGURED, NO_DRIVER, UNHEALTHY,
@@ -70,7 +70,7 @@ class _Records(NamedTuple):
     """What the records of one host say, as far as it may be a trouble."""
 
     lent_twice: list[DeviceLine]
-    ill: dict[Kind, list[DeviceLine]]
+    ill: dict[TroubleKind, list[DeviceLine]]
     still_used: list[DeviceLine]
     free: set[str]
     """The resources of which a device is free."""
@@ -99,7 +99,7 @@ class _Picture(NamedTuple):
     now: datetime
 
 
-_OF_BLOCKS: Mapping[str, Kind] = {kind.code: kind for kind in (UNHEALTHY, HELD_BACK, UNKNOWN)}
+_OF_BLOCKS: Mapping[str, TroubleKind] = {kind.code: kind for kind in (UNHEALTHY, HELD_BACK, UNKNOWN)}
 """The trouble that a device is in, by why nobody gets it (`DeviceLine.block`)."""
 
 
@@ -125,7 +125,7 @@ def _letters(fleet: Fleet, host: str | None, since: datetime) -> Iterator[ShownL
 
 def _records(fleet: Fleet, host: str) -> _Records:
     lines = [device.line() for device in fleet.devices(host)]
-    ill: dict[Kind, list[DeviceLine]] = {}
+    ill: dict[TroubleKind, list[DeviceLine]] = {}
     for line in lines:
         if line.block is not None:
             ill.setdefault(_OF_BLOCKS[line.block], []).append(line)
@@ -354,7 +354,7 @@ _LOOKS = (
 
 
 def _trouble(
-    kind: Kind,
+    kind: TroubleKind,
     title: str,
     text: str,
     remedy: str,

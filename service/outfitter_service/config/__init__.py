@@ -9,7 +9,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from outfitter_service.config.connection import Connection, connection
+from outfitter_service.config.connection import BusConnection, connection
 from outfitter_service.config.problems import ConfigurationError, Problem, Severity
 
 if TYPE_CHECKING:
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from outfitter_service.config.settings import Inspection, Settings, inspect, load
 
 __all__ = [
+    "BusConnection",
     "ConfigurationError",
-    "Connection",
     "Inspection",
     "Problem",
     "ResourceConfig",

@@ -23,7 +23,7 @@ _NAMES = ("bus", "host", "cluster", "history")
 _TABLE = [option for option in options.SETTINGS if option.name in _NAMES or option.name.startswith(options.KAFKA)]
 
 
-class Connection(Struct, frozen=True, kw_only=True):
+class BusConnection(Struct, frozen=True, kw_only=True):
     """The bus, this machine's name on it, and the cluster. `history`: whether its manager writes that topic. `login`:
     the settings for logging in to Kafka's brokers, for `bus.connect`."""
 
@@ -38,7 +38,7 @@ def connection(
     path: str | Path | None = None,
     overrides: Mapping[str, str] | None = None,
     environment: Mapping[str, str] | None = None,
-) -> Connection:
+) -> BusConnection:
     """The connection from `overrides` (the command line's), the environment, a file if there is one, and defaults.
 
     Raises:
@@ -77,4 +77,4 @@ def connection(
     if problems:
         raise ConfigurationError(problems)
     login = {name.removeprefix(options.KAFKA): value for name, value in values.items() if name not in _NAMES}
-    return Connection(**{name: values[name] for name in _NAMES}, login=login)
+    return BusConnection(**{name: values[name] for name in _NAMES}, login=login)

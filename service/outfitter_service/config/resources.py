@@ -76,7 +76,7 @@ class Given(NamedTuple):
         )
 
 
-class Resources(NamedTuple):
+class ResourceConfigs(NamedTuple):
     """All listed resources, the origins of their values, and the problems."""
 
     configs: tuple[ResourceConfig, ...]
@@ -118,14 +118,14 @@ def build(
     directory: Path | None,
     environment: Mapping[str, str],
     overrides: Iterable[Given],
-) -> Resources:
+) -> ResourceConfigs:
     """Build the resources. `given` and `overrides` have keys with one of the prefixes."""
     builder = _ResourceBuilder(names)
     for layer in (given, _from_environment(names, environment), overrides):
         builder.add(layer)
     configs = [builder.config(name, directory) for name in names]
     configs = builder.refuse_shared_keys(configs)
-    return Resources(tuple(configs), builder.origins(), tuple(builder.problems))
+    return ResourceConfigs(tuple(configs), builder.origins(), tuple(builder.problems))
 
 
 def _from_environment(names: Iterable[str], environment: Mapping[str, str]) -> Iterable[Given]:

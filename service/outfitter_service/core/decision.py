@@ -26,7 +26,7 @@ from outfitter_service.core import model as m
 from outfitter_service.core.delays import Sight
 from outfitter_service.core.state import sizes
 from outfitter_service.core.state.host_state import HostState
-from outfitter_service.core.state.ledger import Change, DropAllocation, Ledger, PutAllocation, PutRecord
+from outfitter_service.core.state.ledger import DropAllocation, Ledger, LedgerChange, PutAllocation, PutRecord
 from outfitter_service.core.state.overlay import HostOverlay
 from outfitter_service.core.state.sizes import ENTRY_BYTES, FullError, OversizeError
 from outfitter_service.core.states import RELEASING, Step, advance
@@ -88,7 +88,7 @@ class Decision(Struct, kw_only=True, gc=False):
 
     kind: str
     """The event's label in metrics."""
-    changes: list[Change] = []
+    changes: list[LedgerChange] = []
     """Of the ledger, in order."""
     history: list[tuple[str, Transition | Refresh]] = []
     """Each step, with its allocation's key."""
@@ -154,7 +154,7 @@ class DecisionBuilder:
 
     # --- what is no step of an allocation ---
 
-    def change(self, change: Change) -> None:
+    def change(self, change: LedgerChange) -> None:
         """Change the ledger."""
         self.decision.changes.append(change)
 

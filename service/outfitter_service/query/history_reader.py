@@ -15,7 +15,7 @@ from outfitter_proto import codec, names
 from outfitter_proto.bus import Bus, Message, Reader, UnknownTopicError
 from outfitter_proto.bus.patience import Patience
 from outfitter_proto.bus.reading import fetch_what_is_left
-from outfitter_service.config import Connection
+from outfitter_service.config import BusConnection
 from outfitter_service.query.errors import OutfitterCliError
 
 log = logging.getLogger("outfitter.query")
@@ -30,7 +30,7 @@ READ_WITHIN_S = 60.0
 """Seconds without a message, before the end, after which the reading fails."""
 
 
-async def topic_of(bus: Bus, where: Connection) -> str:
+async def topic_of(bus: Bus, where: BusConnection) -> str:
     """The history topic's name.
 
     Raises:
@@ -48,7 +48,7 @@ async def topic_of(bus: Bus, where: Connection) -> str:
     return topic
 
 
-def no_history_text(where: Connection, topic: str) -> str:
+def no_history_text(where: BusConnection, topic: str) -> str:
     """The text why there may be no history."""
     off = (
         "history is switched off (history = false)" if not where.history else "it may be switched off (history = false)"

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 from outfitter_proto.bus import Bus
 from outfitter_proto.signs_of_life import Verdict
-from outfitter_service.config import Connection
+from outfitter_service.config import BusConnection
 from outfitter_service.query import ledger_view, managers
 from outfitter_service.query.labels import Wanted, in_words
 from outfitter_service.query.ledger_view import LedgerView
@@ -31,7 +31,7 @@ class Look(NamedTuple):
     unknown_host: str | None
 
 
-async def look(connection: Connection, host: str | None) -> Look:
+async def look(connection: BusConnection, host: str | None) -> Look:
     """Connect, and read the ledger of `host` or of all hosts; see `ledger_view.read`."""
     async with ledger_view.opened(connection) as bus:
         ledger = await ledger_view.read(bus, connection.cluster, host)

@@ -30,7 +30,7 @@ from outfitter_proto.records import (
     StateRecord,
 )
 from outfitter_proto.support.causes import side_by_side
-from outfitter_service.config import Connection
+from outfitter_service.config import BusConnection
 from outfitter_service.core import delays
 from outfitter_service.query.errors import OutfitterCliError
 from outfitter_service.query.held_devices import HeldDevices
@@ -46,14 +46,14 @@ _AT_ONCE = 8
 R = TypeVar("R", bound=StateRecord)
 
 
-class Stored(NamedTuple):
+class StoredAllocation(NamedTuple):
     """A record, and its bytes on the wire (with fields of later versions)."""
 
     record: Allocation
     wire: bytes
 
 
-class Change(NamedTuple):
+class RecordChange(NamedTuple):
     """A change of a key of the ledger. `record` None: the key was deleted, or its type is unknown."""
 
     message: Message
@@ -68,7 +68,7 @@ class _HostRecords:
     """The newest records of one host by key: `allocations`, and `others`. `held`: the devices of the allocations."""
 
     def __init__(self) -> None:
-        self.allocations: dict[str, Stored] = {}
+        self.allocations: dict[str, StoredAllocation] = {}
         self.others: dict[str, StateRecord] = {}
         self.held = HeldDevices()
 
@@ -89,7 +89,7 @@ class LedgerView:
         """Whether there is a record of the host."""
         return host in self._by_host
 
-    def put(self, change: Change) -> None:
+    def put(self, change: RecordChange) -> None:
         """Replace an earlier record of the key."""
         if isinstance(change.record, Checkpoint):
             self.checkpoints[change.record.writer] = change.record
@@ -101,7 +101,7 @@ class LedgerView:
         records.remove(change.key)
         match change.record:
             case Allocation():
-                records.allocations[change.key] = Stored(change.record, change.message.value or b"")
+                records.allocations[change.key] = StoredAllocation(change.record, change.message.value or b"")
                 records.held.put(change.key, change.record)
                 return
             case None:
@@ -131,11 +131,11 @@ class LedgerView:
         return list(self._by_host)
 
     @property
-    def allocations(self) -> list[Stored]:
+    def allocations(self) -> list[StoredAllocation]:
         """All allocations, also ended ones, by host and then in the order of their registrations."""
         return [stored for host in sorted(self._by_host) for stored in self.allocations_of(host)]
 
-    def allocations_of(self, host: str) -> list[Stored]:
+    def allocations_of(self, host: str) -> list[StoredAllocation]:
         """The allocations of one host, also ended ones, in the order of their registrations."""
         allocations = [stored for records in self._of_host(host) for stored in records.allocations.values()]
         return sorted(allocations, key=_order)
@@ -163,7 +163,7 @@ class LedgerView:
         return [] if records is None else [records]
 
 
-def _order(stored: Stored) -> tuple[int, str]:
+def _order(stored: StoredAllocation) -> tuple[int, str]:
     """The order of registrations, as managers have it."""
     return stored.record.source.offset, stored.record.key
 
@@ -234,17 +234,17 @@ def warnings_of(record: Allocation) -> list[str]:
     return record.warnings or []
 
 
-def decode(message: Message) -> Change:
+def decode(message: Message) -> RecordChange:
     """Decode a message of the allocations topic, as far as this version knows its type."""
     if message.value is None:
-        return Change(message, None)
+        return RecordChange(message, None)
     try:
-        return Change(message, codec.decode_ledger(message.value, key=message.key))
+        return RecordChange(message, codec.decode_ledger(message.value, key=message.key))
     except codec.UnknownTypeError:
-        return Change(message, None)
+        return RecordChange(message, None)
     except codec.WireError as error:
         log.warning("skipped a record that cannot be read: %s", error)
-        return Change(message, None)
+        return RecordChange(message, None)
 
 
 async def read(bus: Bus, cluster: str, host: str | None = None) -> LedgerView:
@@ -255,10 +255,10 @@ async def read(bus: Bus, cluster: str, host: str | None = None) -> LedgerView:
         OutfitterCliError: no record came within `READ_WITHIN`.
     """
     topic = names.topics(cluster).allocations
-    changes: list[list[Change]] = []
+    changes: list[list[RecordChange]] = []
     limiter = anyio.CapacityLimiter(_AT_ONCE)
 
-    async def read_one(partition: int, into: list[Change]) -> None:
+    async def read_one(partition: int, into: list[RecordChange]) -> None:
         async with limiter:
             into += await read_partition(bus, topic, partition)
 
@@ -281,12 +281,12 @@ async def partitions(bus: Bus, cluster: str, host: str | None) -> Iterable[int]:
     return range(count) if host is None else (partition_of(host, count),)
 
 
-def is_about(change: Change, host: str) -> bool:
+def is_about(change: RecordChange, host: str) -> bool:
     """Whether a record is about `host`."""
     return keys.host_of(change.message.key or b"") == host
 
 
-async def read_partition(bus: Bus, topic: str, partition: int) -> list[Change]:
+async def read_partition(bus: Bus, topic: str, partition: int) -> list[RecordChange]:
     """The last message of each key, as of a moment between two commits.
 
     Raises:
@@ -308,17 +308,17 @@ async def read_partition(bus: Bus, topic: str, partition: int) -> list[Change]:
     return [decode(message) for message in newest.values()]
 
 
-def opened(connection: Connection) -> AbstractAsyncContextManager[Bus]:
+def opened(connection: BusConnection) -> AbstractAsyncContextManager[Bus]:
     """The bus of a connection, open during the block. It creates nothing."""
     return buses.connect(connection.bus, connection.login, create=Create.NOTHING)
 
 
-async def read_from(connection: Connection, host: str | None) -> LedgerView:
+async def read_from(connection: BusConnection, host: str | None) -> LedgerView:
     """Connect, and read the records of `host` or of all hosts; see `read`."""
     async with opened(connection) as bus:
         return await read(bus, connection.cluster, host)
 
 
-def as_on_the_wire(records: Iterable[Stored]) -> list[msgspec.Raw]:
+def as_on_the_wire(records: Iterable[StoredAllocation]) -> list[msgspec.Raw]:
     """The records for `output.print_json`, byte for byte."""
     return [msgspec.Raw(stored.wire) for stored in records]

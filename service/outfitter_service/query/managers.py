@@ -20,7 +20,7 @@ from outfitter_proto.signs_of_life import (
     read_signs,
     responsible,
 )
-from outfitter_service.query.ledger_view import Change, LedgerView
+from outfitter_service.query.ledger_view import LedgerView, RecordChange
 from outfitter_service.query.unanswered import UnansweredMessages
 
 
@@ -102,7 +102,7 @@ class FollowedManagers:
         self._partitions = max(self._partitions, count)
         await follow_signs(self._bus, self._cluster, partition, self._signs, caught_up=caught_up)
 
-    def put(self, change: Change) -> None:
+    def put(self, change: RecordChange) -> None:
         record = change.record
         if isinstance(record, Checkpoint):
             before = self._checkpoints.get(record.writer)

@@ -16,9 +16,9 @@ from outfitter_proto import keys, names
 from outfitter_proto.bus import Bus, Message
 from outfitter_proto.records import Checkpoint
 from outfitter_proto.support.causes import side_by_side
-from outfitter_service.config import Connection
+from outfitter_service.config import BusConnection
 from outfitter_service.query import history_reader, ledger_view
-from outfitter_service.query.replay import Progress, Replay
+from outfitter_service.query.replay import Replay, WriterReplay
 
 FIRST_GUESS = timedelta(hours=26)
 """How far before the moment the first replay begins. Snapshots are written at least daily."""
@@ -34,12 +34,12 @@ class RebuiltPartition(Struct, kw_only=True):
     replay: Replay
 
     @property
-    def writers(self) -> dict[str, Progress]:
+    def writers(self) -> dict[str, WriterReplay]:
         """The progress of the replay for each writer."""
-        return {writer: self.replay.writers.get(writer) or Progress() for writer in self.checkpoints}
+        return {writer: self.replay.writers.get(writer) or WriterReplay() for writer in self.checkpoints}
 
 
-async def rebuild(bus: Bus, where: Connection, host: str | None, until: datetime | None) -> list[RebuiltPartition]:
+async def rebuild(bus: Bus, where: BusConnection, host: str | None, until: datetime | None) -> list[RebuiltPartition]:
     """The state at `until` (None: at the current end of the ledger), of all partitions or that of `host`.
 
     Raises:
@@ -59,7 +59,7 @@ async def rebuild(bus: Bus, where: Connection, host: str | None, until: datetime
 
 
 async def _rebuild_partition(
-    bus: Bus, where: Connection, topic: str, partition: int, host: str | None, until: datetime | None
+    bus: Bus, where: BusConnection, topic: str, partition: int, host: str | None, until: datetime | None
 ) -> RebuiltPartition:
     changes = await ledger_view.read_partition(bus, names.topics(where.cluster).allocations, partition)
     checkpoints = {
@@ -125,7 +125,9 @@ async def _play(
     return replay
 
 
-async def oldest(bus: Bus, where: Connection, part: RebuiltPartition, writers: Collection[str]) -> dict[str, datetime]:
+async def oldest(
+    bus: Bus, where: BusConnection, part: RebuiltPartition, writers: Collection[str]
+) -> dict[str, datetime]:
     """The oldest moment to which each of `writers` can be replayed. Writers that cannot be replayed are left out."""
     topic = names.topics(where.cluster).history
     replay = Replay()
@@ -140,7 +142,7 @@ async def oldest(bus: Bus, where: Connection, part: RebuiltPartition, writers: C
     return moments
 
 
-def allocations(parts: list[RebuiltPartition], host: str | None) -> list[ledger_view.Stored]:
+def allocations(parts: list[RebuiltPartition], host: str | None) -> list[ledger_view.StoredAllocation]:
     """The allocations of a replayed state, in the order of `LedgerView.allocations`."""
     state = ledger_view.LedgerView()
     for part in parts:

@@ -91,7 +91,7 @@ class ReplayedRecord(NamedTuple):
     wire: bytes
 
 
-class Progress:
+class WriterReplay:
     """The progress of the replay for one writer.
 
     `complete_since`: since when its state has been complete without a gap (None: it is not). `checkpoint`: that of the
@@ -175,7 +175,7 @@ class Replay:
         self._until = until
         self._commits = commits or {}
         self._records: dict[str, ReplayedRecord] = {}
-        self.writers: dict[str, Progress] = {}
+        self.writers: dict[str, WriterReplay] = {}
 
     @property
     def records(self) -> dict[str, ReplayedRecord]:
@@ -207,19 +207,19 @@ class Replay:
         else:
             progress.collect(record)
 
-    def _progress(self, writer: str) -> Progress:
+    def _progress(self, writer: str) -> WriterReplay:
         progress = self.writers.get(writer)
         if progress is None:
-            progress = self.writers[writer] = Progress()
+            progress = self.writers[writer] = WriterReplay()
         return progress
 
-    def _begin_again(self, writer: str, progress: Progress) -> None:
+    def _begin_again(self, writer: str, progress: WriterReplay) -> None:
         """Drop a writer's state after missing commits, until another snapshot is complete."""
         progress.begin_again()
         for key in [key for key, record in self._records.items() if record.writer == writer]:
             del self._records[key]
 
-    def _commit(self, commit: _Commit, progress: Progress) -> None:
+    def _commit(self, commit: _Commit, progress: WriterReplay) -> None:
         checkpoint = _decode_checkpoint(commit.checkpoint)
         changes = progress.take_changes()
         last = self._commits.get(commit.writer)
@@ -245,7 +245,7 @@ class Replay:
         for key in commit.dropped:
             self._records.pop(key, None)
 
-    def _apply(self, change: _Change, checkpoint: Checkpoint, progress: Progress) -> None:
+    def _apply(self, change: _Change, checkpoint: Checkpoint, progress: WriterReplay) -> None:
         writer = checkpoint.writer
         match change:
             case _Transition():

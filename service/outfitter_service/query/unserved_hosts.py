@@ -22,7 +22,7 @@ _AT_ONCE = 8
 """Partitions that are read at the same time."""
 
 
-class UnservedHost(NamedTuple):
+class UnansweredHost(NamedTuple):
     """A host without a manager: the number of its messages among the newest dead letters, and the time of the last."""
 
     host: str
@@ -33,7 +33,7 @@ class UnservedHost(NamedTuple):
 class LostMessages(NamedTuple):
     """`misdirected`: the number, by code, of messages that no host's manager would have read."""
 
-    hosts: list[UnservedHost]
+    hosts: list[UnansweredHost]
     misdirected: dict[str, int]
 
 
@@ -48,7 +48,7 @@ async def find(
     topic = names.topics(cluster).dead_letters
     if missing := await bus.missing_rights([Right("Read", "topic", topic)]):
         raise BusAuthorizationError(missing[0])  # brokers would name Describe, which is not enough
-    hosts: dict[str, UnservedHost] = {}
+    hosts: dict[str, UnansweredHost] = {}
     misdirected: Counter[str] = Counter()
     limiter = anyio.CapacityLimiter(_AT_ONCE)
 
@@ -63,7 +63,7 @@ async def find(
                     misdirected[letter.code] += count
                 elif key is not None and key not in served:
                     before = hosts.get(key)
-                    hosts[key] = UnservedHost(key, count + (before.messages if before else 0), letter.at)
+                    hosts[key] = UnansweredHost(key, count + (before.messages if before else 0), letter.at)
 
     async with side_by_side() as group:
         # a message in a wrong partition is a dead letter there

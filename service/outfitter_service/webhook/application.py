@@ -11,7 +11,7 @@ from aiohttp import web
 from outfitter_service.http.connections import Connections
 from outfitter_service.webhook.bodies import LARGEST_REVIEW, Bodies
 from outfitter_service.webhook.metrics import CONTENT_TYPE, WebhookMetrics
-from outfitter_service.webhook.review import AmountsOf, NoReviewError, Outcome, answer
+from outfitter_service.webhook.review import AmountsOf, NoReviewError, ReviewOutcome, answer
 
 log = structlog.get_logger("outfitter.webhook")
 
@@ -34,10 +34,10 @@ def application(
         try:
             body, outcome = answer(await reading.read(request), amounts_of)
         except web.HTTPException as error:
-            metrics.count(Outcome.REFUSED, clock() - began)
+            metrics.count(ReviewOutcome.REFUSED, clock() - began)
             return _refusal(error.status, error.text or error.reason)
         except NoReviewError as error:
-            metrics.count(Outcome.REFUSED, clock() - began)
+            metrics.count(ReviewOutcome.REFUSED, clock() - began)
             return _refusal(400, str(error))
         metrics.count(outcome, clock() - began)
         return web.Response(body=body, content_type="application/json")

@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 
 from outfitter_proto import __version__
 from outfitter_service.http.tls import Certificate
-from outfitter_service.webhook.review import Outcome
+from outfitter_service.webhook.review import ReviewOutcome
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
@@ -50,11 +50,11 @@ class WebhookMetrics:
         self._seconds = Histogram(
             "outfitter_webhook_review_seconds", "Time from a request's head to its answer.", registry=r
         )
-        for outcome in Outcome:
+        for outcome in ReviewOutcome:
             self._reviews.labels(outcome)
         r.register(_Renewals(certificate))
 
-    def count(self, outcome: Outcome, seconds: float) -> None:
+    def count(self, outcome: ReviewOutcome, seconds: float) -> None:
         """Count a request that was answered after `seconds`."""
         self._reviews.labels(outcome).inc()
         self._seconds.observe(seconds)

@@ -36,7 +36,7 @@ AmountsOf = Callable[[str], Mapping[str, str]]
 """Extended resource name → quantity for an annotation's text: see `annotated_amounts`."""
 
 
-class Outcome(StrEnum):
+class ReviewOutcome(StrEnum):
     """What came of a request, for the metric. `REFUSED`: it was no review, and has no answer of that kind."""
 
     CHANGED = "changed"
@@ -55,7 +55,7 @@ class Kind(Struct, frozen=True):
     kind: str = ""
 
 
-class Request(Struct, frozen=True):
+class AdmissionRequest(Struct, frozen=True):
     """`object`: the JSON of the object as it will be; null in a deletion."""
 
     uid: str
@@ -67,21 +67,21 @@ class Request(Struct, frozen=True):
 class Review(Struct, frozen=True, rename={"api_version": "apiVersion"}):
     api_version: str
     kind: str
-    request: Request
+    request: AdmissionRequest
 
 
 class Metadata(Struct, frozen=True):
     annotations: dict[str, str] | None = None
 
 
-class Resources(Struct, frozen=True):
+class ResourceRequirements(Struct, frozen=True):
     requests: Any = None
     limits: Any = None
 
 
 class Container(Struct, frozen=True):
     name: str
-    resources: Resources | None = None
+    resources: ResourceRequirements | None = None
 
 
 class Spec(Struct, frozen=True):
@@ -101,7 +101,7 @@ class Status(Struct, frozen=True):
     code: int = INVALID
 
 
-class Response(Struct, frozen=True, omit_defaults=True, rename={"patch_type": "patchType"}):
+class AdmissionResponse(Struct, frozen=True, omit_defaults=True, rename={"patch_type": "patchType"}):
     """`patch`: JSON; on the wire in base64."""
 
     uid: str
@@ -112,7 +112,7 @@ class Response(Struct, frozen=True, omit_defaults=True, rename={"patch_type": "p
 
 
 class Answer(Struct, frozen=True, rename={"api_version": "apiVersion"}):
-    response: Response
+    response: AdmissionResponse
     api_version: str = API_VERSION
     kind: str = KIND
 
@@ -141,7 +141,7 @@ _UNITS = (
 )  # fmt: skip
 
 
-def answer(body: bytes | bytearray, amounts_of: AmountsOf) -> tuple[bytes, Outcome]:
+def answer(body: bytes | bytearray, amounts_of: AmountsOf) -> tuple[bytes, ReviewOutcome]:
     """The answer to a review, and what came of it. Only the creation of a pod that asks by annotation is changed.
 
     Raises:
@@ -153,15 +153,15 @@ def answer(body: bytes | bytearray, amounts_of: AmountsOf) -> tuple[bytes, Outco
     try:
         patch = [*_patch(request.object, amounts_of)]
     except (ConfigurationError, RequestError) as error:
-        denial = Response(uid=request.uid, allowed=False, status=Status(_message(error)))
-        return _encode(Answer(denial)), Outcome.DENIED
+        denial = AdmissionResponse(uid=request.uid, allowed=False, status=Status(_message(error)))
+        return _encode(Answer(denial)), ReviewOutcome.DENIED
     if not patch:
         return _unchanged(request)
-    response = Response(uid=request.uid, allowed=True, patch=_encode(patch), patch_type="JSONPatch")
-    return _encode(Answer(response)), Outcome.CHANGED
+    response = AdmissionResponse(uid=request.uid, allowed=True, patch=_encode(patch), patch_type="JSONPatch")
+    return _encode(Answer(response)), ReviewOutcome.CHANGED
 
 
-def _request(body: bytes | bytearray) -> Request:
+def _request(body: bytes | bytearray) -> AdmissionRequest:
     try:
         review = _review.decode(body)
     except _UNREADABLE as error:
@@ -180,8 +180,8 @@ def _message(error: Exception) -> str:
     return text if len(text) <= LONGEST_DENIAL else f"{text[:LONGEST_DENIAL]}…"
 
 
-def _unchanged(request: Request) -> tuple[bytes, Outcome]:
-    return _encode(Answer(Response(uid=request.uid, allowed=True))), Outcome.UNCHANGED
+def _unchanged(request: AdmissionRequest) -> tuple[bytes, ReviewOutcome]:
+    return _encode(Answer(AdmissionResponse(uid=request.uid, allowed=True))), ReviewOutcome.UNCHANGED
 
 
 def _patch(encoded: Raw, amounts_of: AmountsOf) -> Iterator[_Operation]:

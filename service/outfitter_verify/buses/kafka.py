@@ -93,7 +93,7 @@ def _secret(path: str) -> str:
         raise UnreadableError(f"{path}: {error}") from error
 
 
-class Source:
+class KafkaSource:
     """The four topics of a cluster on Kafka. `patience_s` bounds each wait."""
 
     def __init__(self, settings: Mapping[str, Any], cluster: str, *, patience_s: float) -> None:
@@ -116,7 +116,7 @@ class Source:
         self._everything = Consumer({**common, "isolation.level": "read_uncommitted"})
         self._committed = Consumer({**common, "isolation.level": "read_committed"})
 
-    def __enter__(self) -> Source:
+    def __enter__(self) -> KafkaSource:
         return self
 
     def __exit__(self, *_: object) -> None:

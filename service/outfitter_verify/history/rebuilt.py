@@ -15,7 +15,7 @@ from urllib.parse import unquote
 
 from outfitter_verify import wire
 from outfitter_verify.history.recorded_commits import NOT_RECORDED, CommitId, RecordedCommits
-from outfitter_verify.ledger.walk import MOVED, Ledger
+from outfitter_verify.ledger.walk import MOVED, LedgerWalk
 from outfitter_verify.logs import Log, Record
 from outfitter_verify.report import Findings
 
@@ -177,7 +177,7 @@ class RebuiltRecords:
 
     # --- against the ledger ---
 
-    def compare(self, ledger: Ledger) -> None:
+    def compare(self, ledger: LedgerWalk) -> None:
         """Check that the rebuilt records are the ledger's: after each change that both have, and at the end those of
         each writer whose records are complete."""
         self._compare_changes(ledger)
@@ -192,7 +192,7 @@ class RebuiltRecords:
                 self._findings.count("replay")
                 self._compare(key, rebuilt.get(key))
 
-    def _compare_changes(self, ledger: Ledger) -> None:
+    def _compare_changes(self, ledger: LedgerWalk) -> None:
         for name, change in ledger.changes.items():
             digest = self._digests.get(name)
             if digest is not None and digest != change.digest:
@@ -200,7 +200,7 @@ class RebuiltRecords:
             elif digest is None and change.known and name[1:] in self._offsets and self._history.start == 0:
                 self._wrong(ledger, name, change.offset, "does not have a change")
 
-    def _wrong(self, ledger: Ledger, name: ChangeId, offset: int, what: str) -> None:
+    def _wrong(self, ledger: LedgerWalk, name: ChangeId, offset: int, what: str) -> None:
         key, writer, number = name
         if ledger.commits.arrived(writer):
             self._findings.note_partial("history", MOVED)

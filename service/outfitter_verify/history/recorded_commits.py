@@ -13,7 +13,7 @@ from operator import attrgetter
 from typing import Any
 
 from outfitter_verify import wire
-from outfitter_verify.ledger.walk import Ledger
+from outfitter_verify.ledger.walk import LedgerWalk
 
 NOT_RECORDED = "it was not written for a while (was it switched off?)"
 
@@ -57,14 +57,14 @@ class RecordedCommits:
         first = self._numbers[writer][:1]
         return bool(first) and number < first[0] and (writer, first[0]) in self._snapshots
 
-    def leaves_out(self, ledger: Ledger, after: CommitId | None, before: CommitId) -> bool:
+    def leaves_out(self, ledger: LedgerWalk, after: CommitId | None, before: CommitId) -> bool:
         """Whether history may lack commits between two of its own (None: between its beginning and `before`)."""
         writer, number = before
         if after is None or after[0] == writer:
             return self._gap(ledger, writer, after[1] if after is not None else 0, number)
         return self._gap(ledger, after[0], after[1], None) or self._gap(ledger, writer, 0, number)
 
-    def _gap(self, ledger: Ledger, writer: str, after: int, before: int | None) -> bool:
+    def _gap(self, ledger: LedgerWalk, writer: str, after: int, before: int | None) -> bool:
         numbers = self._numbers[writer]
         low = bisect_right(numbers, after)
         high = bisect_left(numbers, before) if before is not None else len(numbers)
@@ -73,14 +73,14 @@ class RecordedCommits:
         gaps = [(start, end) for start, end in pairs if end is None or end > start + 1]
         return any(self._is_legal(ledger, writer, start, end) for start, end in gaps)
 
-    def _is_legal(self, ledger: Ledger, writer: str, low: int, high: int | None) -> bool:
+    def _is_legal(self, ledger: LedgerWalk, writer: str, low: int, high: int | None) -> bool:
         """Whether history may lack the commits between two numbers (both exclusive; None: all later ones)."""
         gap = writer, low, high
         if gap not in self._legal:
             self._legal[gap] = self._judge(ledger, writer, low, high)
         return self._legal[gap]
 
-    def _judge(self, ledger: Ledger, writer: str, low: int, high: int | None) -> bool:
+    def _judge(self, ledger: LedgerWalk, writer: str, low: int, high: int | None) -> bool:
         in_ledger = ledger.commits.writers.get(writer)
         commits = in_ledger.commits if in_ledger is not None else []
         first = bisect_right(commits, low, key=_number)

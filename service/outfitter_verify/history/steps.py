@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 from outfitter_verify import wire
 from outfitter_verify.history.rebuilt import ChangeId, RebuiltRecords
 from outfitter_verify.history.recorded_commits import NOT_RECORDED, CommitId, RecordedCommits
-from outfitter_verify.ledger.walk import MOVED, Change, Ledger
+from outfitter_verify.ledger.walk import MOVED, AllocationChange, LedgerWalk
 from outfitter_verify.logs import Log, Record
 from outfitter_verify.report import Findings
 
 
-class Step(NamedTuple):
+class RecordedStep(NamedTuple):
     """A transition: its place, and its states before and after."""
 
     offset: int
@@ -22,7 +22,7 @@ class Step(NamedTuple):
     after: str
 
 
-class Last(NamedTuple):
+class LastStep(NamedTuple):
     """An allocation's last step so far: the state after it, its registration, its offset and its commit."""
 
     state: str
@@ -37,7 +37,7 @@ class Doubt(NamedTuple):
 
     offset: int
     what: str
-    last: Last | None
+    last: LastStep | None
     commit: CommitId
 
 
@@ -50,11 +50,11 @@ class History:
         self._log = log
         self._partitions = partitions
         self._findings = findings
-        self._steps: dict[ChangeId, list[Step]] = {}
+        self._steps: dict[ChangeId, list[RecordedStep]] = {}
         self._oldest: dict[str, int] = {}
         """By writer: the smallest number of a commit with a step."""
         self._doubts: list[Doubt] = []
-        self._last: dict[str, Last] = {}
+        self._last: dict[str, LastStep] = {}
         self._commits = RecordedCommits()
         self._rebuilt = RebuiltRecords(log, ledger, self._commits, partitions=partitions, findings=findings)
         for record in log.records:
@@ -90,14 +90,14 @@ class History:
         before = body.get("from")
         self._chain(record.offset, after, before)
         self.sources[after.key].add(after.source)
-        step = Step(record.offset, before, after.state)
+        step = RecordedStep(record.offset, before, after.state)
         self._steps.setdefault((after.key, after.writer, after.commit), []).append(step)
         self._oldest[after.writer] = min(after.commit, self._oldest.get(after.writer, after.commit))
 
     def _chain(self, offset: int, after: wire.Allocation, before: str | None) -> None:
         """Check that each step is legal and begins where the last one ended."""
         last, here = self._last.get(after.key), (after.writer, after.commit)
-        self._last[after.key] = Last(after.state, after.source, offset, here)
+        self._last[after.key] = LastStep(after.state, after.source, offset, here)
         if before != after.state and (before, after.state) not in wire.STEPS and after.state in wire.STATES:
             self._wrong(offset, f"{after.key} goes from {before} to {after.state}")
         elif last is None:
@@ -115,7 +115,7 @@ class History:
 
     # --- against the ledger ----------------------------------------------------------------------------
 
-    def compare(self, ledger: Ledger) -> None:
+    def compare(self, ledger: LedgerWalk) -> None:
         """Check that history has exactly the ledger's changes."""
         for doubt in self._doubts:
             self._judge(ledger, doubt)
@@ -132,7 +132,7 @@ class History:
                 self._invented(ledger, name, steps[-1])
         self._rebuilt.compare(ledger)
 
-    def _judge(self, ledger: Ledger, doubt: Doubt) -> None:
+    def _judge(self, ledger: LedgerWalk, doubt: Doubt) -> None:
         offset, what, last, commit = doubt
         if ledger.commits.arrived(commit[0]):
             self._findings.note_partial("history", MOVED)
@@ -141,11 +141,13 @@ class History:
         else:
             self._wrong(offset, what, *([self._log.place(last.offset)] if last is not None else []))
 
-    def _writing(self, changes: Mapping[ChangeId, Change]) -> set[tuple[str, str]]:
+    def _writing(self, changes: Mapping[ChangeId, AllocationChange]) -> set[tuple[str, str]]:
         """The writers with instance that wrote any history: others may have it switched off."""
         return self._commits.instances | {(name[1], changes[name].instance) for name in self._steps if name in changes}
 
-    def _missing(self, ledger: Ledger, name: ChangeId, change: Change, writing: set[tuple[str, str]]) -> None:
+    def _missing(
+        self, ledger: LedgerWalk, name: ChangeId, change: AllocationChange, writing: set[tuple[str, str]]
+    ) -> None:
         key, writer, commit = name
         if not change.known:
             self._findings.note_partial("history", "an earlier record was compacted away")
@@ -159,7 +161,7 @@ class History:
             what = f"history does not have the step of {key} from {change.before} to {change.state}"
             self._findings.wrong("history", ledger.log.place(change.offset), what)
 
-    def _agree(self, ledger: Ledger, name: ChangeId, change: Change, steps: list[Step]) -> None:
+    def _agree(self, ledger: LedgerWalk, name: ChangeId, change: AllocationChange, steps: list[RecordedStep]) -> None:
         first, last = steps[0], steps[-1]
         place = ledger.log.place(change.offset)
         if last.after != change.state:
@@ -171,7 +173,7 @@ class History:
                 first.offset, f"{name[0]} goes from {first.before}, but was {change.before} in the ledger", place
             )
 
-    def _invented(self, ledger: Ledger, name: ChangeId, step: Step) -> None:
+    def _invented(self, ledger: LedgerWalk, name: ChangeId, step: RecordedStep) -> None:
         key, writer, commit = name
         in_ledger = ledger.commits.writers.get(writer)
         if in_ledger is None or in_ledger.last is None or commit > in_ledger.last.commit:
@@ -182,5 +184,5 @@ class History:
             self._wrong(step.offset, f"{writer}'s commit {commit} wrote no record of {key}")
 
 
-def _new_life(first: Step, change: Change) -> bool:
+def _new_life(first: RecordedStep, change: AllocationChange) -> bool:
     return first.before is None and change.before in (*wire.FINAL, None)

@@ -17,7 +17,7 @@ from outfitter_verify import wire
 from outfitter_verify.ledger.writers import Commits, Written
 from outfitter_verify.logs import Log
 from outfitter_verify.report import Findings
-from outfitter_verify.wire import Allocation, Checkpoint, Inventory
+from outfitter_verify.wire import Allocation, Checkpoint, HostInventory
 
 QueueEntry = tuple[int, int, str]
 """(-priority, number of the first registration, key): the queue's order."""
@@ -27,7 +27,7 @@ SETTLED = 5
 
 
 @dataclass(slots=True)
-class Host:
+class HostQueue:
     """One host at one prefix of the ledger.
 
     `inventories`: the resources in its newest record, which is at `offset`. `before`: those of the record before the
@@ -36,15 +36,15 @@ class Host:
     the last commit with a change.
     """
 
-    inventories: Mapping[str, Inventory] = field(default_factory=dict)
-    before: Mapping[str, Inventory] | None = None
+    inventories: Mapping[str, HostInventory] = field(default_factory=dict)
+    before: Mapping[str, HostInventory] | None = None
     offset: int = -1
     earlier: int = -1
     waiting: dict[str, list[QueueEntry]] = field(default_factory=dict)
     placed: dict[str, tuple[QueueEntry, tuple[str, ...]]] = field(default_factory=dict)
     changed: int = 0
 
-    def update(self, offset: int, inventories: Mapping[str, Inventory]) -> None:
+    def update(self, offset: int, inventories: Mapping[str, HostInventory]) -> None:
         """Set the record that the current commit has written."""
         self.before, self.inventories = self.inventories, inventories
         self.earlier, self.offset = self.offset, offset
@@ -74,7 +74,7 @@ class Host:
             names.update(*more)
         return [name for name, inventory in reported.items() if any(map(inventory.healthy.get, names))]
 
-    def inventories_of(self, resource: str) -> list[Inventory]:
+    def inventories_of(self, resource: str) -> list[HostInventory]:
         """A resource's inventories before and after the current commit."""
         inventories = [self.inventories.get(resource), (self.before or {}).get(resource)]
         return [inventory for inventory in inventories if inventory is not None]
@@ -87,10 +87,10 @@ class Order:
         self._log = log
         self._commits = commits
         self._findings = findings
-        self._hosts: dict[str, Host] = {}
-        self._updated: list[Host] = []
+        self._hosts: dict[str, HostQueue] = {}
+        self._updated: list[HostQueue] = []
 
-    def host(self, offset: int, name: str, inventories: Mapping[str, Inventory]) -> None:
+    def host(self, offset: int, name: str, inventories: Mapping[str, HostInventory]) -> None:
         """Add a host's record, of the commit whose checkpoint follows."""
         host = self._host(name)
         host.update(offset, inventories)
@@ -117,8 +117,8 @@ class Order:
     def _wrong(self, check: str, offset: int, what: str, *records: object) -> None:
         self._findings.wrong(check, self._log.place(offset), what, *records)
 
-    def _host(self, name: str) -> Host:
-        return self._hosts.setdefault(name, Host())
+    def _host(self, name: str) -> HostQueue:
+        return self._hosts.setdefault(name, HostQueue())
 
     def _update_queue(self, written: Written) -> None:
         """Add a record to its host's queue, or remove it from there."""
@@ -156,7 +156,7 @@ class Order:
                 what = f"{record.key} gets {resource}, but {earlier.record.key} waits for it and comes before"
                 self._wrong("queue", written.offset, what, self._log.place(earlier.offset))
 
-    def _reported(self, written: Written, host: Host, resource: str, device: str) -> None:
+    def _reported(self, written: Written, host: HostQueue, resource: str, device: str) -> None:
         self._findings.count("inventory")
         inventories = host.inventories_of(resource)
         if any(inventory.healthy.get(device) for inventory in inventories):
@@ -172,7 +172,7 @@ class Order:
             self._wrong("inventory", written.offset, what, self._log.place(host.offset))
 
     def _overtaken(
-        self, now: Mapping[str, Written], written: Written, host: Host, granted: Mapping[str, list[str]]
+        self, now: Mapping[str, Written], written: Written, host: HostQueue, granted: Mapping[str, list[str]]
     ) -> Iterator[tuple[Written, str]]:
         """The first earlier waiter for a resource of this grant, or for another resource with one of its devices, that
         still waits."""
@@ -191,7 +191,7 @@ class Order:
                     yield earlier, resource
                     return
 
-    def _concerned(self, host: Host, granted: Mapping[str, list[str]]) -> list[str]:
+    def _concerned(self, host: HostQueue, granted: Mapping[str, list[str]]) -> list[str]:
         """The resources with waiters, among those of a grant and others with its devices."""
         if not host.waiting.keys() - granted.keys():
             return [*granted]
@@ -216,7 +216,7 @@ class Order:
                 self._wrong("queue", waiter.offset, f"{key} waits for free devices", self._log.place(host.offset))
 
 
-def _could_have_it(host: Host, waiter: Written, held: Collection[str]) -> bool:
+def _could_have_it(host: HostQueue, waiter: Written, held: Collection[str]) -> bool:
     """Whether the whole request is free and healthy. No device counts for two of its resources.
 
     Never while the record lacks names: a manager of version 0.2 lent nothing until their driver had reported."""

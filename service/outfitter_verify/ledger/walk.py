@@ -13,7 +13,7 @@ from outfitter_verify import wire
 from outfitter_verify.ledger import operators
 from outfitter_verify.ledger.devices import Holdings, grants
 from outfitter_verify.ledger.order import Order
-from outfitter_verify.ledger.writers import Commit, Commits, Custody, Writer, Written
+from outfitter_verify.ledger.writers import Commits, Custody, VisibleCommit, VisibleWriter, Written
 from outfitter_verify.logs import Log, Record
 from outfitter_verify.report import Findings
 
@@ -31,7 +31,7 @@ class Suspicion(NamedTuple):
     key: str | None = None
 
 
-class Change(NamedTuple):
+class AllocationChange(NamedTuple):
     """A commit's change of one allocation, to compare with history: its state, and the one before.
 
     `known` is False if the state before is hidden; `digest` is of the whole record.
@@ -47,10 +47,10 @@ class Change(NamedTuple):
 
 MOVED = "it was restored from a backup, or version 0.2 moved it here: earlier records are elsewhere"
 
-Settled = Callable[[Writer, Commit, list[Written]], None]
+Settled = Callable[[VisibleWriter, VisibleCommit, list[Written]], None]
 
 
-class Ledger:
+class LedgerWalk:
     """One partition of the ledger, at the prefix that the walk has reached.
 
     `now`: the records by key. `changes`: each commit's changes by key, writer and commit. `newest`: each key's last
@@ -64,7 +64,7 @@ class Ledger:
         self.commits = commits
         self.now: dict[str, Written] = {}
         self.gone: dict[str, int] = {}
-        self.changes: dict[tuple[str, str, int], Change] = {}
+        self.changes: dict[tuple[str, str, int], AllocationChange] = {}
         self.newest: dict[str, int] = {}
         self.sources: dict[str, set[int]] = {}
         self._order = order
@@ -236,7 +236,7 @@ class Ledger:
             for what in operators.faults(record):
                 self.wrong("operators", offset, what)
 
-    def _ending(self, record: wire.Allocation) -> Writer:
+    def _ending(self, record: wire.Allocation) -> VisibleWriter:
         """The writer whose checkpoint ends a record's commit. A restored record still names its former writer."""
         is_owner = record.writer.startswith("partition/")
         return self.commits.writer(f"partition/{self.log.partition}" if is_owner else record.writer)
@@ -309,7 +309,7 @@ class Ledger:
         after = before.offset if before is not None else -1
         known = not checkpoint.moved and self.commits.in_the_open(record.writer, after, written.offset)
         state = before.record.state if before is not None else None
-        self.changes[record.key, record.writer, record.commit] = Change(
+        self.changes[record.key, record.writer, record.commit] = AllocationChange(
             offset=written.offset,
             state=record.state,
             before=state,

@@ -26,7 +26,7 @@ class Written(NamedTuple):
     repeat: bool = False
 
 
-class Commit(NamedTuple):
+class VisibleCommit(NamedTuple):
     """One commit: its checkpoint, the checkpoint's place, and the last visible one before it."""
 
     offset: int
@@ -56,12 +56,12 @@ def _number(name: str) -> int | None:
     return int(name) if name.isdecimal() and len(name) < 10 else None
 
 
-def _offset(commit: Commit) -> int:
+def _offset(commit: VisibleCommit) -> int:
     return commit.offset
 
 
 @dataclass(slots=True)
-class Writer:
+class VisibleWriter:
     """One writer's commits so far.
 
     `gaps`: pairs of offsets between which commits of it are missing. `opened`: its records that wait for their
@@ -69,7 +69,7 @@ class Writer:
     """
 
     name: str
-    commits: list[Commit] = field(default_factory=list)
+    commits: list[VisibleCommit] = field(default_factory=list)
     gaps: list[tuple[int, int]] = field(default_factory=list)
     opened: list[Written] = field(default_factory=list)
     instances: dict[str, int] = field(default_factory=dict)
@@ -117,10 +117,10 @@ class Commits:
     input_log: Log
     reading: Reading
     findings: Findings
-    writers: dict[str, Writer] = field(default_factory=dict)
+    writers: dict[str, VisibleWriter] = field(default_factory=dict)
 
-    def writer(self, name: str) -> Writer:
-        return self.writers.setdefault(name, Writer(name))
+    def writer(self, name: str) -> VisibleWriter:
+        return self.writers.setdefault(name, VisibleWriter(name))
 
     def in_the_open(self, writer: str, after: int, before: int) -> bool:
         """Whether all records of `writer` between two offsets are visible."""
@@ -130,16 +130,16 @@ class Commits:
         return commits is not None and commits.in_the_open(after, before)
 
     def arrived(self, writer: str) -> bool:
-        """See `Writer.arrived`."""
+        """See `VisibleWriter.arrived`."""
         commits = self.writers.get(writer)
         return commits is not None and commits.arrived
 
     def brings(self, writer: str, after: int, *, at_once: bool) -> bool:
-        """See `Writer.brings`."""
+        """See `VisibleWriter.brings`."""
         commits = self.writers.get(writer)
         return commits is not None and commits.brings(after, at_once=at_once)
 
-    def shows(self, writer: Writer, number: int) -> bool:
+    def shows(self, writer: VisibleWriter, number: int) -> bool:
         """Whether all records of a commit are visible.
 
         They are one batch with the checkpoint last. If the checkpoint is still there, a log cleaner has kept the
@@ -151,10 +151,10 @@ class Commits:
         low = writer.commits[index - 1].offset if index else self.ledger.start - 1
         return self.reading.markers or self.ledger.holes(low, writer.commits[index].offset) == 0
 
-    def commit(self, offset: int, checkpoint: Checkpoint) -> tuple[Writer, Commit]:
+    def commit(self, offset: int, checkpoint: Checkpoint) -> tuple[VisibleWriter, VisibleCommit]:
         """Add a checkpoint, and check it against the one before."""
         writer = self.writer(checkpoint.writer)
-        commit = Commit(offset, checkpoint, writer.last)
+        commit = VisibleCommit(offset, checkpoint, writer.last)
         self._identity(offset, checkpoint)
         self._number(writer, commit)
         self._position(commit)
@@ -179,7 +179,7 @@ class Commits:
             what = f"it is of cluster {checkpoint.cluster!r}, but in the topics of {self.reading.cluster!r}"
             self._wrong("writers", offset, what)
 
-    def _number(self, writer: Writer, commit: Commit) -> None:
+    def _number(self, writer: VisibleWriter, commit: VisibleCommit) -> None:
         self.findings.count("commits")
         number = commit.checkpoint.commit
         before = commit.before.commit if commit.before is not None else 0
@@ -205,7 +205,7 @@ class Commits:
         if commit.checkpoint.token < token:
             self._wrong("tokens", commit.offset, f"token {commit.checkpoint.token} after {token}", *shown)
 
-    def _position(self, commit: Commit) -> None:
+    def _position(self, commit: VisibleCommit) -> None:
         self.findings.count("positions")
         here, before = commit.checkpoint, commit.before
         if here.start > here.to:
@@ -229,7 +229,7 @@ class Commits:
             # each commit continues where the one before stopped, unless the input was deleted meanwhile
             self._wrong("positions", commit.offset, f"it read from {here.start}, but {before.to} was next")
 
-    def _ahead(self, commit: Commit) -> None:
+    def _ahead(self, commit: VisibleCommit) -> None:
         """Check hosts that are read further: they are in this partition, and the position of a host never goes back."""
         here, before = commit.checkpoint, commit.before
         for host, offset in here.ahead.items():
@@ -247,7 +247,7 @@ class Commits:
                 what = f"it has read to {max(here.to, here.ahead.get(host, 0))} for {host}, but to {offset} before"
                 self._wrong("positions", commit.offset, what)
 
-    def _instance(self, writer: Writer, commit: Commit) -> None:
+    def _instance(self, writer: VisibleWriter, commit: VisibleCommit) -> None:
         here, before = commit.checkpoint, commit.before
         if before is not None and here.instance == before.instance:
             return
@@ -264,12 +264,12 @@ class Commits:
             )  # fmt: skip
         writer.instances[here.instance] = commit.offset
 
-    def _before(self, writer: Writer) -> tuple[str, ...]:
+    def _before(self, writer: VisibleWriter) -> tuple[str, ...]:
         return (str(self.ledger.place(writer.commits[-1].offset)),) if writer.commits else ()
 
     # --- a commit and its records ---
 
-    def settle(self, writer: Writer, commit: Commit) -> list[Written]:
+    def settle(self, writer: VisibleWriter, commit: VisibleCommit) -> list[Written]:
         """The records of a commit, checked against its checkpoint."""
         here = commit.checkpoint
         before = commit.before.commit if commit.before is not None else 0
@@ -288,7 +288,7 @@ class Commits:
                 )
         return records
 
-    def _check_place(self, written: Written, writer: Writer, *, is_here: bool) -> None:
+    def _check_place(self, written: Written, writer: VisibleWriter, *, is_here: bool) -> None:
         """Check that a record names this partition's writer and input."""
         record, before = written.record, written.before
         if is_here:
@@ -329,7 +329,7 @@ class Custody:
                 "writers", self.ledger.place(offset), f"{record.writer} is no writer for host {record.host}"
             )
 
-    def commit(self, records: list[Written], commit: Commit) -> None:
+    def commit(self, records: list[Written], commit: VisibleCommit) -> None:
         """Check that no other writer wrote for these hosts in between."""
         here = commit.checkpoint
         for host in {written.record.host: None for written in records if not written.repeat}:

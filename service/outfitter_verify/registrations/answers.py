@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from outfitter_verify import wire
-from outfitter_verify.ledger.walk import Ledger
-from outfitter_verify.ledger.writers import NOTHING, Commit, Extent, Writer, Written
+from outfitter_verify.ledger.walk import LedgerWalk
+from outfitter_verify.ledger.writers import NOTHING, Extent, VisibleCommit, VisibleWriter, Written
 from outfitter_verify.logs import Partition, Record
-from outfitter_verify.registrations.messages import Classified, Kind, classify
+from outfitter_verify.registrations.messages import Classified, MessageKind, classify
 from outfitter_verify.report import Findings
 
 
@@ -84,7 +84,7 @@ class Answers:
         for record in self._log.records:
             message = self.messages[record.offset] = classify(record.key, record.value)
             findings.counts["messages"] += 1
-            findings.counts["registrations"] += message.kind is Kind.REGISTER
+            findings.counts["registrations"] += message.kind is MessageKind.REGISTER
             if record.key is not None and _home(record.key, partitions) == self._log.partition:
                 hosts[record.key].append(record.offset)
             else:
@@ -115,7 +115,7 @@ class Answers:
     # --- at a commit -----------------------------------------------------------------------------------
 
     def commit(
-        self, ledger: Ledger, writer: Writer, commit: Commit, records: list[Written]
+        self, ledger: LedgerWalk, writer: VisibleWriter, commit: VisibleCommit, records: list[Written]
     ) -> tuple[Extent, Extent] | None:
         """Check all messages that the writer has read with this commit, and the registrations that its records answer.
         Returns how far it had read before and has now; None for another input than the newest."""
@@ -144,7 +144,7 @@ class Answers:
         message = self._log.at(offset)
         return message.key if message is not None else None
 
-    def _check_answer(self, ledger: Ledger, writer: Writer, commit: Commit, offset: int) -> None:
+    def _check_answer(self, ledger: LedgerWalk, writer: VisibleWriter, commit: VisibleCommit, offset: int) -> None:
         message = self.messages[offset]
         if offset < self._unseen:
             what = f"not looked at before {self._log.place(self._unseen)}: version 0.2 added partitions"
@@ -157,8 +157,8 @@ class Answers:
         place = ledger.log.place(commit.offset)
         rationed = not refused and self._is_rationed(writer.name, ledger.log.at(commit.offset))
         # for a host without a manager, only registrations need a dead letter
-        unserved = writer.name.startswith("sweeper/") and message.kind in (Kind.REGISTER, Kind.UNSURE)
-        if message.kind is Kind.NONE or offset in self._unroutable or unserved:
+        unserved = writer.name.startswith("sweeper/") and message.kind in (MessageKind.REGISTER, MessageKind.UNSURE)
+        if message.kind is MessageKind.NONE or offset in self._unroutable or unserved:
             self._findings.count("dead-letters")
             if not refused and self._letter_log.start > 0:
                 self._findings.note_partial("dead-letters", "dead letters were deleted by retention")
@@ -169,7 +169,7 @@ class Answers:
                 self._wrong("dead-letters", offset, f"{writer.name} read it and wrote no dead letter ({why})", place)
             return
         answer = ledger.now.get(message.allocation) if message.allocation is not None else None
-        if message.kind in (Kind.REGISTER, Kind.UNSURE):
+        if message.kind in (MessageKind.REGISTER, MessageKind.UNSURE):
             self._findings.count("answers")
             if answer is not None or refused or self._was_deleted_now(ledger, writer, message.allocation):
                 return
@@ -181,7 +181,7 @@ class Answers:
                 self._wrong("answers", offset, what, place)
             else:
                 self._doubts.append((offset, commit.checkpoint.base, message.allocation or ""))
-        elif message.kind is Kind.DEREGISTER and answer is not None and (not refused or message.certain):
+        elif message.kind is MessageKind.DEREGISTER and answer is not None and (not refused or message.certain):
             self._findings.count("answers")
             state, source = answer.record.state, answer.record.source
             if source <= offset + commit.checkpoint.base and state in ("pending", "preparing", "allocated"):
@@ -196,7 +196,7 @@ class Answers:
                 else:
                     self._findings.note_partial("answers", "older answers are gone, as compaction removes them")
 
-    def _was_deleted_now(self, ledger: Ledger, writer: Writer, key: str | None) -> bool:
+    def _was_deleted_now(self, ledger: LedgerWalk, writer: VisibleWriter, key: str | None) -> bool:
         """Whether the record that was the answer is deleted in the same commit in which the registration is read."""
         return key is not None and key in ledger.gone and ledger.newest[key] > self._newest_commits.get(writer.name, -1)
 
@@ -209,7 +209,13 @@ class Answers:
         return bisect_right(times, at + COMMIT_MS) - bisect_left(times, at - RATION_MS) >= RATION
 
     def _check_source(
-        self, ledger: Ledger, writer: Writer, commit: Commit, written: Written, before: Extent, after: Extent
+        self,
+        ledger: LedgerWalk,
+        writer: VisibleWriter,
+        commit: VisibleCommit,
+        written: Written,
+        before: Extent,
+        after: Extent,
     ) -> None:
         """Check that a new record answers a registration that this commit has read."""
         record, here = written.record, commit.checkpoint
@@ -230,13 +236,13 @@ class Answers:
             if message is None:
                 # a client may show fewer records than a batch has, such as librdkafka after the first gzip member
                 self._findings.note_partial("answers", "registrations that its client does not show")
-            elif message.kind not in (Kind.REGISTER, Kind.UNSURE) or message.allocation != record.key:
+            elif message.kind not in (MessageKind.REGISTER, MessageKind.UNSURE) or message.allocation != record.key:
                 what = f"{record.key} answers a registration that is not its own"
                 ledger.wrong("answers", written.offset, what, self._log.place(offset))
 
     # --- at the end ------------------------------------------------------------------------------------
 
-    def finish(self, ledger: Ledger, sources: Mapping[str, set[int]]) -> None:
+    def finish(self, ledger: LedgerWalk, sources: Mapping[str, set[int]]) -> None:
         """Decide the cases that compaction left open, and find duplicate dead letters. `sources`: the registrations in
         history, by allocation."""
         for offset, base, key in self._doubts:
@@ -254,7 +260,7 @@ class Answers:
             served.update(own)
             read = self._read.get(writer, NOTHING)
             self._findings.counts["unread"] += sum(
-                self.messages[offset].kind is Kind.REGISTER and not read.covers(offset, self._key(offset))
+                self.messages[offset].kind is MessageKind.REGISTER and not read.covers(offset, self._key(offset))
                 for offset in own[bisect_left(own, read.to) :]
             )
         self._findings.counts["unserved"] += len(self.messages.keys() - served)

@@ -16,7 +16,7 @@ from outfitter_verify import wire
 MAX_BYTES = 64 * 1024
 
 
-class Kind(enum.Enum):
+class MessageKind(enum.Enum):
     REGISTER = "register"
     HEARTBEAT = "heartbeat"
     DEREGISTER = "deregister"
@@ -31,7 +31,7 @@ class Classified:
     `why`: the reason why it is no message of a worker. `certain`: all fields are certainly valid.
     """
 
-    kind: Kind
+    kind: MessageKind
     allocation: str | None = None
     why: str = ""
     worker: str = ""
@@ -41,26 +41,28 @@ class Classified:
 def classify(key: bytes | None, value: bytes | None) -> Classified:
     """Classify `value` under `key`."""
     if value is None or len(value) > MAX_BYTES:
-        return Classified(Kind.NONE, why="no body" if value is None else "too long")
+        return Classified(MessageKind.NONE, why="no body" if value is None else "too long")
     try:
         body = wire.parse(value, finite=False)  # numbers in unknown fields do not matter
     except wire.DamagedError as error:
-        return Classified(Kind.NONE, why=str(error))
+        return Classified(MessageKind.NONE, why=str(error))
     if not isinstance(body, dict) or body.get("type") not in ("register", "heartbeat", "deregister"):
-        return Classified(Kind.NONE, why="unknown type")
-    kind = Kind(body["type"])
+        return Classified(MessageKind.NONE, why="unknown type")
+    kind = MessageKind(body["type"])
     host, worker, incarnation = body.get("host"), body.get("worker"), body.get("incarnation")
     if not (wire.is_name(host) and wire.is_name(worker)):
-        return Classified(Kind.NONE, why="host or worker is no name")
-    if not wire.is_name(incarnation) and not (kind is Kind.DEREGISTER and incarnation is None):
-        return Classified(Kind.NONE, why="incarnation is no name")
+        return Classified(MessageKind.NONE, why="host or worker is no name")
+    if not wire.is_name(incarnation) and not (kind is MessageKind.DEREGISTER and incarnation is None):
+        return Classified(MessageKind.NONE, why="incarnation is no name")
     if key != str(host).encode():
-        return Classified(Kind.NONE, why="its key is not its host")
+        return Classified(MessageKind.NONE, why="its key is not its host")
     name = f"{host}/{worker}"
     allocation = f"{name}/{incarnation}" if incarnation is not None else None
-    if kind is Kind.REGISTER:
+    if kind is MessageKind.REGISTER:
         certain = _is_certain(body)
-        return Classified(Kind.REGISTER if certain else Kind.UNSURE, allocation, worker=name, certain=certain)
+        return Classified(
+            MessageKind.REGISTER if certain else MessageKind.UNSURE, allocation, worker=name, certain=certain
+        )
     return Classified(kind, allocation, worker=name, certain=isinstance(body.get("reason"), str | None))
 
 

@@ -14,10 +14,10 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from outfitter_verify import wire
-from outfitter_verify.ledger.walk import Ledger
-from outfitter_verify.ledger.writers import NOTHING, Commit, Extent, Written
+from outfitter_verify.ledger.walk import LedgerWalk
+from outfitter_verify.ledger.writers import NOTHING, Extent, VisibleCommit, Written
 from outfitter_verify.logs import Log
-from outfitter_verify.registrations.messages import Classified, Kind
+from outfitter_verify.registrations.messages import Classified, MessageKind
 from outfitter_verify.report import Findings
 
 HONEST_MS = 2_000
@@ -31,7 +31,7 @@ _SILENT = {"pending", "preparing", "allocated"}
 """States in which a worker without an owner must send messages."""
 
 
-class Silence(NamedTuple):
+class WorkerSilence(NamedTuple):
     """A lease that was judged as over: its place, its allocation, the length of the silence, and of the lease and the
     manager's grace."""
 
@@ -58,21 +58,23 @@ class Releases:
         self._signs: defaultdict[str, list[Sign]] = defaultdict(list)
         self._deregistrations: defaultdict[str, list[int]] = defaultdict(list)
         self._runs: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
-        self._silences: list[Silence] = []
+        self._silences: list[WorkerSilence] = []
         self._behind_ms = 0
         self._newest_ms: dict[str, int] = {}
         self._set_back: dict[str, Extent] = {}
         for record in registrations.records:
             message = messages[record.offset]
             key = message.allocation
-            if message.kind is Kind.DEREGISTER:
+            if message.kind is MessageKind.DEREGISTER:
                 self._deregistrations[key or message.worker].append(record.offset)
             elif key is not None:
                 self._signs[key].append(Sign(record.offset, record.timestamp_ms))
-                if message.kind is not Kind.HEARTBEAT:
+                if message.kind is not MessageKind.HEARTBEAT:
                     self._runs[message.worker].append((record.offset, key))
 
-    def commit(self, ledger: Ledger, commit: Commit, records: list[Written], before: Extent, after: Extent) -> None:
+    def commit(
+        self, ledger: LedgerWalk, commit: VisibleCommit, records: list[Written], before: Extent, after: Extent
+    ) -> None:
         """Check the releases of this commit, which has read to `after`; the commit before it read to `before`."""
         last, at_ms, writer = self._log.at(after.to - 1), commit.checkpoint.at_ms, commit.checkpoint.writer
         if last is not None:
@@ -89,7 +91,7 @@ class Releases:
                 self._check_release(ledger, commit, written, was, before=before.end(host), after=after.end(host))
 
     def _check_release(
-        self, ledger: Ledger, commit: Commit, written: Written, was: Written, *, before: int, after: int
+        self, ledger: LedgerWalk, commit: VisibleCommit, written: Written, was: Written, *, before: int, after: int
     ) -> None:
         record, body = written.record, written.record.body
         if not ledger.commits.in_the_open(record.writer, was.offset, written.offset):
@@ -120,7 +122,7 @@ class Releases:
         elif code == "lease-expired":
             self._was_silent(ledger, commit, written, before)
 
-    def _check_deregistered(self, ledger: Ledger, commit: Commit, written: Written, after: int) -> None:
+    def _check_deregistered(self, ledger: LedgerWalk, commit: VisibleCommit, written: Written, after: int) -> None:
         record, base = written.record, commit.checkpoint.base
         worker = record.key.rpartition("/")[0]
         first = record.source - base
@@ -136,7 +138,7 @@ class Releases:
             return
         ledger.wrong("releases", written.offset, f"{record.key} is deregistered, but there is no deregistration")
 
-    def _newer_live(self, ledger: Ledger, record: wire.Allocation, base: int) -> Iterator[int]:
+    def _newer_live(self, ledger: LedgerWalk, record: wire.Allocation, base: int) -> Iterator[int]:
         """The offsets of the same worker's newer live incarnations: a message without incarnation means the newest."""
         worker = record.key.rpartition("/")[0]
         for key in {key for _, key in self._runs.get(worker, ())}:
@@ -144,7 +146,7 @@ class Releases:
             if other is not None and other.record.source > record.source and other.record.state in _SILENT:
                 yield other.record.source - base
 
-    def _was_silent(self, ledger: Ledger, commit: Commit, written: Written, before: int) -> None:
+    def _was_silent(self, ledger: LedgerWalk, commit: VisibleCommit, written: Written, before: int) -> None:
         record = written.record
         lease_s = record.request.lease_s
         sign = self._last_sign(record.key, before)
@@ -160,7 +162,7 @@ class Releases:
         elif not self._misses(self._first(record.key), sign.offset):  # of a newer run, after which this sign is none
             silent_ms = record.since_ms - sign.at_ms
             lease_ms, grace_ms = round(lease_s * 1000), commit.checkpoint.grace_ms
-            self._silences.append(Silence(written.offset, record.key, silent_ms, lease_ms, grace_ms))
+            self._silences.append(WorkerSilence(written.offset, record.key, silent_ms, lease_ms, grace_ms))
 
     def _misses(self, after: int, before: int) -> bool:
         """Whether the client does not show all messages between these offsets (both exclusive), which is noted."""
@@ -174,7 +176,7 @@ class Releases:
         signs = self._signs.get(key)
         return signs[0].offset if signs else self._log.start - 1
 
-    def _last_sign(self, key: str, before: int, ledger: Ledger | None = None) -> Sign | None:
+    def _last_sign(self, key: str, before: int, ledger: LedgerWalk | None = None) -> Sign | None:
         """The last message before an offset that renewed the allocation's lease. Older incarnations renew nothing.
         `ledger`: only a newer incarnation that it knows makes this one an older one; others may have been refused."""
         newer = self._newer(key, before, ledger)
@@ -182,7 +184,7 @@ class Releases:
         at = bisect_left(signs, before if newer is None else newer, key=lambda sign: sign.offset)
         return signs[at - 1] if at else None
 
-    def _newer(self, key: str, before: int, ledger: Ledger | None = None) -> int | None:
+    def _newer(self, key: str, before: int, ledger: LedgerWalk | None = None) -> int | None:
         """The offset of the worker's newer incarnation before an offset; None if there is none. `ledger`: of those that
         it knows."""
         runs = self._runs.get(key.rpartition("/")[0], [])
@@ -193,7 +195,7 @@ class Releases:
 
     # --- at the end ------------------------------------------------------------------------------------
 
-    def finish(self, ledger: Ledger) -> None:
+    def finish(self, ledger: LedgerWalk) -> None:
         """Judge the silences, now that the clocks' differences are known, and find leases that are long over."""
         for silence in self._silences:
             if silence.silent_ms + self._behind_ms + HONEST_MS < silence.lease_ms + silence.grace_ms:
@@ -205,7 +207,7 @@ class Releases:
         for key, written in ledger.now.items():
             self._long_over(ledger, key, written)
 
-    def _long_over(self, ledger: Ledger, key: str, written: Written) -> None:
+    def _long_over(self, ledger: LedgerWalk, key: str, written: Written) -> None:
         """Find a silent worker without an owner whose manager has not ended it long after its lease. After an outage
         each worker has a whole new lease, so the proof needs two commits far apart."""
         request, writer = written.record.request, ledger.commits.writers.get(written.record.writer)

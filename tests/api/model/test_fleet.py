@@ -13,7 +13,7 @@ from outfitter_proto.records import Device, Note, Source, Transition
 from outfitter_service.api.model.event_log import Event
 from outfitter_service.api.model.fleet import Fleet
 from outfitter_service.query import ledger_view
-from outfitter_service.query.ledger_view import Change
+from outfitter_service.query.ledger_view import RecordChange
 from support.api import NOW, PARTITIONS, allocation, change, checkpoint, fleet_of, host_record, message
 
 
@@ -43,7 +43,7 @@ def test_an_event_has_the_record_byte_for_byte_and_null_for_a_deletion() -> None
     assert fleet.hosts == []
 
 
-def written_by_others(value: bytes) -> Change:
+def written_by_others(value: bytes) -> RecordChange:
     """A change of the key `a/w/run-1` with these bytes."""
     return ledger_view.decode(structs.replace(message(allocation("a", "w")), value=value))
 

@@ -174,7 +174,7 @@ def test_a_leader_that_has_moved_is_asked_for_again_as_long_as_its_patience_last
 ) -> None:
     cluster = kafka_broker.new_cluster()
     make_topics(kafka_broker.url, cluster)
-    with kafka.Source(kafka.settings(kafka_broker.url, {}, {}), cluster, patience_s=30.0) as source:
+    with kafka.KafkaSource(kafka.settings(kafka_broker.url, {}, {}), cluster, patience_s=30.0) as source:
         moving: Any = _LeaderMoves(source._everything, times)
         source._everything = moving
         reading = source.reading()
@@ -194,7 +194,7 @@ def test_a_question_that_is_not_answered_in_time_is_no_error_where_the_answer_is
 ) -> None:
     cluster = kafka_broker.new_cluster()
     make_topics(kafka_broker.url, cluster)
-    with kafka.Source(kafka.settings(kafka_broker.url, {}, {}), cluster, patience_s=30.0) as source:
+    with kafka.KafkaSource(kafka.settings(kafka_broker.url, {}, {}), cluster, patience_s=30.0) as source:
         assert source._topic_id(f"{cluster}.registrations") is not None
         source._patience_s = 0.001
         assert source._topic_id(f"{cluster}.registrations") is None

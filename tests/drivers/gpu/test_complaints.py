@@ -23,7 +23,7 @@ from outfitter_drivers.api import (
 )
 from outfitter_drivers.gpu.factory import GPUDriverFactory
 from outfitter_drivers.gpu.nvidia import NvidiaDriver
-from outfitter_drivers.script import Outcome
+from outfitter_drivers.script import ScriptOutcome
 from outfitter_proto.records import Health
 from support.drivers.gpu_machine import answer, discovery, executable
 from support.managers.process import StartManager
@@ -340,7 +340,7 @@ LINES = [ROW_A, ROW_B, WARNING, ABOUT_A, LOST_B, "Reboot the system\n", "\n", *L
 def test_whatever_is_printed_a_gpu_with_a_good_row_is_ill_only_if_a_loss_names_it(
     stdout: list[str], stderr: list[str], fails: bool
 ) -> None:
-    outcome = Outcome(14 if fails else 0, "".join(stdout).encode(), "".join(stderr).encode())
+    outcome = ScriptOutcome(14 if fails else 0, "".join(stdout).encode(), "".join(stderr).encode())
     devices = NvidiaDriver().read(outcome)
     lost = any(line in LOSSES for line in (*stdout, *stderr))
     found = {device.id: device for device in devices}

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 from outfitter_drivers.api import TemporaryDriverError, Worker
 from outfitter_drivers.gpu.discovery_script import AllocateReleaseDriver
-from outfitter_drivers.script import Outcome
+from outfitter_drivers.script import ScriptOutcome
 
 if TYPE_CHECKING:
     from simulation.hosts.hardware import Bench
 
 DEVICES = ("0", "1")
-KILLED = Outcome(-9, b"", b"")
+KILLED = ScriptOutcome(-9, b"", b"")
 
 
 class Books:
@@ -23,20 +23,20 @@ class Books:
     def __init__(self) -> None:
         self.entries: dict[str, Sequence[str]] = {}
 
-    def allocate(self, amount: int, who: str) -> Outcome:
+    def allocate(self, amount: int, who: str) -> ScriptOutcome:
         """Write down devices for a worker, unless it has some."""
         taken = {device for devices in self.entries.values() for device in devices}
         free = [device for device in DEVICES if device not in taken]
         if who not in self.entries:
             if len(free) < amount:
-                return Outcome(1, b"", b"too few are free")
+                return ScriptOutcome(1, b"", b"too few are free")
             self.entries[who] = free[:amount]
-        return Outcome(0, ",".join(self.entries[who]).encode(), b"")
+        return ScriptOutcome(0, ",".join(self.entries[who]).encode(), b"")
 
-    def release(self, who: str) -> Outcome:
+    def release(self, who: str) -> ScriptOutcome:
         """Strike a worker out."""
         self.entries.pop(who, None)
-        return Outcome(0, b"", b"")
+        return ScriptOutcome(0, b"", b"")
 
 
 class BookedDriver(AllocateReleaseDriver):
@@ -50,7 +50,7 @@ class BookedDriver(AllocateReleaseDriver):
 
     async def _call(
         self, verb: str, amount: int, worker: Worker, *, token: int | None, devices: Sequence[str] | None = None
-    ) -> Outcome:
+    ) -> ScriptOutcome:
         """Take time, do it, and take time again: the manager or the script may be killed before and after."""
         bench = self._benches[worker.host or ""]
         try:

@@ -8,7 +8,7 @@ from outfitter_proto.codec import encode
 from outfitter_proto.records import Allocation, StateRecord
 from outfitter_service.core.decision import Decision
 from outfitter_service.core.fast_path import FastGrant
-from outfitter_service.core.state.ledger import Change, Ledger, PutAllocation
+from outfitter_service.core.state.ledger import Ledger, LedgerChange, PutAllocation
 from outfitter_service.core.state.ledger import _key as changed_key
 
 
@@ -33,7 +33,7 @@ def apply(decided: Decision | FastGrant, ledger: Ledger) -> None:
         change_all(ledger, decided.changes)
 
 
-def change_all(ledger: Ledger, changes: Iterable[Change]) -> None:
+def change_all(ledger: Ledger, changes: Iterable[LedgerChange]) -> None:
     """Apply the changes, one after the other."""
     for change in changes:
         ledger.change(change)

@@ -28,7 +28,7 @@ from outfitter_proto.bus.kafka.membership import KafkaMembership
 from outfitter_proto.bus.kafka.reading.answer_allowance import Allowance
 from outfitter_proto.bus.kafka.reading.reader import KafkaReader
 from outfitter_proto.bus.kafka.writing import open_transactions
-from outfitter_proto.bus.kafka.writing.producer import Last, TransactionalProducer
+from outfitter_proto.bus.kafka.writing.producer import LastTransaction, TransactionalProducer
 from outfitter_proto.bus.kafka.writing.publisher import BatchingPublisher
 from outfitter_proto.bus.kafka.writing.writer import KafkaWriter, topic_of
 from outfitter_proto.bus.patience import Patience
@@ -86,7 +86,7 @@ class KafkaBus(Bus):
         self._cluster = Cluster(self._connector)
         self._publishers: dict[tuple[str, int], BatchingPublisher] = {}
         self._cleaning: set[asyncio.Task[None]] = set()
-        self._last: dict[str, Last] = {}
+        self._last: dict[str, LastTransaction] = {}
         self._allowances: defaultdict[int, Allowance] = defaultdict(Allowance)
         """The allowance of each partition: readers of all records read its input, writers write the answers to it."""
 
@@ -268,7 +268,7 @@ class KafkaBus(Bus):
                 await anyio.sleep(backoff.next_delay())
         raise BusUnavailableError(f"{self.url}: the commit of {identity!r} is not complete after {DECIDED_WITHIN:g} s")
 
-    def _remember(self, identity: str, last: Last | None) -> None:
+    def _remember(self, identity: str, last: LastTransaction | None) -> None:
         """Remember a last transaction that is not finished, because its coordinator forgets the result."""
         if last is None:
             self._last.pop(identity, None)

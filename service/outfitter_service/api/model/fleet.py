@@ -22,7 +22,7 @@ from outfitter_proto.signs_of_life import UNKNOWN, UNSERVED, Life, SignsOfLife, 
 from outfitter_service.api.model.event_log import EventLog
 from outfitter_service.api.model.tail import Tail, TailItem, position_of
 from outfitter_service.query.device_lines import DeviceEntry, entries_of
-from outfitter_service.query.ledger_view import Change, LedgerView, Stored
+from outfitter_service.query.ledger_view import LedgerView, RecordChange, StoredAllocation
 from outfitter_service.query.letters import ShownLetter, shown
 from outfitter_service.query.managers import is_missed
 from outfitter_service.query.steps import device_names
@@ -35,7 +35,7 @@ _ON_ONE_LINE = bytes.maketrans(b"\r\n", b"  ")
 _KINDS = {b"@host/": "host", b"@device/": "device"}
 
 
-class Step(NamedTuple):
+class HistoryStep(NamedTuple):
     """A step of history: the record, its message, and all names of its devices."""
 
     record: Transition | Refresh | Note
@@ -67,7 +67,7 @@ class Fleet:
         self.partitions = partitions
         self.host = host
         self.events = EventLog()
-        self.steps: Tail[Step] = Tail()
+        self.steps: Tail[HistoryStep] = Tail()
         self.letters: Tail[ShownLetter] = Tail()
         self.input_ends: dict[int, int] = {}
         """The ends of the registrations by partition."""
@@ -160,27 +160,27 @@ class Fleet:
     def _responsible(self, host: str) -> Checkpoint | None:
         return responsible(self._checkpoints, host, self.partitions)
 
-    def allocations(self, host: str) -> list[Stored]:
+    def allocations(self, host: str) -> list[StoredAllocation]:
         """The allocations of a host, by key."""
 
-        def compute() -> list[Stored]:
+        def compute() -> list[StoredAllocation]:
             return sorted(self._ledger.allocations_of(host), key=allocation_place)
 
         return self.once(host, "allocations", compute)
 
-    def workers(self, host: str) -> list[Stored]:
+    def workers(self, host: str) -> list[StoredAllocation]:
         """The newest allocation of each worker of a host, in the order of their places."""
 
-        def compute() -> list[Stored]:
+        def compute() -> list[StoredAllocation]:
             newest = {stored.record.worker: stored for stored in self._ledger.allocations_of(host)}
             return sorted(newest.values(), key=worker_place)
 
         return self.once(host, "workers", compute)
 
-    def queue(self, host: str) -> list[Stored]:
+    def queue(self, host: str) -> list[StoredAllocation]:
         """The waiting allocations of a host, in the order in which they are served."""
 
-        def compute() -> list[Stored]:
+        def compute() -> list[StoredAllocation]:
             waiting = [stored for stored in self._ledger.allocations_of(host) if stored.record.state == "pending"]
             return sorted(waiting, key=queue_place)
 
@@ -201,12 +201,12 @@ class Fleet:
         for compute in (self.allocations, self.workers, self.queue, self.devices):
             compute(host)
 
-    def restore(self, changes: Iterable[Change]) -> None:
+    def restore(self, changes: Iterable[RecordChange]) -> None:
         """Add records from before the first event."""
         for change in changes:
             self._put(change)
 
-    def change(self, change: Change) -> None:
+    def change(self, change: RecordChange) -> None:
         """Add a newer record, and the event of it. A record that cannot be read counts as deleted, as on the pages."""
         if not self._put(change) or change.key.startswith("@checkpoint/"):
             return
@@ -222,7 +222,7 @@ class Fleet:
         if self.host not in {None, host}:
             return
         names = frozenset() if isinstance(record, Note) else frozenset(name for name in device_names(record) if name)
-        self.steps.add(_item(message, record.at, Step(record, message, names)))
+        self.steps.add(_item(message, record.at, HistoryStep(record, message, names)))
         if announce:
             self.events.add("step", host, _as_data(message))
 
@@ -236,7 +236,7 @@ class Fleet:
         if announce:
             self.events.add("dead-letter", letter.message_key or host, msgspec.json.encode(value))
 
-    def _put(self, change: Change) -> bool:
+    def _put(self, change: RecordChange) -> bool:
         """Put a record in its place. False: it is not shown, or another partition has the key's record."""
         key, message = change.key, change.message
         if isinstance(change.record, Checkpoint):
@@ -303,11 +303,11 @@ def host_place(host: str) -> str:
     return f"{host}/"
 
 
-def worker_place(stored: Stored) -> str:
+def worker_place(stored: StoredAllocation) -> str:
     return f"{stored.record.host}/{stored.record.worker}/"
 
 
-def allocation_place(stored: Stored) -> str:
+def allocation_place(stored: StoredAllocation) -> str:
     return stored.record.key
 
 
@@ -315,7 +315,7 @@ def device_place(device: DeviceEntry) -> str:
     return f"{device.host}/{device.resource}/{device.id}"
 
 
-def queue_place(stored: Stored) -> str:
+def queue_place(stored: StoredAllocation) -> str:
     record = stored.record
     return f"{record.host}/{_LARGEST - record.request.priority:020d}/{record.source.offset:020d}/{record.key}"
 

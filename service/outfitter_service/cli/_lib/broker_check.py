@@ -17,7 +17,7 @@ from outfitter_proto.keys import host_writer, partition_writer
 from outfitter_proto.names import managers_group, topics, transactional_id
 from outfitter_proto.support.causes import side_by_side
 from outfitter_proto.topics import TopicDifference
-from outfitter_service.config import Connection, Settings
+from outfitter_service.config import BusConnection, Settings
 
 _BROKERS = "kafka:"
 SESSION_S = 10.0
@@ -26,7 +26,7 @@ OUT_OF_REACH = "brokers"
 """The kind of an obstacle because of which nothing else can be asked."""
 
 
-async def obstacles(bus: Bus, where: Connection, settings: Settings | None = None) -> list[Obstacle]:
+async def obstacles(bus: Bus, where: BusConnection, settings: Settings | None = None) -> list[Obstacle]:
     """The obstacles for a manager with these settings, else for one of `where`'s host in either scope.
 
     Raises:
@@ -40,7 +40,7 @@ async def obstacles(bus: Bus, where: Connection, settings: Settings | None = Non
     return await bus.obstacles(writer=transactional_id(where.cluster, writer), sessions=sessions)
 
 
-async def refuse_unreadable(where: Connection) -> None:
+async def refuse_unreadable(where: BusConnection) -> None:
     """Refuse brokers that cannot be read: out of reach, without the rights to read, or with a transaction that stays
     open in a topic of managers. What another client cannot read for another reason it says itself.
 

@@ -18,7 +18,7 @@ from outfitter_proto.bus import Bus, BusAccessError, Create, Entry, Message, Rea
 from outfitter_proto.bus.reading import read_on, read_to
 from outfitter_proto.records import Allocation, Checkpoint, DeadLetter, Registration
 from outfitter_proto.support.causes import side_by_side
-from outfitter_service.config import Connection
+from outfitter_service.config import BusConnection
 from outfitter_service.query import ledger_view
 
 
@@ -30,9 +30,9 @@ class Conversation:
     """
 
     def __init__(
-        self, bus: Bus, where: Connection, worker: str, partition: int, answers: Reader, letters: Reader | None
+        self, bus: Bus, where: BusConnection, worker: str, partition: int, answers: Reader, letters: Reader | None
     ) -> None:
-        self.records: dict[keys.AllocationKey, ledger_view.Stored] = {}
+        self.records: dict[keys.AllocationKey, ledger_view.StoredAllocation] = {}
         self.letters: dict[int, DeadLetter] = {}
         self.decided = 0
         self._bus = bus
@@ -100,7 +100,7 @@ class Conversation:
         record = ledger_view.decode(message).record
         if isinstance(record, Allocation):
             if (record.host, record.worker) == (self._where.host, self._worker):
-                self.records[record.key] = ledger_view.Stored(record, message.value or b"")
+                self.records[record.key] = ledger_view.StoredAllocation(record, message.value or b"")
         elif isinstance(record, Checkpoint) and record.writer in self._writers:
             ahead = record.input.ahead or {}
             self.decided = max(self.decided, record.input.to, ahead.get(self._where.host, 0))
@@ -115,7 +115,7 @@ class Conversation:
 
 
 @asynccontextmanager
-async def conversing(where: Connection, worker: str) -> AsyncIterator[Conversation]:
+async def conversing(where: BusConnection, worker: str) -> AsyncIterator[Conversation]:
     """Connect, and begin to read before the first message.
 
     Without the right to read dead letters, the conversation has only records.

@@ -199,10 +199,10 @@ class Demonstration:
         """The committed ledger, as in `outfitter status` and `outfitter devices`."""
         import anyio
 
-        from outfitter_service.config import Connection
+        from outfitter_service.config import BusConnection
         from outfitter_service.query import ledger_view
 
-        where = Connection(bus=self._demo.bus, host=self._demo.host, cluster=DEFAULT_CLUSTER)
+        where = BusConnection(bus=self._demo.bus, host=self._demo.host, cluster=DEFAULT_CLUSTER)
 
         async def read() -> LedgerView:
             async with ledger_view.opened(where) as bus:

@@ -76,7 +76,7 @@ class SetScan(Struct, frozen=True, gc=False):
     start: QueueEntry | None
 
 
-Change = PutAllocation | DropAllocation | PutRecord | DropRecord | SetInventory | SetScan
+LedgerChange = PutAllocation | DropAllocation | PutRecord | DropRecord | SetInventory | SetScan
 
 
 class Ledger:
@@ -96,8 +96,8 @@ class Ledger:
         self.token = NO_TOKEN
         self.commits = NO_COMMIT
         self.needs: frozenset[str] = frozenset()
-        self._undo: list[Change] = []
-        self._sealed: list[Change] = []
+        self._undo: list[LedgerChange] = []
+        self._sealed: list[LedgerChange] = []
         self._sealing = False
         self._sealed_token = NO_TOKEN
         self._settled_token = NO_TOKEN
@@ -124,7 +124,7 @@ class Ledger:
 
     # --- changing ---
 
-    def change(self, change: Change) -> str:
+    def change(self, change: LedgerChange) -> str:
         """Apply one change, which `rollback` undoes until `settle` makes it final. Returns the key of the record that
         it puts or drops, or an empty text."""
         # `type is`: a class pattern costs a microsecond where the answer is no
@@ -145,7 +145,7 @@ class Ledger:
         self.hosts[record.host].grant(key, record, names)
         self._undo.append(DropAllocation(key))
 
-    def restore(self, change: Change) -> None:
+    def restore(self, change: LedgerChange) -> None:
         """Apply a change that is committed already."""
         if type(change) is PutAllocation:
             self._put(change.key, change.record)
@@ -205,7 +205,7 @@ class Ledger:
             self._sealing = False
             self.commits = CommitNumber(self.commits - 1)
 
-    def _apply(self, change: Change) -> Change:
+    def _apply(self, change: LedgerChange) -> LedgerChange:
         """Apply one change and return the one that undoes it."""
         match change:
             case PutAllocation(key=key, record=record):
@@ -225,19 +225,19 @@ class Ledger:
             case DropRecord(key=key):
                 return self._drop_record(key)
 
-    def _put(self, key: AllocationKey, record: Allocation) -> Change:
+    def _put(self, key: AllocationKey, record: Allocation) -> LedgerChange:
         host_state = self.hosts.get(record.host) or self.host_state(record.host)
         old = self.allocations.get(key)
         self.allocations[key] = record
         host_state.change(key, old, record)
         return DropAllocation(key) if old is None else PutAllocation(key, old)
 
-    def _drop(self, key: AllocationKey) -> Change:
+    def _drop(self, key: AllocationKey) -> LedgerChange:
         old = self.allocations.pop(key)
         self.hosts[old.host].change(key, old, None)
         return PutAllocation(key, old)
 
-    def _put_record(self, record: StateRecord) -> Change:
+    def _put_record(self, record: StateRecord) -> LedgerChange:
         key, needs = record.key, KINDS[type(record)].needs
         if needs is not None:
             self.needs |= {needs}
@@ -246,7 +246,7 @@ class Ledger:
         self._index(record, old, record)
         return DropRecord(key) if old is None else PutRecord(old)
 
-    def _drop_record(self, key: StateKey) -> Change:
+    def _drop_record(self, key: StateKey) -> LedgerChange:
         old = self.records.pop(key)
         self._index(old, old, None)
         return PutRecord(old)
@@ -258,7 +258,7 @@ class Ledger:
             index(self.host_state(record.host), before, after)
 
 
-def _key(change: Change) -> str:
+def _key(change: LedgerChange) -> str:
     """The key of the record that a change puts or drops; an empty text for other changes."""
     match change:
         case PutAllocation() | DropAllocation() | PutRecord() | DropRecord():

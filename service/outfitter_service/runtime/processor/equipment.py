@@ -19,7 +19,7 @@ from outfitter_service.runtime.processor.commit.refused_commit import RefusedCom
 from outfitter_service.runtime.processor.event_queue import EventQueue, StopRequest
 from outfitter_service.runtime.processor.limits import Limits
 from outfitter_service.runtime.processor.reporting.reporter import CommitReporter
-from outfitter_service.runtime.processor.signs_of_life import SignsOfLife
+from outfitter_service.runtime.processor.signs_of_life import SignSender
 
 
 class RecycledError(BusError):
@@ -43,7 +43,7 @@ class Equipment(Struct, frozen=True, kw_only=True):
     snapshots: Snapshots
     reporter: CommitReporter
     refused_commit: RefusedCommit
-    signs_of_life: SignsOfLife
+    signs_of_life: SignSender
 
     def lose_input(self, explanation: str) -> None:
         """Registrations are lost that no manager has read. Note that, and give every worker a whole new lease. The

@@ -34,7 +34,7 @@ from outfitter_service.runtime.processor.equipment import Equipment, RecycledErr
 from outfitter_service.runtime.processor.event_queue import EventQueue, StopRequest, Wakeup
 from outfitter_service.runtime.processor.limits import Limits
 from outfitter_service.runtime.processor.reporting.reporter import CommitReporter
-from outfitter_service.runtime.processor.signs_of_life import SignsOfLife
+from outfitter_service.runtime.processor.signs_of_life import SignSender
 from outfitter_service.runtime.processor.takeover import Takeover
 from outfitter_service.runtime.processor.tenure import Tenure
 from outfitter_service.runtime.processor.unrecorded_workers import SearchOfHost, search_host
@@ -100,7 +100,7 @@ class Processor:
         self._stop = StopRequest()
         self._refused_commit = RefusedCommit()
         self._reporter = CommitReporter(instruments.metrics, **log_fields)
-        self._signs_of_life = SignsOfLife(
+        self._signs_of_life = SignSender(
             assignment,
             instruments,
             every_s=limits.beat_s,

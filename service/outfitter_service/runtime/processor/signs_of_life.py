@@ -28,7 +28,7 @@ LAST_WITHIN_S = 5.0
 """How long an orderly stop waits for the last sign."""
 
 
-class SignsOfLife:
+class SignSender:
     """The signs of one processor, in all its tenures."""
 
     def __init__(

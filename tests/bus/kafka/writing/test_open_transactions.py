@@ -20,7 +20,7 @@ from outfitter_proto.bus import Bus, BusUnavailableError, Entry, TopicSpec, Writ
 from outfitter_proto.bus.kafka import KafkaBus, adapter
 from outfitter_proto.bus.kafka.connecting.protocol import DescribeProducersRequest, DescribeTransactionsRequest
 from outfitter_proto.bus.kafka.writing import open_transactions
-from outfitter_proto.bus.kafka.writing.producer import Last, TransactionalProducer
+from outfitter_proto.bus.kafka.writing.producer import LastTransaction, TransactionalProducer
 from outfitter_proto.bus.kafka.writing.writer import KafkaWriter
 from support.bus.committed import committed
 from support.kafka.broker import LAUNCHER
@@ -147,16 +147,21 @@ async def test_how_it_ended_is_kept_in_mind_when_the_answer_to_the_taking_is_los
 @pytest.mark.parametrize(
     ("seen", "known"),
     [
-        (Last("Empty", 5, 4), Last("CompleteCommit", 5, 4)),
-        (Last("Empty", 5, 3), Last("CompleteCommit", 5, 3)),
-        (Last("Empty", 5, 5), Last("Empty", 5, 5)),  # somebody else took it in between, and may have ended it
-        (Last("Empty", 6, 0), Last("Empty", 6, 0)),
-        (Last("CompleteAbort", 5, 4), Last("CompleteAbort", 5, 4)),
-        (Last(""), Last("")),
+        (LastTransaction("Empty", 5, 4), LastTransaction("CompleteCommit", 5, 4)),
+        (LastTransaction("Empty", 5, 3), LastTransaction("CompleteCommit", 5, 3)),
+        (
+            LastTransaction("Empty", 5, 5),
+            LastTransaction("Empty", 5, 5),
+        ),  # somebody else took it in between, and may have ended it
+        (LastTransaction("Empty", 6, 0), LastTransaction("Empty", 6, 0)),
+        (LastTransaction("CompleteAbort", 5, 4), LastTransaction("CompleteAbort", 5, 4)),
+        (LastTransaction(""), LastTransaction("")),
     ],
 )
-def test_taking_an_identity_makes_its_coordinator_forget_what_was_learnt_before(seen: Last, known: Last) -> None:
-    assert Last("CompleteCommit", 5, 3).then(seen) == known
+def test_taking_an_identity_makes_its_coordinator_forget_what_was_learnt_before(
+    seen: LastTransaction, known: LastTransaction
+) -> None:
+    assert LastTransaction("CompleteCommit", 5, 3).then(seen) == known
 
 
 async def test_an_identity_is_taken_anew_after_a_request_to_end_it_was_repeated(case: Case, harmed: Harmed) -> None:

@@ -19,7 +19,7 @@ from outfitter_service.api.application import MOST_CONNECTIONS, application
 from outfitter_service.api.follower import Follower
 from outfitter_service.cli._lib.errors import leaves
 from outfitter_service.cli._lib.overview import live
-from outfitter_service.cli._lib.overview.sources import BusSource, Source, of_api
+from outfitter_service.cli._lib.overview.sources import BusSource, PictureSource, of_api
 from outfitter_service.http.listener import Listening, serving
 from outfitter_service.query.errors import OutfitterCliError
 from support.api import OPEN, fleet_of, follower_of, host_record
@@ -73,7 +73,7 @@ class Api:
 
 
 @asynccontextmanager
-async def shown(source: Source, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Screen]:
+async def shown(source: PictureSource, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Screen]:
     """The live screen of a source, until `q` is typed after the block."""
     monkeypatch.setattr(live, "INTERVAL_S", 0.01)
     keyboard, stdin = os.openpty()

@@ -27,7 +27,7 @@ from outfitter_service.cli._lib.diagnosis import bus as bus_checks
 from outfitter_service.cli._lib.diagnosis import machine as checks
 from outfitter_service.cli._lib.diagnosis.checks import CHECKS
 from outfitter_service.cli._lib.diagnosis.examination import examine
-from outfitter_service.cli._lib.diagnosis.finding import Finding, Machine, Verdict
+from outfitter_service.cli._lib.diagnosis.finding import Finding, Grade, Machine
 from outfitter_service.runtime.changelog.shape import backup_id
 from outfitter_service.runtime.machine_lock import LockHolder, socket_name
 from support.api import checkpoint
@@ -260,7 +260,7 @@ def test_a_manager_of_another_host_on_this_machine_is_a_warning(start_manager: S
     given = {"bus": manager.bus_url, "host": manager.host}
     assert not [item for item in bus_checks.managers(Machine(None, given)) if repr(manager.host) in item.seen]
     found = [item for item in bus_checks.managers(Machine(None, given | {"host": "x"})) if manager.host in item.seen]
-    assert [item.verdict for item in found] == [Verdict.WARNING]
+    assert [item.verdict for item in found] == [Grade.WARNING]
     assert found[0].seen.startswith(f"process {manager.pid} of user ")
 
 
@@ -268,7 +268,7 @@ def test_a_stranger_who_holds_the_lock_is_a_warning(monkeypatch: pytest.MonkeyPa
     stranger = LockHolder(uid=os.geteuid() + 4711, pid=7)
     monkeypatch.setattr("outfitter_service.runtime.machine_lock.holders", lambda: {socket_name("gpu-3"): stranger})
     (found,) = elsewhere(tmp_path, "gpu-3")
-    assert (found.verdict, "RuntimeDirectory=" in found.remedy) == (Verdict.WARNING, True)
+    assert (found.verdict, "RuntimeDirectory=" in found.remedy) == (Grade.WARNING, True)
 
 
 @pytest.mark.parametrize(
@@ -286,7 +286,7 @@ def test_a_manager_of_this_host_on_another_machine_is_a_problem(
     write(tmp_path, Entry(record.key.encode(), codec.encode(record)))
     monkeypatch.setattr("outfitter_service.runtime.identity.machine_id", lambda: "here")
     found = elsewhere(tmp_path, "gpu-3")
-    assert [item.verdict for item in found] == [Verdict.PROBLEM] * number
+    assert [item.verdict for item in found] == [Grade.PROBLEM] * number
     assert all("there serves host 'gpu-3' since 2026-01-31T12:00:00Z" in item.seen for item in found)
     assert all("--take-over" in item.remedy for item in found)
 
@@ -312,7 +312,7 @@ def test_managers_of_the_other_scope_are_a_problem(tmp_path: Path) -> None:
     record = checkpoint("host/gpu-3", partition=partition_of("gpu-3", 2))
     write(tmp_path, Entry(record.key.encode(), codec.encode(record)))
     (found,) = ledger_findings(tmp_path, OF_CLUSTER)
-    assert found.verdict is Verdict.PROBLEM
+    assert found.verdict is Grade.PROBLEM
     assert "must not share topics" in found.seen
     assert "give it another --cluster" in found.remedy
 
@@ -321,7 +321,7 @@ def test_a_restored_ledger_is_a_problem_until_it_is_adopted(tmp_path: Path) -> N
     restored = structs.replace(checkpoint("host/gpu-3"), ledger_id=backup_id(datetime(2026, 1, 31, tzinfo=UTC)))
     write(tmp_path, Entry(restored.key.encode(), codec.encode(restored)))
     (found,) = ledger_findings(tmp_path)
-    assert (found.verdict, "restored from a backup of 2026-01-31" in found.seen) == (Verdict.PROBLEM, True)
+    assert (found.verdict, "restored from a backup of 2026-01-31" in found.seen) == (Grade.PROBLEM, True)
     assert "--adopt-ledger" in found.remedy
 
 
@@ -329,7 +329,7 @@ def test_a_restored_ledger_is_a_problem_until_it_is_adopted(tmp_path: Path) -> N
 def test_a_damaged_record_is_a_problem_with_the_command_that_continues_without_it(tmp_path: Path, scope: str) -> None:
     write(tmp_path, Entry(b"gpu-3/w/run-1", b'{"type":"allocation", broken'))
     (found,) = ledger_findings(tmp_path, scope)
-    assert found.verdict is Verdict.PROBLEM
+    assert found.verdict is Grade.PROBLEM
     assert "outfitter ledger forget gpu-3/w/run-1" in found.remedy
 
 
@@ -340,7 +340,7 @@ def test_a_record_of_an_earlier_version_that_lacks_names_is_a_problem_while_some
     holder = codec.decode_ledger((GOLDEN / "allocation-allocated.json").read_bytes())
     write(tmp_path, *(Entry(record.key.encode(), codec.encode(record)) for record in (host, holder)))
     (found,) = ledger_findings(tmp_path)
-    assert found.verdict is Verdict.PROBLEM
+    assert found.verdict is Grade.PROBLEM
     assert found.remedy.startswith(f"End these holders first: {holder.key}.")
 
 
@@ -373,7 +373,7 @@ def test_a_driver_that_prints_does_not_spoil_the_answer(tmp_path: Path) -> None:
 def test_a_check_that_fails_or_never_ends_stops_no_other() -> None:
     def never(_machine: Machine) -> Iterator[Finding]:
         threading.Event().wait()
-        yield Finding(Verdict.OK, "", "")
+        yield Finding(Grade.OK, "", "")
 
     def fails(_machine: Machine) -> Iterator[Finding]:
         raise OSError("no such thing")
@@ -384,17 +384,15 @@ def test_a_check_that_fails_or_never_ends_stops_no_other() -> None:
         yield
 
     found = examine([never, fails, well], NOWHERE, within=1.0)
-    assert [item.verdict for item in found["never"]] == [Verdict.PROBLEM]
+    assert [item.verdict for item in found["never"]] == [Grade.PROBLEM]
     assert found["fails"][0].seen == "no such thing"
     assert found["well"] == []
 
 
 @pytest.mark.parametrize(
-    ("limit", "verdicts"), [(64, [Verdict.PROBLEM]), (1_024, [Verdict.WARNING]), (4_096, []), (-1, [])]
+    ("limit", "verdicts"), [(64, [Grade.PROBLEM]), (1_024, [Grade.WARNING]), (4_096, []), (-1, [])]
 )
-def test_a_low_limit_of_open_files_is_found(
-    monkeypatch: pytest.MonkeyPatch, limit: int, verdicts: list[Verdict]
-) -> None:
+def test_a_low_limit_of_open_files_is_found(monkeypatch: pytest.MonkeyPatch, limit: int, verdicts: list[Grade]) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _which: (limit, limit))
     assert [item.verdict for item in checks.descriptors(NOWHERE)] == verdicts
 
@@ -405,13 +403,13 @@ def test_a_kernel_without_pidfd_is_found(monkeypatch: pytest.MonkeyPatch) -> Non
 
     assert list(checks.pidfd(NOWHERE)) == []
     monkeypatch.setattr(os, "pidfd_open", refuse)
-    assert [item.verdict for item in checks.pidfd(NOWHERE)] == [Verdict.WARNING]
+    assert [item.verdict for item in checks.pidfd(NOWHERE)] == [Grade.WARNING]
 
 
 def test_a_proc_that_hides_others_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(checks.processes(NOWHERE)) == []
     monkeypatch.setattr("outfitter_service.runtime.liveness.process_table.start_seen", lambda _pid: None)
-    assert [item.verdict for item in checks.processes(NOWHERE)] == [Verdict.WARNING]
+    assert [item.verdict for item in checks.processes(NOWHERE)] == [Grade.WARNING]
 
 
 @pytest.mark.kafka

@@ -14,7 +14,7 @@ from outfitter_proto import topics as wanted
 from outfitter_proto.bus import TopicSpec, connect
 from outfitter_proto.partitioning import partition_of
 from outfitter_service.cli.commands.manager.topics import make
-from outfitter_service.config import Connection
+from outfitter_service.config import BusConnection
 from outfitter_service.query.errors import OutfitterCliError
 from support.bus.faulty_bus import FaultyBus
 from support.bus.remaking import add_partitions, remake
@@ -72,7 +72,7 @@ async def test_new_topics_get_as_many_partitions_as_those_that_are_there(bus: st
 
 
 async def test_topics_that_a_manager_makes_meanwhile_with_another_number_of_partitions_are_told(bus: str) -> None:
-    where = Connection(bus=bus, host="a", cluster=names.DEFAULT_CLUSTER)
+    where = BusConnection(bus=bus, host="a", cluster=names.DEFAULT_CLUSTER)
 
     async def overtaken(point: str) -> None:
         if point == "create_topics:before":

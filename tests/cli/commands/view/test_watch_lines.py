@@ -7,7 +7,7 @@ import pytest
 
 from outfitter_proto.bus import Message
 from outfitter_service.cli.commands.view.watch import _Words
-from outfitter_service.query.ledger_view import Change, decode
+from outfitter_service.query.ledger_view import RecordChange, decode
 
 
 class Cordon(msgspec.Struct, tag_field="type", tag="cordon"):
@@ -23,13 +23,13 @@ def message(value: bytes | None) -> Message:
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        (Change(message(b"{}"), Cordon(host="h")), "has a new record of type cordon"),  # type: ignore[arg-type]
+        (RecordChange(message(b"{}"), Cordon(host="h")), "has a new record of type cordon"),  # type: ignore[arg-type]
         (decode(message(b'{"type":"of-next-year"}')), "has a record that this version cannot read"),
     ],
     ids=["of a kind without a text", "of a later version"],
 )
 def test_a_record_without_a_text_of_its_own_has_a_line_with_its_key(
-    change: Change, line: str, capsys: pytest.CaptureFixture[str]
+    change: RecordChange, line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _Words().show(None, change)
     assert capsys.readouterr().out.endswith(f"  @device/h/gpu0  {line}\n")

@@ -11,7 +11,7 @@ from outfitter_proto.bus import Entry
 from outfitter_proto.records import Allocation, ResolvedRequest, Source
 from outfitter_service.core.decide import decide
 from outfitter_service.runtime.processor.commit import commit
-from outfitter_service.runtime.processor.reporting.exclusivity_check import Holders, Violation
+from outfitter_service.runtime.processor.reporting.exclusivity_check import ExclusivityViolation, Holders
 from runtime.conftest import Serve
 from support.bus.faulty_bus import FaultyBus
 from support.managers.in_process import TOPICS, another, register, static
@@ -33,7 +33,7 @@ class Ledger:
         self.holders = Holders()
         self.records: dict[str, Allocation] = {}
 
-    def take(self, *records: Allocation, dropped: str | None = None) -> list[Violation]:
+    def take(self, *records: Allocation, dropped: str | None = None) -> list[ExclusivityViolation]:
         changed: dict[str, Allocation | None] = {each.key: each for each in records}
         if dropped is not None:
             changed[dropped] = None
@@ -46,7 +46,7 @@ class Ledger:
 def test_a_device_that_is_given_to_two_is_seen(state: str) -> None:
     ledger = Ledger()
     assert ledger.take(record("a", state, "G0")) == []
-    assert ledger.take(record("b", state, "G1", "G0")) == [Violation("G0", "h/b/1", "h/a/1")]
+    assert ledger.take(record("b", state, "G1", "G0")) == [ExclusivityViolation("G0", "h/b/1", "h/a/1")]
 
 
 def test_two_in_one_commit_are_seen() -> None:

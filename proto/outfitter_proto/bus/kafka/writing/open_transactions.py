@@ -19,7 +19,7 @@ from outfitter_proto.bus.kafka.connecting.protocol import (
     coordinator_of,
     refusal,
 )
-from outfitter_proto.bus.kafka.writing.producer import Last
+from outfitter_proto.bus.kafka.writing.producer import LastTransaction
 from outfitter_proto.bus.port import BusError
 
 SUSPECT_AFTER_S = 3.0
@@ -51,7 +51,7 @@ async def holder(cluster: Cluster, identity: str) -> tuple[int, int] | None:
     return (transaction.producer_id, transaction.epoch) if transaction is not None else None
 
 
-async def last(cluster: Cluster, identity: str) -> Last | None:
+async def last(cluster: Cluster, identity: str) -> LastTransaction | None:
     """The state of a transactional id's last transaction; None: its coordinator does not know it."""
     coordinator = await cluster.send(None, coordinator_of("transactional-id", identity))
     if coordinator.error_code != OK:
@@ -59,7 +59,7 @@ async def last(cluster: Cluster, identity: str) -> Last | None:
     node = Node(coordinator.host, coordinator.port)
     answer = await cluster.send(node, DescribeTransactionsRequest(identity))
     [(code, _, state, _, _, producer_id, epoch, *_)] = answer.transaction_states
-    return Last(state, producer_id, epoch) if code == OK else None
+    return LastTransaction(state, producer_id, epoch) if code == OK else None
 
 
 class Suspicion:

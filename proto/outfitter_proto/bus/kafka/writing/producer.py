@@ -69,7 +69,7 @@ def sent_bytes(batch: Any) -> int:
     return len(batch._buffer) if batch._buffer is not None else int(batch.size())
 
 
-class Last(NamedTuple):
+class LastTransaction(NamedTuple):
     """A transactional id's last transaction. `state`: by Kafka's names. `producer_id` and `epoch`: the id's holder's;
     -1: unknown."""
 
@@ -92,7 +92,7 @@ class Last(NamedTuple):
         """Whether some partitions do not show the commit yet."""
         return self.state == "PrepareCommit"
 
-    def then(self, seen: Last) -> Last:
+    def then(self, seen: LastTransaction) -> LastTransaction:
         """Combine this state with the later state `seen`. Taking the id raises its epoch by one and makes the
         coordinator forget the state. Then the earlier state counts, unless another producer took the id."""
         forgotten = seen.state == "Empty" and seen.producer_id == self.producer_id and seen.epoch <= self.epoch + 1
@@ -114,7 +114,7 @@ class _Describe(BaseHandler):  # type: ignore[misc]  # aiokafka has no types
     def handle_response(self, response: Any) -> float | None:
         [(code, _, state, _, _, producer_id, epoch, *_)] = response.transaction_states
         if code in (OK, _TRANSACTIONAL_ID_NOT_FOUND):
-            self._sender.see(Last(state, producer_id, epoch) if code == OK else Last(""))
+            self._sender.see(LastTransaction(state, producer_id, epoch) if code == OK else LastTransaction(""))
             return None
         error_type = kafka_errors.for_code(code)
         if error_type in (kafka_errors.CoordinatorNotAvailableError, kafka_errors.NotCoordinatorError):
@@ -132,7 +132,7 @@ class _Sender(Sender):  # type: ignore[misc]  # aiokafka has no types
     """aiokafka's background sender. It keeps its tasks, so that they can be ended. Before each attempt to take the
     transactional id it asks for the state of the last transaction: `last`, None until then."""
 
-    def __init__(self, *args: Any, last: Last | None, **options: Any) -> None:
+    def __init__(self, *args: Any, last: LastTransaction | None, **options: Any) -> None:
         """`last`: the state of the last transaction, if an earlier attempt to take the id has read it."""
         super().__init__(*args, **options)
         self.tasks: set[asyncio.Task[Any]] = set()
@@ -142,7 +142,7 @@ class _Sender(Sender):  # type: ignore[misc]  # aiokafka has no types
         """Note that the last transaction is finished."""
         self.last = None
 
-    def see(self, seen: Last) -> None:
+    def see(self, seen: LastTransaction) -> None:
         self.last = self.last.then(seen) if self.last is not None else seen
 
     async def _do_init_pid(self, node_id: Any) -> Any:
@@ -150,7 +150,7 @@ class _Sender(Sender):  # type: ignore[misc]  # aiokafka has no types
             if not await _Describe(self).do(node_id):
                 return False
         except kafka_errors.IncompatibleBrokerVersion:
-            self.see(Last("Unknown"))
+            self.see(LastTransaction("Unknown"))
         return await super()._do_init_pid(node_id)
 
     async def _do_add_partitions_to_txn(self, partitions: Any) -> Any:
@@ -187,7 +187,7 @@ class TransactionalProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka
         connector: Connector,
         identity: str,
         *,
-        last: Last | None = None,
+        last: LastTransaction | None = None,
         request_timeout: float,
         transaction_timeout: float,
     ) -> None:
@@ -225,9 +225,9 @@ class TransactionalProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka
         return f"{self._txn_manager.producer_id}/{self._txn_manager.producer_epoch}"
 
     @property
-    def last(self) -> Last | None:
+    def last(self) -> LastTransaction | None:
         """The state of the last transaction when this producer took the transactional id. None: unknown or finished."""
-        last: Last | None = self._sender.last
+        last: LastTransaction | None = self._sender.last
         return last
 
     async def finish(self, topics: Iterable[str], partition: int) -> None:

@@ -11,8 +11,8 @@ import anyio
 from outfitter_proto.bus import Bus, BusError, DamagedTopicError, MissingBusError, UnknownTopicError
 from outfitter_proto.bus.schemes import is_local
 from outfitter_service.cli._lib import broker_check, output
-from outfitter_service.cli._lib.diagnosis.finding import UNCONFIGURED, Finding, Machine, Verdict
-from outfitter_service.config import ConfigurationError, Connection, Settings, connection, inspect
+from outfitter_service.cli._lib.diagnosis.finding import UNCONFIGURED, Finding, Grade, Machine
+from outfitter_service.config import BusConnection, ConfigurationError, Settings, connection, inspect
 
 if TYPE_CHECKING:
     from outfitter_proto.topics import TopicDifference
@@ -23,7 +23,9 @@ _FULL = 1 << 20
 """Free bytes below which a disk counts as full: no commit is larger."""
 
 _UNREADABLE = Finding(
-    Verdict.NOT_CHECKED, "the bus cannot be read", "put right what `brokers` or `topics` says, then run this again"
+    Grade.NOT_CHECKED,
+    "the bus cannot be read",
+    "put right what `brokers` or `topics` says, then run this again",
 )
 
 
@@ -42,7 +44,7 @@ def brokers(machine: Machine) -> Iterator[Finding]:
         return
     needs_groups = settings is not None and settings.scope == "cluster"
     for item in found:
-        verdict = Verdict.WARNING if item.kind == "group" and not needs_groups else Verdict.PROBLEM
+        verdict = Grade.WARNING if item.kind == "group" and not needs_groups else Grade.PROBLEM
         yield Finding(verdict, f"{item.setting} is {item.found}, not {item.wanted}: {item.why}", item.remedy)
 
 
@@ -51,15 +53,15 @@ def topics(machine: Machine) -> Iterator[Finding]:
     where = connection(machine.config, machine.given)
     if (room := _lack_of_room(where.bus)) is not None:
         yield room
-        if room.verdict is Verdict.PROBLEM:
+        if room.verdict is Grade.PROBLEM:
             return
     try:
         found = _asked(where, lambda bus: _differences(bus, where))
     except MissingBusError as error:
-        yield Finding(Verdict.NOT_CHECKED, str(error), "start the manager or run `outfitter topics create`")
+        yield Finding(Grade.NOT_CHECKED, str(error), "start the manager or run `outfitter topics create`")
         return
     for item in found:
-        verdict = Verdict.PROBLEM if item.fatal else Verdict.WARNING
+        verdict = Grade.PROBLEM if item.fatal else Grade.WARNING
         yield Finding(verdict, item.in_words(), item.remedy)
 
 
@@ -79,13 +81,13 @@ def _lack_of_room(url: str) -> Finding | None:
     if free >= JOURNAL_SIZE_LIMIT:
         return None
     seen = f"the disk of {folder} has {free / 1e6:.1f} MB free; the bus needs {JOURNAL_SIZE_LIMIT / 1e6:.1f} MB"
-    verdict = Verdict.PROBLEM if free < _FULL else Verdict.WARNING
+    verdict = Grade.PROBLEM if free < _FULL else Grade.WARNING
     return Finding(
         verdict, f"{seen} for its write-ahead log", "make room there: nothing can be written once it is full"
     )
 
 
-async def _differences(bus: Bus, where: Connection) -> list[TopicDifference]:
+async def _differences(bus: Bus, where: BusConnection) -> list[TopicDifference]:
     from outfitter_proto import topics as requirements
     from outfitter_proto.names import topics as names_of
     from outfitter_proto.partitioning import partition_of
@@ -112,12 +114,12 @@ def rights(machine: Machine) -> Iterator[Finding]:
     optional = sweeping if scope == "host" else []
     optional += needed.of_signs_of_life(where.cluster)
 
-    async def lacking(bus: Bus) -> list[tuple[Verdict, str]] | None:
+    async def lacking(bus: Bus) -> list[tuple[Grade, str]] | None:
         if any(item.kind == broker_check.OUT_OF_REACH for item in await broker_check.obstacles(bus, where, settings)):
             return None  # who answers for the brokers is none of them, perhaps
         return [
-            *((Verdict.PROBLEM, sentence) for sentence in await bus.missing_rights(of_manager)),
-            *((Verdict.WARNING, sentence) for sentence in await bus.missing_rights(optional)),
+            *((Grade.PROBLEM, sentence) for sentence in await bus.missing_rights(of_manager)),
+            *((Grade.WARNING, sentence) for sentence in await bus.missing_rights(optional)),
         ]
 
     try:
@@ -146,10 +148,10 @@ def managers(machine: Machine) -> Iterator[Finding]:
         if name != machine_lock.socket_name(where.host):
             remedy = "let one manager serve all workers of a machine, unless the two lend different devices"
             other = name.removeprefix(machine_lock.PREFIX)
-            yield Finding(Verdict.WARNING, f"{holder} serves this machine as host {other!r}", remedy)
+            yield Finding(Grade.WARNING, f"{holder} serves this machine as host {other!r}", remedy)
         elif holder.uid not in (None, 0, os.geteuid()):
             remedy = "end it, or give the manager's service a directory of its own (RuntimeDirectory=)"
-            yield Finding(Verdict.WARNING, f"{holder} holds the machine's lock for host {where.host!r}", remedy)
+            yield Finding(Grade.WARNING, f"{holder} holds the machine's lock for host {where.host!r}", remedy)
     yield from _elsewhere(where)
 
 
@@ -173,15 +175,15 @@ def ledger(machine: Machine) -> Iterator[Finding]:
         return
     for sentences in found:
         seen, _, remedy = sentences.partition(". ")
-        yield Finding(Verdict.PROBLEM, seen, remedy or "do what the message says, then run this again")
+        yield Finding(Grade.PROBLEM, seen, remedy or "do what the message says, then run this again")
 
 
 def _damaged(error: DamagedTopicError) -> Finding:
     seen, _, remedy = str(error).partition(". ")
-    return Finding(Verdict.PROBLEM, seen, remedy)
+    return Finding(Grade.PROBLEM, seen, remedy)
 
 
-def _configured(machine: Machine) -> tuple[Connection, Settings] | Finding:
+def _configured(machine: Machine) -> tuple[BusConnection, Settings] | Finding:
     """The bus and the settings, or why they are not known."""
     if (where := _where(machine)) is None:
         return _UNREADABLE
@@ -189,7 +191,7 @@ def _configured(machine: Machine) -> tuple[Connection, Settings] | Finding:
     return UNCONFIGURED if settings is None else (where, settings)
 
 
-def _where(machine: Machine) -> Connection | None:
+def _where(machine: Machine) -> BusConnection | None:
     """The bus; None if the configuration does not say it, as `topics` then says."""
     try:
         return connection(machine.config, machine.given)
@@ -197,7 +199,7 @@ def _where(machine: Machine) -> Connection | None:
         return None
 
 
-def _elsewhere(where: Connection) -> Iterator[Finding]:
+def _elsewhere(where: BusConnection) -> Iterator[Finding]:
     """What the ledger says of this host's manager."""
     from outfitter_proto.signs_of_life import in_words
     from outfitter_service.query import ledger_view
@@ -222,22 +224,22 @@ def _elsewhere(where: Connection) -> Iterator[Finding]:
         return
     if found and found[0].verdict.process is not None:
         seen = f"the manager of host {where.host!r} {in_words(found[0].verdict, output.ago)}"
-        yield Finding(Verdict.WARNING, seen, "see its log, and let it go on if it is stopped (state T in ps)")
+        yield Finding(Grade.WARNING, seen, "see its log, and let it go on if it is stopped (state T in ps)")
     elif found:
         at = found[0].verdict.at
         heard = "for more than 3 minutes" if at is None else f"since {at:%Y-%m-%dT%H:%M:%SZ}"
         seen = f"the manager of host {where.host!r} was killed, or hangs: it was not heard {heard}"
-        yield Finding(Verdict.WARNING, seen, "start it again; the end of its log, or the kernel's, says why it ended")
+        yield Finding(Grade.WARNING, seen, "start it again; the end of its log, or the kernel's, says why it ended")
     there = record.manager.machine_id
     if None not in (here, there) and here != there:
         remedy = (
             "stop that manager or choose another host; if its machine is gone for good: `outfitter serve --take-over`"
         )
         since = f"{record.manager.since:%Y-%m-%dT%H:%M:%SZ}"
-        yield Finding(Verdict.PROBLEM, f"machine {there} serves host {where.host!r} since {since}", remedy)
+        yield Finding(Grade.PROBLEM, f"machine {there} serves host {where.host!r} since {since}", remedy)
 
 
-def _asked(where: Connection, ask: Callable[[Bus], Awaitable[T]]) -> T:
+def _asked(where: BusConnection, ask: Callable[[Bus], Awaitable[T]]) -> T:
     """What the bus answers.
 
     Raises:

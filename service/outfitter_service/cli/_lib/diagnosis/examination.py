@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 
 from outfitter_proto.support.causes import causes
-from outfitter_service.cli._lib.diagnosis.finding import Check, Finding, Machine, Verdict
+from outfitter_service.cli._lib.diagnosis.finding import Check, Finding, Grade, Machine
 
 
 class _Examination(threading.Thread):
@@ -27,7 +27,7 @@ class _Examination(threading.Thread):
         except Exception as error:  # noqa: BLE001 - whatever happens to one check, the others go on
             remedy = "do what the message says, then run this again"
             texts = dict.fromkeys(str(cause) or type(cause).__name__ for cause in causes(error))
-            found += [Finding(Verdict.PROBLEM, text, remedy) for text in texts]
+            found += [Finding(Grade.PROBLEM, text, remedy) for text in texts]
         self.findings = found
 
 
@@ -41,7 +41,9 @@ def examine(checks: Sequence[Check], machine: Machine, within: float) -> dict[st
         thread.join(max(deadline - time.monotonic(), 0.0))
     late = [
         Finding(
-            Verdict.PROBLEM, f"no answer within {within:g} s", "see whether the bus, its host and the drivers answer"
+            Grade.PROBLEM,
+            f"no answer within {within:g} s",
+            "see whether the bus, its host and the drivers answer",
         )
     ]
     return {name: late if (found := thread.findings) is None else found for name, thread in running.items()}

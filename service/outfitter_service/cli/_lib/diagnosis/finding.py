@@ -8,7 +8,7 @@ from enum import StrEnum
 from msgspec import Struct
 
 
-class Verdict(StrEnum):
+class Grade(StrEnum):
     """What a check says."""
 
     OK = "ok"
@@ -20,13 +20,13 @@ class Verdict(StrEnum):
 class Finding(Struct, frozen=True):
     """One thing that a check found. `remedy`: what to do, in one sentence."""
 
-    verdict: Verdict
+    verdict: Grade
     seen: str
     remedy: str
 
 
 UNCONFIGURED = Finding(
-    Verdict.NOT_CHECKED,
+    Grade.NOT_CHECKED,
     "the configuration has errors",
     "put right what `configuration` says, then run this again",
 )

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import anyio
 
 from outfitter_proto.bus import addresses
-from outfitter_service.cli._lib.diagnosis.finding import UNCONFIGURED, Finding, Machine, Verdict
+from outfitter_service.cli._lib.diagnosis.finding import UNCONFIGURED, Finding, Grade, Machine
 from outfitter_service.config import inspect
 
 _STRUCT_TIMEX = 256
@@ -38,7 +38,7 @@ def address(machine: Machine) -> Iterator[Finding]:
             listener.close()
     except OSError as error:
         remedy = "end what listens there (`ss -ltnp` names it), or set another http"
-        yield Finding(Verdict.PROBLEM, f"http: cannot listen on {settings.http}: {error.strerror or error}", remedy)
+        yield Finding(Grade.PROBLEM, f"http: cannot listen on {settings.http}: {error.strerror or error}", remedy)
 
 
 def descriptors(_machine: Machine) -> Iterator[Finding]:
@@ -47,7 +47,7 @@ def descriptors(_machine: Machine) -> Iterator[Finding]:
 
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < _ENOUGH_DESCRIPTORS:
-        verdict = Verdict.PROBLEM if hard < NEEDED else Verdict.WARNING
+        verdict = Grade.PROBLEM if hard < NEEDED else Grade.WARNING
         remedy = f"raise the hard limit (ulimit -Hn, LimitNOFILE=) to {_ENOUGH_DESCRIPTORS} or more"
         yield Finding(verdict, f"a process may open {hard} files", remedy)
 
@@ -58,7 +58,7 @@ def pidfd(_machine: Machine) -> Iterator[Finding]:
         os.close(os.pidfd_open(os.getpid()))
     except OSError as error:
         remedy = "allow pidfd_open(2) in the sandbox, or use Linux 5.3 or later"
-        yield Finding(Verdict.WARNING, f"pidfd_open(2) fails: {error.strerror}", remedy)
+        yield Finding(Grade.WARNING, f"pidfd_open(2) fails: {error.strerror}", remedy)
 
 
 def processes(_machine: Machine) -> Iterator[Finding]:
@@ -67,12 +67,14 @@ def processes(_machine: Machine) -> Iterator[Finding]:
 
     if start_seen(1) is None:
         remedy = "mount /proc without hidepid, or set ProtectProc=default in the unit"
-        yield Finding(Verdict.WARNING, "/proc does not show process 1", remedy)
+        yield Finding(Grade.WARNING, "/proc does not show process 1", remedy)
 
 
 def clock(_machine: Machine) -> Iterator[Finding]:
     """Whether somebody synchronizes the clock."""
     if ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(_STRUCT_TIMEX)) == _TIME_ERROR:
         yield Finding(
-            Verdict.WARNING, "the kernel says that nobody synchronizes the clock", "run chrony or systemd-timesyncd"
+            Grade.WARNING,
+            "the kernel says that nobody synchronizes the clock",
+            "run chrony or systemd-timesyncd",
         )

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from outfitter_service.cli._lib.diagnosis.finding import UNCONFIGURED, Finding, Machine, Verdict
+from outfitter_service.cli._lib.diagnosis.finding import UNCONFIGURED, Finding, Grade, Machine
 from outfitter_service.config import Problem, Severity, inspect, options
 
 if TYPE_CHECKING:
@@ -35,10 +35,10 @@ def secrets(machine: Machine) -> Iterator[Finding]:
         if not os.access(file, os.R_OK):
             why = "cannot be read by this user" if Path(file).exists() else "is not there"
             remedy = "write it, and let the manager's user read it; see deploy/systemd for LoadCredential"
-            yield Finding(Verdict.PROBLEM, f"{name}: {file} {why}", remedy)
+            yield Finding(Grade.PROBLEM, f"{name}: {file} {why}", remedy)
         elif doubt := file_ownership.doubt(Path(file)):
             remedy = f"give {file} and its directory to root or to the manager's user, and let nobody else write them"
-            yield Finding(Verdict.WARNING, f"{name}: {doubt}", remedy)
+            yield Finding(Grade.WARNING, f"{name}: {doubt}", remedy)
 
 
 def drivers(machine: Machine) -> Iterator[Finding]:
@@ -65,28 +65,28 @@ def devices(machine: Machine) -> Iterator[Finding]:
     for config, listed in lists(settings):
         if isinstance(listed, Exception):
             remedy = f"correct that, then run `outfitter discover {config.name}`"
-            yield Finding(Verdict.PROBLEM, f"{config.name}: its driver fails: {listed}", remedy)
+            yield Finding(Grade.PROBLEM, f"{config.name}: its driver fails: {listed}", remedy)
         else:
             found[config.name] = listed
             yield from _of_devices(config, listed)
     for name, reason in refused(found).items():
-        yield Finding(Verdict.PROBLEM, f"{name}: {reason}", f"nobody gets a device of {name} before that")
+        yield Finding(Grade.PROBLEM, f"{name}: {reason}", f"nobody gets a device of {name} before that")
 
 
 def _of_devices(config: ResourceConfig, found: tuple[KnownDevice, ...]) -> Iterator[Finding]:
     if not found:
         remedy = f"see whether the hardware is there and this user may see it: `outfitter discover {config.name}`"
-        yield Finding(Verdict.WARNING, f"{config.name}: its driver finds no device", remedy)
+        yield Finding(Grade.WARNING, f"{config.name}: its driver finds no device", remedy)
     for device in found:
         if device.health != "healthy":
             seen = f"{config.name}: {device.id} is {device.health}{f': {device.reason}' if device.reason else ''}"
-            yield Finding(Verdict.WARNING, seen, "look at it, or replace it; nobody gets it meanwhile")
+            yield Finding(Grade.WARNING, seen, "look at it, or replace it; nobody gets it meanwhile")
 
 
 def _of_problems(problems: Iterable[Problem]) -> Iterator[Finding]:
     for problem in problems:
         if problem.severity is not Severity.INFO:
-            verdict = Verdict.PROBLEM if problem.severity is Severity.ERROR else Verdict.WARNING
+            verdict = Grade.PROBLEM if problem.severity is Severity.ERROR else Grade.WARNING
             place = f"correct {problem.key or 'it'} in {problem.file or 'the configuration'}"
             if problem.key == "--config":  # there is none
                 place = "write /etc/outfitter/outfitter.toml, or name another file by --config"

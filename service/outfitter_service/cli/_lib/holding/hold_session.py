@@ -33,7 +33,7 @@ from outfitter_service.cli._lib.holding import lines, streams
 from outfitter_service.cli._lib.holding.holder import FAILED, LOST, Holder, WaitingReasons
 from outfitter_service.cli._lib.holding.owner import ENDING_WITHIN, OwnerProcess
 from outfitter_service.cli._lib.running.signals import Received, SignalFile
-from outfitter_service.config import Connection
+from outfitter_service.config import BusConnection
 from outfitter_service.core.request_check import differences
 from outfitter_service.query.errors import OutfitterCliError
 
@@ -47,7 +47,7 @@ GIVEN_BACK_WITHIN: Final = 10.0
 """Seconds for giving back what an earlier `hold` of the same incarnation has got, where this one had just begun."""
 
 
-class End(enum.Enum):
+class HoldEnd(enum.Enum):
     """Why it ends in order. The value is the reason of the deregistration."""
 
     GIVEN_BACK = "given back by its owner"
@@ -56,7 +56,7 @@ class End(enum.Enum):
     UNTOLD = "nobody takes what is printed for its owner"
 
 
-class Request(Struct, frozen=True):
+class HoldRequest(Struct, frozen=True):
     """What to hold, and how.
 
     `named`: the caller has chosen the incarnation, so this may be a restart. `reads_stdin`: the end of standard input
@@ -64,7 +64,7 @@ class Request(Struct, frozen=True):
     those that select devices.
     """
 
-    where: Connection
+    where: BusConnection
     registration: Register
     owner: OwnerProcess
     named: bool
@@ -76,12 +76,12 @@ class Request(Struct, frozen=True):
 class HoldSession:
     """One `outfitter hold`. `run` returns its exit code."""
 
-    def __init__(self, request: Request, *, signals: SignalFile, writer: streams.LineWriter) -> None:
+    def __init__(self, request: HoldRequest, *, signals: SignalFile, writer: streams.LineWriter) -> None:
         self._request = request
         self._holder = Holder(request.where, waits_for_manager=request.wait_for_manager)
         self._signals = signals
         self._writer = writer
-        self._end: End | None = None
+        self._end: HoldEnd | None = None
         self._working = anyio.CancelScope()
         self._giving_back_late = anyio.CancelScope()
         self._is_granted = False
@@ -103,7 +103,7 @@ class HoldSession:
             tasks.start_soon(self._await_streams)
             with self._working:
                 await self._hold()
-            if self._end is End.GIVEN_BACK and self._request.named and not self._left:
+            if self._end is HoldEnd.GIVEN_BACK and self._request.named and not self._left:
                 with anyio.move_on_after(GIVEN_BACK_WITHIN):
                     await self._give_back_earlier()
             tasks.cancel_scope.cancel()
@@ -111,13 +111,13 @@ class HoldSession:
 
     # --- how it ends ---------------------------------------------------------------------------------------
 
-    def _finish(self, end: End) -> None:
+    def _finish(self, end: HoldEnd) -> None:
         self._end = self._end or end
         self._working.cancel()
 
     async def _await_owner(self) -> None:
         await self._request.owner.ended()
-        self._finish(End.OWNER_ENDED)
+        self._finish(HoldEnd.OWNER_ENDED)
         self._giving_back_late.cancel()
 
     async def _await_streams(self) -> None:
@@ -137,9 +137,9 @@ class HoldSession:
         if owner.is_ending:
             await anyio.sleep(ENDING_WITHIN)  # its end comes first, and ends this
         if owner.has_ended:
-            self._finish(End.OWNER_ENDED)
+            self._finish(HoldEnd.OWNER_ENDED)
         elif closed.is_set():
-            self._finish(End.GIVEN_BACK)
+            self._finish(HoldEnd.GIVEN_BACK)
         else:
             await self._finish_unread()
 
@@ -147,7 +147,7 @@ class HoldSession:
         """End because standard output takes no more. Whoever has read a line and closes it gives back in order."""
         await anyio.to_thread.run_sync(self._writer.finish, SETTLED_WITHIN)
         self._code = self._code or problem_of(self._writer)
-        self._finish(End.UNTOLD if self._code == FAILED else End.GIVEN_BACK)
+        self._finish(HoldEnd.UNTOLD if self._code == FAILED else HoldEnd.GIVEN_BACK)
 
     def _handle_signal(self, received: Received) -> None:
         """Obey a signal, unless the terminal sent it to the owner as well."""
@@ -156,16 +156,16 @@ class HoldSession:
             return
         if self._end is not None:
             self._giving_back_late.cancel()
-        self._finish(End.GIVEN_BACK if received.by_kernel or received.sender == owner.pid else End.SIGNALLED)
+        self._finish(HoldEnd.GIVEN_BACK if received.by_kernel or received.sender == owner.pid else HoldEnd.SIGNALLED)
 
     def _gives_back(self, session: WorkerSession) -> bool:
         """Whether to deregister. Before the grant nobody uses the devices; then only the owner gives them back. Its
         death is the manager's to judge, if the manager sees it."""
-        if self._end is End.OWNER_ENDED:
+        if self._end is HoldEnd.OWNER_ENDED:
             return not session.allocation_watch.lease.watched
-        if self._end is End.UNTOLD:
+        if self._end is HoldEnd.UNTOLD:
             return not (self._writer.taken or self._told_before)
-        return self._end is End.GIVEN_BACK or not self._is_granted
+        return self._end is HoldEnd.GIVEN_BACK or not self._is_granted
 
     # --- its work ------------------------------------------------------------------------------------------
 
@@ -213,7 +213,7 @@ class HoldSession:
 
     async def _leave(self, session: WorkerSession) -> None:
         self._left = True
-        stays = self._end is not End.OWNER_ENDED and not session.allocation_watch.read().ended
+        stays = self._end is not HoldEnd.OWNER_ENDED and not session.allocation_watch.read().ended
         if self._gives_back(session):
             stays = not await self._give_back(session)
         if stays and not self._request.owner.has_ended:
@@ -227,7 +227,7 @@ class HoldSession:
         reason = self._end.value if self._end is not None else "withdrawn"
         if await session.deregister(reason):
             return True
-        if self._end in (End.GIVEN_BACK, End.UNTOLD):
+        if self._end in (HoldEnd.GIVEN_BACK, HoldEnd.UNTOLD):
             with self._giving_back_late:
                 await deregister_late(partial(session.publish_deregistration, reason), session.key)
                 return True

@@ -16,7 +16,7 @@ from outfitter_proto.bus import WORKER, Bus, Create
 from outfitter_proto.records import Allocation, Register
 from outfitter_service.cli._lib import output
 from outfitter_service.cli._lib.errors import warn
-from outfitter_service.config import Connection
+from outfitter_service.config import BusConnection
 from outfitter_service.query import ledger_view
 
 LOST: Final = 123
@@ -27,7 +27,7 @@ FAILED: Final = 125
 class Holder:
     """Registers workers on a bus. `waits_for_manager`: however long it takes until there is one."""
 
-    def __init__(self, where: Connection, *, waits_for_manager: bool = False) -> None:
+    def __init__(self, where: BusConnection, *, waits_for_manager: bool = False) -> None:
         self._where = where
         self._waits_for_manager = waits_for_manager
 

@@ -28,7 +28,7 @@ from outfitter_service.cli._lib.holding.holder import Holder
 from outfitter_service.cli._lib.holding.owner import OwnerProcess
 from outfitter_service.cli._lib.holding.turns import turn
 from outfitter_service.cli._lib.running.signals import Received, SignalFile
-from outfitter_service.config import Connection
+from outfitter_service.config import BusConnection
 from outfitter_service.query import ledger_view
 from outfitter_service.query.errors import OutfitterCliError
 
@@ -46,7 +46,7 @@ _OF_EARLIER_CALLS = frozenset({ReasonCode.WITHDRAWN, ReasonCode.DEREGISTERED, Re
 class LeaseRequest(Struct, frozen=True):
     """What to lease: `amount` devices of `resource` for `owner`, waiting `wait_s` seconds since this process began."""
 
-    where: Connection
+    where: BusConnection
     owner: OwnerProcess
     resource: str
     amount: int

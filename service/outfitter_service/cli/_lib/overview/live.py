@@ -22,7 +22,7 @@ from rich.text import Text
 from outfitter_proto.support.printable import printable
 from outfitter_service.cli._lib.overview import screen
 from outfitter_service.cli._lib.overview.picture import Picture
-from outfitter_service.cli._lib.overview.sources import NoPictureError, NotReadyError, Source
+from outfitter_service.cli._lib.overview.sources import NoPictureError, NotReadyError, PictureSource
 from outfitter_service.query.errors import OutfitterCliError
 
 INTERVAL_S = 1.0
@@ -32,7 +32,7 @@ FIRST_WITHIN_S = 15.0
 _SOON_S = 0.1
 
 
-async def once(source: Source, console: Console) -> None:
+async def once(source: PictureSource, console: Console) -> None:
     """Print one picture, of as many lines as it has.
 
     Raises:
@@ -51,7 +51,7 @@ async def once(source: Source, console: Console) -> None:
         console.print(line, soft_wrap=True)
 
 
-async def run(source: Source, console: Console) -> None:
+async def run(source: PictureSource, console: Console) -> None:
     """Show pictures until `q`. SIGTERM ends the process, too, once the terminal is as it was.
 
     Raises:
@@ -73,7 +73,7 @@ async def run(source: Source, console: Console) -> None:
         signal.raise_signal(signal.SIGTERM)
 
 
-async def _show(source: Source, console: Console, live: Live) -> None:
+async def _show(source: PictureSource, console: Console, live: Live) -> None:
     picture: Picture | None = None
     while True:
         stale = None

@@ -23,7 +23,7 @@ from outfitter_service.api.follower import Follower
 from outfitter_service.api.paging import MOST, Page
 from outfitter_service.api.typed import RefusedError
 from outfitter_service.cli._lib.overview.picture import Picture
-from outfitter_service.config import Connection
+from outfitter_service.config import BusConnection
 from outfitter_service.query.device_lines import DeviceLine
 from outfitter_service.query.errors import OutfitterCliError
 
@@ -48,7 +48,7 @@ class NotReadyError(NoPictureError):
     """The source has not read the topics yet. There will be a picture soon."""
 
 
-class Source(ABC):
+class PictureSource(ABC):
     """Where pictures come from. `host`: only what concerns this host; None: all."""
 
     host: str | None = None
@@ -99,7 +99,7 @@ class Source(ABC):
         """A page of the API, by its name, with these parameters. Errors: see `picture`."""
 
 
-class BusSource(Source):
+class BusSource(PictureSource):
     """Follows the topics of a cluster itself."""
 
     _PAGES: Mapping[str, tuple[Callable[..., Any], type[Any]]] = {
@@ -130,7 +130,7 @@ class BusSource(Source):
         return found
 
 
-class ApiSource(Source):
+class ApiSource(PictureSource):
     """Asks an API. `token`: gives each request its bearer token; None: the API needs none."""
 
     def __init__(
@@ -217,7 +217,7 @@ def _no_host(host: str, known: Sequence[str]) -> str:
 
 
 @asynccontextmanager
-async def of_bus(where: Connection, host: str | None) -> AsyncIterator[Source]:
+async def of_bus(where: BusConnection, host: str | None) -> AsyncIterator[PictureSource]:
     """The source that follows the topics. Only a picture of `host` follows its partition alone.
 
     Raises:
@@ -234,7 +234,7 @@ async def of_bus(where: Connection, host: str | None) -> AsyncIterator[Source]:
 @asynccontextmanager
 async def of_api(
     url: str, host: str | None, *, token: Callable[[], bytes] | None, tls: ssl.SSLContext | None
-) -> AsyncIterator[Source]:
+) -> AsyncIterator[PictureSource]:
     """The source that asks the API at `url`. `token`: reads the token, for each request again, because it may be
     renewed; it raises `AccessError` if there is none now."""
     connector = aiohttp.TCPConnector(ssl=tls if tls is not None else True)

@@ -27,7 +27,7 @@ from outfitter_service.cli._lib.running.child import Child
 from outfitter_service.cli._lib.running.left_behind import LeftBehind
 from outfitter_service.cli._lib.running.no_devices import hiding
 from outfitter_service.cli._lib.running.signals import Received, SignalFile
-from outfitter_service.config import Connection
+from outfitter_service.config import BusConnection
 from outfitter_service.query.errors import OutfitterCliError
 
 WITHDRAWING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
@@ -50,7 +50,7 @@ class RunSession:
 
     def __init__(
         self,
-        where: Connection,
+        where: BusConnection,
         message: Register,
         child: Child,
         left_behind: LeftBehind,

@@ -10,7 +10,7 @@ import click
 from outfitter_service.cli._lib import options, output
 
 if TYPE_CHECKING:
-    from outfitter_service.config import Connection
+    from outfitter_service.config import BusConnection
     from outfitter_service.runtime.changelog.backup.save import Saved
 
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 )
 @options.of_cluster
 @options.json_output
-def backup(where: Connection, /, out: Path, as_json: bool) -> None:
+def backup(where: BusConnection, /, out: Path, as_json: bool) -> None:
     """Copy all committed records of the ledger into a file, while managers serve.
 
     The file has who held which device at this moment, who waited, and the registrations that nobody had answered yet.

@@ -26,11 +26,11 @@ def doctor(ctx: click.Context, /, config: str | None, as_json: bool, **_options:
     """
     from outfitter_service.cli._lib.diagnosis.checks import CHECKS
     from outfitter_service.cli._lib.diagnosis.examination import examine
-    from outfitter_service.cli._lib.diagnosis.finding import Machine, Verdict
+    from outfitter_service.cli._lib.diagnosis.finding import Grade, Machine
 
     with contextlib.redirect_stdout(sys.stderr):  # a driver's prints are no findings
         found = examine(CHECKS, Machine(config=config, given=options.given(ctx)), WITHIN)
-    ok = not any(item.verdict is Verdict.PROBLEM for items in found.values() for item in items)
+    ok = not any(item.verdict is Grade.PROBLEM for items in found.values() for item in items)
     if as_json:
         checks = [
             {"check": name, "findings": [structs.asdict(item) for item in items]} for name, items in found.items()

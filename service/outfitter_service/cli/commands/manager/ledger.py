@@ -14,8 +14,8 @@ from outfitter_service.query.errors import OutfitterCliError
 
 if TYPE_CHECKING:
     from outfitter_proto.bus import Bus
-    from outfitter_service.config import Connection
-    from outfitter_service.query.ledger_view import Change
+    from outfitter_service.config import BusConnection
+    from outfitter_service.query.ledger_view import RecordChange
 
 BODY_SHOWN = 2_000
 """Most characters of the record that are shown before its deletion."""
@@ -26,7 +26,7 @@ class Target(NamedTuple):
 
     host: str
     partition: int
-    change: Change | None
+    change: RecordChange | None
     near: list[str]
     manager: str
 
@@ -40,7 +40,7 @@ def ledger() -> None:
 @click.argument("key")
 @options.of_cluster
 @click.option("--yes", is_flag=True, help="Do not ask. The manager must be stopped, and the worker dead.")
-def forget(where: Connection, /, key: str, yes: bool) -> None:
+def forget(where: BusConnection, /, key: str, yes: bool) -> None:
     """Delete the record under KEY (HOST/WORKER/INCARNATION, @host/HOST, @device/HOST/ID) from the ledger.
 
     Use it if managers refuse a host because of a damaged record. Their message names the key. The devices of a deleted
@@ -86,7 +86,7 @@ def _precautions(target: Target, key: str) -> Iterator[str]:
     )
 
 
-async def _find(where: Connection, key: str) -> Target:
+async def _find(where: BusConnection, key: str) -> Target:
     from difflib import get_close_matches
 
     from outfitter_proto import keys
@@ -115,7 +115,7 @@ async def _find(where: Connection, key: str) -> Target:
     return Target(host, partition, records.get(key), get_close_matches(key, records, n=3), manager)
 
 
-async def _records(bus: Bus, where: Connection, partition: int) -> dict[str, Change]:
+async def _records(bus: Bus, where: BusConnection, partition: int) -> dict[str, RecordChange]:
     """The current records in a partition of the ledger, by key."""
     from outfitter_proto import names
     from outfitter_service.query import ledger_view as reading
@@ -124,7 +124,7 @@ async def _records(bus: Bus, where: Connection, partition: int) -> dict[str, Cha
     return {change.key: change for change in changes if change.message.value is not None}
 
 
-async def _forget(where: Connection, key: str, partition: int) -> None:
+async def _forget(where: BusConnection, key: str, partition: int) -> None:
     from outfitter_proto import names
     from outfitter_proto.bus import Entry
     from outfitter_service.query import ledger_view as reading

@@ -11,7 +11,7 @@ from outfitter_service.cli._lib import options, output
 from outfitter_service.cli._lib.errors import warn
 
 if TYPE_CHECKING:
-    from outfitter_service.config import Connection
+    from outfitter_service.config import BusConnection
     from outfitter_service.runtime.changelog.backup.restoration import Restoration
 
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     help="The cluster of the backup, if it is another one than that of --cluster.",
 )
 @options.json_output
-def restore(where: Connection, /, file: Path, origin: str | None, as_json: bool) -> None:
+def restore(where: BusConnection, /, file: Path, origin: str | None, as_json: bool) -> None:
     """Write a backup into the topics of a cluster, whose ledger must be empty. Stop all managers first.
 
     The topics may have any number of partitions. What is in the file goes to the partition of its host: records, and

@@ -13,7 +13,7 @@ from outfitter_service.query.errors import OutfitterCliError
 if TYPE_CHECKING:
     from outfitter_proto.bus import Bus
     from outfitter_proto.topics import TopicDifference
-    from outfitter_service.config import Connection
+    from outfitter_service.config import BusConnection
 
 LOCAL_PARTITIONS = 1
 """On the embedded bus, which has one host: there is nothing to divide."""
@@ -43,7 +43,7 @@ def topics() -> None:
     help="Copies of each partition. Default: one per broker, at most 3. With 3 or more, 2 must acknowledge.",
 )
 @options.json_output
-def create(where: Connection, /, partitions: int | None, replication: int | None, as_json: bool) -> int:
+def create(where: BusConnection, /, partitions: int | None, replication: int | None, as_json: bool) -> int:
     """Create the missing topics, and leave existing ones as they are.
 
     Then report what is not as it should be, as `check` does.
@@ -72,7 +72,7 @@ def create(where: Connection, /, partitions: int | None, replication: int | None
 @topics.command()
 @options.of_cluster
 @options.json_output
-def check(where: Connection, /, as_json: bool) -> int:
+def check(where: BusConnection, /, as_json: bool) -> int:
     """Report how topics and brokers differ from what they must be, why it matters, and the remedy: exit code 1 if they
     do.
 
@@ -126,7 +126,7 @@ def grow(_arguments: tuple[str, ...]) -> None:
 
 
 async def make(
-    bus: Bus, where: Connection, partitions: int | None, replication: int | None
+    bus: Bus, where: BusConnection, partitions: int | None, replication: int | None
 ) -> tuple[list[str], list[TopicDifference]]:
     """Create the missing topics; return their names and all differences.
 
@@ -144,7 +144,7 @@ async def make(
     return made, await requirements.check(bus, where.cluster, history=where.history)
 
 
-async def _partitions(bus: Bus, where: Connection, requested: int | None) -> int:
+async def _partitions(bus: Bus, where: BusConnection, requested: int | None) -> int:
     """The number of partitions of new topics: that of the existing ones.
 
     Raises:

@@ -11,7 +11,7 @@ import click
 from outfitter_service.cli._lib import options, output
 
 if TYPE_CHECKING:
-    from outfitter_service.config import Connection
+    from outfitter_service.config import BusConnection
     from outfitter_verify import Report, Violation
 
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @options.of_cluster
 @options.since
 @options.json_output
-def verify(where: Connection, /, since: datetime | None, as_json: bool) -> int:
+def verify(where: BusConnection, /, since: datetime | None, as_json: bool) -> int:
     """Read all committed records, and check that every promise was kept at every moment since the oldest record.
 
     No device is in two live allocations, each registration has one answer, tokens grow, commits have no gap, and

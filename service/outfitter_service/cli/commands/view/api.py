@@ -13,7 +13,7 @@ from outfitter_service.cli._lib.errors import warn
 
 if TYPE_CHECKING:
     from outfitter_service.api.access import Guard
-    from outfitter_service.config import Connection
+    from outfitter_service.config import BusConnection
     from outfitter_service.http.listener import Listening
 
 ADDRESS = "127.0.0.1:9478"
@@ -30,7 +30,7 @@ ADDRESS = "127.0.0.1:9478"
 @options.client_ca_file
 @setting_flags.add("log-format", "log-level", with_defaults=True)
 def api(
-    where: Connection,
+    where: BusConnection,
     /,
     listen: str,
     token_file: str | None,
@@ -61,7 +61,7 @@ def api(
     anyio.run(_serve, where, listening, guard, backend_options=event_loop.backend_options())
 
 
-async def _serve(where: Connection, listening: Listening, guard: Guard) -> None:
+async def _serve(where: BusConnection, listening: Listening, guard: Guard) -> None:
     from outfitter_service.api import follower as followers
     from outfitter_service.api.application import application
     from outfitter_service.http.listener import serving

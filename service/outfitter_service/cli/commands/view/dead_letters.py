@@ -19,7 +19,7 @@ from outfitter_service.cli._lib.errors import warn
 if TYPE_CHECKING:
     from outfitter_proto.bus import Message
     from outfitter_proto.records import DeadLetter
-    from outfitter_service.config import Connection
+    from outfitter_service.config import BusConnection
     from outfitter_service.query.history_reader import HistoryRange
     from outfitter_service.query.letters import ShownLetter
 
@@ -59,7 +59,7 @@ class LetterFilter(Struct, frozen=True, kw_only=True):
 @click.option("--follow", is_flag=True, help="Show new ones as well, until Ctrl-C.")
 @options.json_lines
 def dead_letters(
-    where: Connection,
+    where: BusConnection,
     /,
     host: str | None,
     code: str | None,
@@ -82,7 +82,7 @@ def dead_letters(
     anyio.run(_print, where, chosen, limit, follow, as_json)
 
 
-async def _print(where: Connection, chosen: LetterFilter, limit: int, follow: bool, as_json: bool) -> None:
+async def _print(where: BusConnection, chosen: LetterFilter, limit: int, follow: bool, as_json: bool) -> None:
     import anyio
 
     from outfitter_proto import names

@@ -17,7 +17,7 @@ from outfitter_service.cli._lib.options import WORKER_FORMS
 
 if TYPE_CHECKING:
     from outfitter_proto.records import Allocation, Host
-    from outfitter_service.config import Connection
+    from outfitter_service.config import BusConnection
     from outfitter_service.query import labels
     from outfitter_service.query.device_lines import DeviceEntry, DeviceLine
     from outfitter_service.query.ledger_view import LedgerView
@@ -59,7 +59,7 @@ class DeviceFilter(Struct, frozen=True, kw_only=True):
 @options.only_labels
 @options.json_output
 def devices(
-    where: Connection,
+    where: BusConnection,
     /,
     host: str | None,
     resource: str | None,

@@ -15,7 +15,7 @@ from outfitter_service.query.errors import OutfitterCliError
 if TYPE_CHECKING:
     from outfitter_proto.records import Allocation, Host
     from outfitter_proto.signs_of_life import Verdict
-    from outfitter_service.config import Connection
+    from outfitter_service.config import BusConnection
     from outfitter_service.query.device_lines import DeviceHolder, DeviceLine
     from outfitter_service.query.explanation import Explanation
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @click.argument("worker", type=options.WORKER, envvar="OUTFITTER_WORKER")
 @options.looking_on
 @options.json_output
-def explain(where: Connection, /, worker: options.WorkerNames, host: str | None, as_json: bool) -> None:
+def explain(where: BusConnection, /, worker: options.WorkerNames, host: str | None, as_json: bool) -> None:
     """Explain the state of WORKER: what it holds, or why it waits, who is before it, and who holds the devices.
 
     WORKER is its name on any host, HOST/WORKER, or a run as HOST/WORKER/INCARNATION.

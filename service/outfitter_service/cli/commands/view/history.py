@@ -20,7 +20,7 @@ from outfitter_service.cli._lib.errors import warn
 if TYPE_CHECKING:
     from outfitter_proto.bus import Bus, Message
     from outfitter_proto.records import Note, Refresh, Transition
-    from outfitter_service.config import Connection
+    from outfitter_service.config import BusConnection
     from outfitter_service.query import labels
     from outfitter_service.query.history_reader import HistoryRange
 
@@ -75,7 +75,7 @@ class StepFilter(Struct, frozen=True, kw_only=True):
 @options.looking_on
 @options.json_lines
 def history(
-    where: Connection,
+    where: BusConnection,
     /,
     host: str | None,
     worker: options.WorkerNames | None,
@@ -107,7 +107,7 @@ def history(
     anyio.run(_show_history, where, _Lines(chosen, as_json=as_json), follow, limit)
 
 
-async def _show_history(where: Connection, show: _Lines, follow: bool, limit: int | None) -> None:
+async def _show_history(where: BusConnection, show: _Lines, follow: bool, limit: int | None) -> None:
     import anyio
 
     from outfitter_service.query import history_reader, ledger_view
@@ -142,7 +142,7 @@ async def _show_history(where: Connection, show: _Lines, follow: bool, limit: in
                     group.start_soon(_follow, bus, topic, partition, history_range, show)
 
 
-async def _nothing(bus: Bus, where: Connection, chosen: StepFilter) -> str:
+async def _nothing(bus: Bus, where: BusConnection, chosen: StepFilter) -> str:
     """Why no step is shown."""
     from outfitter_service.query import known, ledger_view
 

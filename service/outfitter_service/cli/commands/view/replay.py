@@ -12,8 +12,8 @@ from outfitter_service.cli._lib.errors import warn
 from outfitter_service.query.errors import OutfitterCliError
 
 if TYPE_CHECKING:
-    from outfitter_service.config import Connection
-    from outfitter_service.query.ledger_view import Stored
+    from outfitter_service.config import BusConnection
+    from outfitter_service.query.ledger_view import StoredAllocation
 
 
 @click.command()
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 @click.option("--check", is_flag=True, hidden=True)
 @options.looking_on
 @options.json_output
-def replay(where: Connection, /, at: datetime | None, check: bool, host: str | None, as_json: bool) -> int:
+def replay(where: BusConnection, /, at: datetime | None, check: bool, host: str | None, as_json: bool) -> int:
     """Show the workers of all hosts, or of --host, as `outfitter status` showed them at a moment.
 
     With --json: the allocation records as they were on the bus.
@@ -49,7 +49,7 @@ def replay(where: Connection, /, at: datetime | None, check: bool, host: str | N
     return 0
 
 
-async def _replay(where: Connection, host: str | None, at: datetime | None) -> list[Stored]:
+async def _replay(where: BusConnection, host: str | None, at: datetime | None) -> list[StoredAllocation]:
     from outfitter_service.query import known, ledger_view, rebuild
 
     async with ledger_view.opened(where) as bus:

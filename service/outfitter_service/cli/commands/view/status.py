@@ -14,9 +14,9 @@ from outfitter_service.cli._lib.errors import warn
 if TYPE_CHECKING:
     from outfitter_proto.bus import Bus
     from outfitter_proto.records import Host
-    from outfitter_service.config import Connection
+    from outfitter_service.config import BusConnection
     from outfitter_service.query import labels
-    from outfitter_service.query.ledger_view import LedgerView, Stored
+    from outfitter_service.query.ledger_view import LedgerView, StoredAllocation
     from outfitter_service.query.managers import UnservedHost
 
 OVER_SHOWN = 20
@@ -37,7 +37,7 @@ STATES = ("pending", "preparing", "allocated", "releasing", "ended", "failed")
 @click.option("--all", "everything", is_flag=True, help=f"All that ended or failed, not only the last {OVER_SHOWN}.")
 @options.json_output
 def status(
-    where: Connection,
+    where: BusConnection,
     /,
     host: str | None,
     worker: options.WorkerNames | None,
@@ -96,19 +96,19 @@ def status(
         warn(f"and {left_out} more" + ("" if limit is not None else " that ended or failed: --all shows them"))
 
 
-def _without_long_over(workers: Sequence[Stored]) -> tuple[list[Stored], int]:
+def _without_long_over(workers: Sequence[StoredAllocation]) -> tuple[list[StoredAllocation], int]:
     """All live workers and the first of those that are over, and the number of the others."""
     over = [stored for stored in workers if is_over(stored)]
     return [*workers[: len(workers) - len(over)], *over[:OVER_SHOWN]], max(0, len(over) - OVER_SHOWN)
 
 
-def is_over(stored: Stored) -> bool:
+def is_over(stored: StoredAllocation) -> bool:
     from outfitter_proto.records import FINAL_STATES
 
     return stored.record.state in FINAL_STATES
 
 
-def sorted_for_people(workers: Iterable[Stored]) -> list[Stored]:
+def sorted_for_people(workers: Iterable[StoredAllocation]) -> list[StoredAllocation]:
     """The live workers in their order, then those that are over, the last one first."""
     workers = list(workers)
     over = filter(is_over, workers)
@@ -167,7 +167,7 @@ async def _warn_of_unserved(bus: Bus, cluster: str, ledger: LedgerView, host: st
         )
 
 
-def print_workers(workers: Collection[Stored], now: datetime, hosts: Mapping[str, Host]) -> None:
+def print_workers(workers: Collection[StoredAllocation], now: datetime, hosts: Mapping[str, Host]) -> None:
     """The table of workers, as it is (or was) at `now`. `hosts`: the hosts' records."""
     from outfitter_service.query import labels, ledger_view
 

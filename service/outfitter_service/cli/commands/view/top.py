@@ -14,8 +14,8 @@ import click
 from outfitter_service.cli._lib import options, output
 
 if TYPE_CHECKING:
-    from outfitter_service.cli._lib.overview.sources import Source
-    from outfitter_service.config import Connection
+    from outfitter_service.cli._lib.overview.sources import PictureSource
+    from outfitter_service.config import BusConnection
 
 
 @click.command()
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 @click.option("--ca-file", metavar="FILE", type=click.Path(), help="The authorities of the API's certificate (PEM).")
 @click.option("--once", is_flag=True, help="Print one picture and end, as without a terminal.")
 def top(
-    where: Connection,
+    where: BusConnection,
     /,
     host: str | None,
     url: str | None,
@@ -65,8 +65,8 @@ def _on_terminal() -> bool:
 
 
 def _source(
-    where: Connection, host: str | None, url: str | None, token_file: str | None, ca_file: str | None
-) -> AbstractAsyncContextManager[Source]:
+    where: BusConnection, host: str | None, url: str | None, token_file: str | None, ca_file: str | None
+) -> AbstractAsyncContextManager[PictureSource]:
     from outfitter_service.api.access import AccessError, read_token
     from outfitter_service.cli._lib.overview import sources
 
@@ -87,7 +87,7 @@ def _source(
     return sources.of_api(url, host, token=token, tls=tls)
 
 
-async def _show(source: AbstractAsyncContextManager[Source], once: bool) -> None:
+async def _show(source: AbstractAsyncContextManager[PictureSource], once: bool) -> None:
     from outfitter_service.cli._lib.overview import live
 
     console = output.console(markup=False, emoji=False)

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
     from outfitter_proto.bus import Bus
-    from outfitter_service.config import Connection
-    from outfitter_service.query.ledger_view import Change
+    from outfitter_service.config import BusConnection
+    from outfitter_service.query.ledger_view import RecordChange
     from outfitter_service.query.managers import FollowedManagers
 
 NEW_PARTITIONS_AFTER_S = 5.0
@@ -30,7 +30,7 @@ NEW_PARTITIONS_AFTER_S = 5.0
 @click.argument("worker", type=options.WORKER, required=False)
 @options.looking_on
 @options.json_lines
-def watch(where: Connection, /, worker: options.WorkerNames | None, host: str | None, as_json: bool) -> None:
+def watch(where: BusConnection, /, worker: options.WorkerNames | None, host: str | None, as_json: bool) -> None:
     """Print each change of an allocation or of a host's devices as a line, until Ctrl-C.
 
     Of all hosts, or of --host; of all workers, or of WORKER: its name, HOST/WORKER or HOST/WORKER/INCARNATION. The live
@@ -43,7 +43,7 @@ def watch(where: Connection, /, worker: options.WorkerNames | None, host: str | 
     anyio.run(_follow, where, options.host_of(host, worker), worker, as_json)
 
 
-async def _follow(where: Connection, host: str | None, worker: options.WorkerNames | None, as_json: bool) -> None:
+async def _follow(where: BusConnection, host: str | None, worker: options.WorkerNames | None, as_json: bool) -> None:
     import anyio
 
     from outfitter_proto.bus import BusUnavailableError
@@ -108,7 +108,7 @@ class _Partitions:
         from outfitter_proto.bus.reading import read_on, read_to
         from outfitter_service.query import ledger_view
 
-        current: dict[str, Change] = {}
+        current: dict[str, RecordChange] = {}
         heard = anyio.Event()
         end = await self._bus.stable_end(self._topic, partition)
         async with await self._bus.open_reader(self._topic, partition, start=None, committed=True) as reader:
@@ -127,7 +127,7 @@ class _Partitions:
                     self._managers.put(change)
                     self._show(change)
 
-    def _show(self, change: Change) -> None:
+    def _show(self, change: RecordChange) -> None:
         from outfitter_service.query import ledger_view
 
         if keys.writer_of(change.message.key or b"") is not None:
@@ -141,13 +141,13 @@ class _Partitions:
         self._show_change(change)
 
 
-def _is_over(change: Change) -> bool:
+def _is_over(change: RecordChange) -> bool:
     from outfitter_proto.records import FINAL_STATES, Allocation
 
     return isinstance(change.record, Allocation) and change.record.state in FINAL_STATES
 
 
-def _show_json(worker: options.WorkerNames | None, change: Change) -> None:
+def _show_json(worker: options.WorkerNames | None, change: RecordChange) -> None:
     import msgspec
 
     if not _is_selected(worker, change):
@@ -157,7 +157,7 @@ def _show_json(worker: options.WorkerNames | None, change: Change) -> None:
     output.print_json({"partition": message.partition, "offset": message.offset, "key": change.key, "record": record})
 
 
-def _is_selected(worker: options.WorkerNames | None, change: Change) -> bool:
+def _is_selected(worker: options.WorkerNames | None, change: RecordChange) -> bool:
     return worker is None or worker.fits_key(change.key)
 
 
@@ -182,13 +182,13 @@ class _Words:
         self._said[host] = _end_of(verdict)
         return f"its manager {in_words(verdict, output.ago)}" if _end_of(verdict) else "managed"
 
-    def show(self, worker: options.WorkerNames | None, change: Change) -> None:
+    def show(self, worker: options.WorkerNames | None, change: RecordChange) -> None:
         if _is_selected(worker, change):
             line = self._line(change)
             if line:
                 output.say(f"{_clock()}  {line}")
 
-    def _line(self, change: Change) -> str | None:
+    def _line(self, change: RecordChange) -> str | None:
         from outfitter_proto.records import Allocation, Device, Host
         from outfitter_service.query import ledger_view
 

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from outfitter_proto.keys import AllocationKey
     from outfitter_proto.records import Allocation, Deregister
     from outfitter_service.cli._lib.conversation import Conversation
-    from outfitter_service.config import Connection
-    from outfitter_service.query.ledger_view import Stored
+    from outfitter_service.config import BusConnection
+    from outfitter_service.query.ledger_view import StoredAllocation
 
 ANSWERED_WITHIN = 15.0
 """Default seconds to wait for the answer: enough for a manager that is busy or just starting."""
@@ -96,7 +96,7 @@ def deregister(
         output.say(f"{ending.host}/{ending.worker}{run}  {ending.state}{why}")
 
 
-async def _send(where: Connection, message: Deregister) -> Ending:
+async def _send(where: BusConnection, message: Deregister) -> Ending:
     """Send it without waiting."""
     from outfitter_service.cli._lib.conversation import conversing
 
@@ -105,7 +105,7 @@ async def _send(where: Connection, message: Deregister) -> Ending:
     return Ending(host=message.host, worker=message.worker, incarnation=message.incarnation, state="sent")
 
 
-async def _end(where: Connection, message: Deregister, wait: float) -> Ending:
+async def _end(where: BusConnection, message: Deregister, wait: float) -> Ending:
     """Send it, and wait for the result.
 
     Raises:
@@ -151,7 +151,7 @@ async def _end(where: Connection, message: Deregister, wait: float) -> Ending:
         )
 
 
-def _target(records: Mapping[AllocationKey, Stored], message: Deregister) -> Allocation | None:
+def _target(records: Mapping[AllocationKey, StoredAllocation], message: Deregister) -> Allocation | None:
     """The allocation that a deregistration ends: that of the named incarnation, else of the newest registered one."""
     return max(
         (
@@ -170,7 +170,7 @@ def _is_over(record: Allocation) -> bool:
     return record.state in FINAL_STATES or record.state == AllocationState.RELEASING
 
 
-def _warn_of_older_runs(before: Mapping[AllocationKey, Stored], ended: Allocation) -> None:
+def _warn_of_older_runs(before: Mapping[AllocationKey, StoredAllocation], ended: Allocation) -> None:
     from outfitter_proto.records import HOLDING_STATES
 
     for record, _ in before.values():

@@ -82,7 +82,7 @@ def hold(
     from outfitter_proto.support.processes import survivors_of
     from outfitter_service import standard_error
     from outfitter_service.cli._lib.holding import lines, owner
-    from outfitter_service.cli._lib.holding.hold_session import ENDING, HoldSession, Request, problem_of
+    from outfitter_service.cli._lib.holding.hold_session import ENDING, HoldRequest, HoldSession, problem_of
     from outfitter_service.cli._lib.running.signals import SignalFile
     from outfitter_service.config import connection
 
@@ -101,7 +101,9 @@ def hold(
                 incarnation=incarnation,
                 survivors=survivors_of(process.identity) if survivors else None,
             )
-            asked = Request(where, message, process, incarnation is not None, reads_stdin, wait_for_manager, allowed)
+            asked = HoldRequest(
+                where, message, process, incarnation is not None, reads_stdin, wait_for_manager, allowed
+            )
             return await HoldSession(asked, signals=signals, writer=writer).run()
 
         try:

@@ -19,7 +19,7 @@ from outfitter_service.query.errors import OutfitterCliError
 if TYPE_CHECKING:
     from outfitter_proto.records import Register
     from outfitter_service.cli._lib.conversation import Conversation
-    from outfitter_service.config import Connection
+    from outfitter_service.config import BusConnection
 
 LEASE_KNOWN_WITHIN = 3.0
 """Seconds to wait for a record with the manager's default lease."""
@@ -32,7 +32,7 @@ ENDED_WITHIN = 5.0
 @options.connected
 @registration_options.request(wait="Wait for the answer and print it. Deregister if it is still pending then.")
 @options.json_output
-def register(where: Connection, /, wait: float | None, as_json: bool, **request: Any) -> int:
+def register(where: BusConnection, /, wait: float | None, as_json: bool, **request: Any) -> int:
     """Ask for devices on behalf of a worker, and print until when its lease lasts.
 
     The registration has no owner process and no heartbeats: register again within its lease, or deregister.
@@ -48,7 +48,7 @@ def register(where: Connection, /, wait: float | None, as_json: bool, **request:
     return anyio.run(_obtain, where, message, wait, as_json)
 
 
-async def _announce(where: Connection, message: Register, as_json: bool) -> int:
+async def _announce(where: BusConnection, message: Register, as_json: bool) -> int:
     """Publish, and print when the allocation ends: one lease after the moment of sending."""
     from msgspec import UNSET
 
@@ -80,7 +80,7 @@ async def _announce(where: Connection, message: Register, as_json: bool) -> int:
     return 0
 
 
-async def _obtain(where: Connection, message: Register, wait: float, as_json: bool) -> int:
+async def _obtain(where: BusConnection, message: Register, wait: float, as_json: bool) -> int:
     """Publish, wait for the final answer, and withdraw if there is none."""
     from outfitter.session.status import AllocationStatus, status_of
     from outfitter_proto.keys import allocation_key

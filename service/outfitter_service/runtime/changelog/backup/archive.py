@@ -5,7 +5,7 @@
 | the first | `Header` |
 | the next ones | `SavedRecord`: each record of the ledger, by partition and offset, deletions included |
 | | `SavedRegistration`: each message of a worker that is not answered yet, by partition and offset |
-| the last | `End`: their number, and the SHA-256 of all lines before it |
+| the last | `ArchiveEnd`: their number, and the SHA-256 of all lines before it |
 
 Version 0.2 writes files of version 1, which have no registrations.
 
@@ -64,14 +64,14 @@ class SavedRegistration(SavedRecord, frozen=True, kw_only=True, tag="registratio
     """A message of a worker as it was on the bus."""
 
 
-class End(Struct, frozen=True, kw_only=True, tag_field="type", tag="end"):
+class ArchiveEnd(Struct, frozen=True, kw_only=True, tag_field="type", tag="end"):
     """The last line. `records`: how many there are. `sha256`: of all lines before this one, in hexadecimal."""
 
     records: int
     sha256: str
 
 
-_DECODER = msgspec.json.Decoder(SavedRecord | SavedRegistration | End)
+_DECODER = msgspec.json.Decoder(SavedRecord | SavedRegistration | ArchiveEnd)
 _HEADER = msgspec.json.Decoder(Header)
 _ENCODER = msgspec.json.Encoder()
 
@@ -89,9 +89,9 @@ class ArchiveWriter:
         self._records += 1
         self._write(record)
 
-    def end(self) -> End:
+    def end(self) -> ArchiveEnd:
         """Write the last line."""
-        end = End(records=self._records, sha256=self._digest.hexdigest())
+        end = ArchiveEnd(records=self._records, sha256=self._digest.hexdigest())
         self._write(end)
         return end
 
@@ -159,7 +159,7 @@ def _records(path: Path, stream: gzip.GzipFile, digest: hashlib._Hash) -> Iterat
             line = _DECODER.decode(text)
         except msgspec.MsgspecError as error:
             raise BackupError(f"{path} is damaged behind record {count}: {error}") from error
-        if isinstance(line, End):
+        if isinstance(line, ArchiveEnd):
             if (line.records, line.sha256) != (count, digest.hexdigest()) or _line(path, stream, last=True):
                 raise BackupError(f"{path} is damaged: its records are not those that were saved")
             return

@@ -33,7 +33,14 @@ from outfitter_service.core import model as m
 from outfitter_service.core.decide import Decision, Rules, decide, renumber
 from outfitter_service.core.fast_path import FastGrant
 from outfitter_service.core.hosts import host_record
-from outfitter_service.core.state.ledger import Change, DropAllocation, DropRecord, Ledger, PutAllocation, PutRecord
+from outfitter_service.core.state.ledger import (
+    DropAllocation,
+    DropRecord,
+    Ledger,
+    LedgerChange,
+    PutAllocation,
+    PutRecord,
+)
 from outfitter_service.core.state.sizes import ENTRY_BYTES, is_long
 from outfitter_service.runtime.changelog.encoding import Transaction, dead_letter
 from outfitter_service.runtime.dead_letter_quota import Omitted, Payer
@@ -310,7 +317,7 @@ class Commit:
         effects.fast_step(key, self.transaction.grant(grant, value))
         return True
 
-    def apply(self, changes: Sequence[Change]) -> None:
+    def apply(self, changes: Sequence[LedgerChange]) -> None:
         """Apply changes to the ledger, and keep the last value of each key for the commit."""
         transaction, effects = self.transaction, self.effects
         for change in changes:
@@ -485,7 +492,7 @@ def _bytes(decision: Decision) -> int:
     return sum([_bytes_of(change) for change in decision.changes])
 
 
-def _bytes_of(change: Change) -> int:
+def _bytes_of(change: LedgerChange) -> int:
     # `type is`, as in `apply`: this is done for each change
     if type(change) is PutAllocation or type(change) is PutRecord:
         return len(change.key) + ENTRY_BYTES + len(encode(change.record) if change.value is None else change.value)

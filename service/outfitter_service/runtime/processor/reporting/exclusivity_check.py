@@ -15,7 +15,7 @@ from outfitter_proto.keys import AllocationKey
 from outfitter_proto.records import HOLDING_STATES, Allocation
 
 
-class Violation(NamedTuple):
+class ExclusivityViolation(NamedTuple):
     """A `device` that `key` was granted exclusively while `other` holds it exclusively."""
 
     device: str
@@ -39,7 +39,7 @@ class Holders:
 
     def update(
         self, changed: Mapping[AllocationKey, Allocation | None], *, before: Mapping[AllocationKey, Allocation]
-    ) -> list[Violation]:
+    ) -> list[ExclusivityViolation]:
         """Add one commit's allocations by key (None: deleted), releases first, as in the ledger. `before`: the records
         that they replace. Returns the violations."""
         for key, old in before.items():
@@ -49,7 +49,7 @@ class Holders:
                     del holder[device]
             if not holder:
                 self._holders.pop(old.host, None)
-        violations: list[Violation] = []
+        violations: list[ExclusivityViolation] = []
         holders = self._holders
         for key, record in changed.items():
             if record is None or record.state not in HOLDING_STATES:
@@ -58,7 +58,7 @@ class Holders:
             for device in _exclusive(record):
                 other = holder.setdefault(device, key)
                 if other != key:
-                    violations.append(Violation(device, key, other))
+                    violations.append(ExclusivityViolation(device, key, other))
         return violations
 
 

@@ -22,7 +22,7 @@ from outfitter_service.core.state.lending import Block, block_of
 from outfitter_service.core.state.resource_state import ResourceState
 from outfitter_service.core.states import PENDING
 from outfitter_service.metrics import StateCounts
-from outfitter_service.runtime.processor.reporting.exclusivity_check import Holders, Violation
+from outfitter_service.runtime.processor.reporting.exclusivity_check import ExclusivityViolation, Holders
 
 OTHER = "(other)"
 """The label for unknown resources: names that workers make up must not become labels."""
@@ -89,7 +89,9 @@ class StateGauges:
         self._stale: set[str] = set()
         """Hosts with changes since they were counted."""
 
-    def replay(self, records: Mapping[AllocationKey, Allocation], *, hosts: Iterable[str] = ()) -> list[Violation]:
+    def replay(
+        self, records: Mapping[AllocationKey, Allocation], *, hosts: Iterable[str] = ()
+    ) -> list[ExclusivityViolation]:
         """Start again with all records of a ledger, by key, and its `hosts`. Returns the violations among them."""
         self._records = 0
         self._allocations.clear()
@@ -103,7 +105,7 @@ class StateGauges:
 
     def update(
         self, changed: Mapping[AllocationKey, Allocation | None], *, before: Mapping[AllocationKey, Allocation]
-    ) -> list[Violation]:
+    ) -> list[ExclusivityViolation]:
         """Add one commit's allocations by key (None: deleted). `before`: the records that they replace. Returns the
         violations among them."""
         self._count(before.values(), -1)

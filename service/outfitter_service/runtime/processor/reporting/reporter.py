@@ -18,7 +18,7 @@ from outfitter_service.metrics import Metrics
 from outfitter_service.runtime.changelog.restore import Restored
 from outfitter_service.runtime.processor.commit.commit import Commit
 from outfitter_service.runtime.processor.commit.effects import LOGGED
-from outfitter_service.runtime.processor.reporting.exclusivity_check import Violation
+from outfitter_service.runtime.processor.reporting.exclusivity_check import ExclusivityViolation
 from outfitter_service.runtime.processor.reporting.gauges import NONE, StateGauges
 
 log = structlog.get_logger("outfitter.processor")
@@ -228,7 +228,7 @@ class CommitReporter:
         self._metrics.restored_records.set(restored.records)
         self._report_violations(self.state_gauges.replay(ledger.allocations, hosts=ledger.hosts))
 
-    def _report_violations(self, violations: list[Violation]) -> None:
+    def _report_violations(self, violations: list[ExclusivityViolation]) -> None:
         for violation in violations:
             self._metrics.violations.inc()
             host, worker, incarnation = allocation_names(violation.key)
