@@ -252,7 +252,7 @@ async def test_a_commit_writes_all_its_batches_in_order_and_readers_reach_the_st
 ) -> None:
     history, ledger = await make_topic(), await make_topic(cleanup_policy="compact")
     async with await bus.open_writer(f"writer-{ledger}", 0) as writer:
-        assert not writer.tainted
+        assert not writer.must_reopen
         assert writer.max_batch_bytes >= 256 * 1024
         await writer.commit([(history, entries("h1", "h2")), (ledger, entries("a", "b")), (ledger, entries("c"))])
         await writer.commit([(history, []), (ledger, entries("d"))])

@@ -71,7 +71,7 @@ async def test_a_late_commit_changes_nothing_for_a_writer_that_is_replaced_when_
         late = harmed.proxy.harm(END_TXN, Harm.LATE_REQUEST, client=topic, hold=True)
         async with await bus.open_writer(topic, 0) as writer:
             await writer.commit([(topic, [Entry(b"k", b"first")])])
-            assert writer.tainted
+            assert writer.must_reopen
         async with await bus.open_writer(topic, 0) as writer:
             producer: TransactionalProducer = writer._producer  # type: ignore[attr-defined]
             await producer.begin_transaction()

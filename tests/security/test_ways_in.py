@@ -194,7 +194,7 @@ async def test_a_connection_is_made_anew_before_its_session_ends_so_that_nothing
             while anyio.current_time() < begun + 2 * SESSION_S:
                 await bus.publish(topic, 0, Entry(b"k", b"v"))
                 await writer.commit([(topic, [Entry(b"k", b"v")])])
-                assert not writer.tainted
+                assert not writer.must_reopen
                 published += 2
                 seen += len(await reader.fetch(timeout=0.1))
             with anyio.fail_after(SECONDS):

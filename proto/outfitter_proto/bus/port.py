@@ -248,13 +248,13 @@ class Writer(Closable):
             BusUnavailableError: it certainly failed; nothing was written.
 
         After FencedError, CommitUnknownError or BusUnavailableError the writer is unusable: open a new one. After
-        TooLargeError `tainted` decides: it is True if the bus, and not the adapter, refused the size. Cancellation
+        TooLargeError `must_reopen` decides: it is True if the bus, and not the adapter, refused the size. Cancellation
         leaves the outcome unknown and the writer unusable.
         """
 
     @property
     @abstractmethod
-    def tainted(self) -> bool:
+    def must_reopen(self) -> bool:
         """True if the client retried or failed a request of an earlier commit, so that a late copy of it could still
         take effect. Open a new writer before the next commit."""
 

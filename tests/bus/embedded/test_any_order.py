@@ -112,7 +112,7 @@ class Machine:
                 except FencedError:
                     fenced, unknown = True, False
                 except BusUnavailableError:
-                    unknown = False  # it is spent, and has written nothing
+                    unknown = False  # it must be opened again, and has written nothing
                     fenced = True
                 except CommitUnknownError:
                     pass

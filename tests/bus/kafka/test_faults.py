@@ -98,7 +98,7 @@ async def test_a_transaction_with_a_refused_record_is_not_committed_by_half(kafk
         async with await bus.open_writer(ledger, 0) as writer:
             with pytest.raises(TooLargeError, match=ledger):
                 await writer.commit([(history, [Entry(b"h", b"x")]), (ledger, [Entry(b"k", b"x" * 5000)])])
-            assert writer.tainted
+            assert writer.must_reopen
         async with await bus.open_writer(ledger, 0) as writer:
             await writer.commit([(history, [Entry(b"h", b"y")]), (ledger, [Entry(b"k", b"y")])])
         async with await bus.open_reader(history, 0, start=None, committed=True) as reader:
@@ -186,7 +186,7 @@ async def test_the_last_batch_of_a_commit_is_one_record_batch(kafka_broker: Kafk
             await writer.commit([(topic, [Entry(b"%03d" % n, value) for n in range(1000)])])
             with pytest.raises(TooLargeError, match="one record batch"):
                 await writer.commit([(topic, [Entry(b"%03d" % n, 2 * value) for n in range(1000)])])
-            assert not writer.tainted
+            assert not writer.must_reopen
         async with await bus.open_reader(topic, 0, start=500, committed=False) as reader:
             assert [m.offset for m in await reader.fetch(timeout=10)] == list(range(500, 1000))
             await bus.stable_end(topic, 0)  # until the marker is written, too
@@ -201,12 +201,12 @@ async def test_a_writer_whose_broker_froze_knows_nothing_or_that_nothing_happene
         await bus.create_topics([TopicSpec(topic, 1, {})])
         writer = await bus.open_writer(topic, 0)
         await writer.commit([(topic, [Entry(b"k", b"1")])])
-        assert not writer.tainted
+        assert not writer.must_reopen
         own_broker.pause()
         try:
             with anyio.fail_after(WITHIN), pytest.raises((BusUnavailableError, CommitUnknownError)):
                 await writer.commit([(topic, [Entry(b"k", b"2")])])
-            assert writer.tainted
+            assert writer.must_reopen
             with anyio.fail_after(5):
                 await writer.aclose()
         finally:
@@ -295,7 +295,7 @@ async def test_a_reader_says_that_an_answer_is_late_before_a_request_has_failed(
                         assert await reader.fetch(timeout=0.1) == []
 
 
-async def test_a_commit_that_succeeded_after_a_request_was_repeated_leaves_the_writer_tainted(
+async def test_a_commit_that_succeeded_after_a_request_was_repeated_leaves_the_writer_to_be_reopened(
     own_broker: Broker,
 ) -> None:
     """The first copy of the request may still arrive, in the middle of a later transaction."""
@@ -304,18 +304,18 @@ async def test_a_commit_that_succeeded_after_a_request_was_repeated_leaves_the_w
         await bus.create_topics([TopicSpec(history, 1, {}), TopicSpec(ledger, 1, {})])
         async with await bus.open_writer(ledger, 0) as writer:
             await writer.commit([(history, [Entry(b"h", b"1")]), (ledger, [Entry(b"k", b"1")])])
-            assert not writer.tainted
+            assert not writer.must_reopen
             own_broker.pause()
             try:
                 with anyio.fail_after(WITHIN):
                     async with anyio.create_task_group() as tasks:
                         tasks.start_soon(writer.commit, [(history, [Entry(b"h", b"2")]), (ledger, [Entry(b"k", b"2")])])
-                        while not writer.tainted:  # noqa: ASYNC110  (nothing tells us that a request timed out)
+                        while not writer.must_reopen:  # noqa: ASYNC110  (nothing tells us that a request timed out)
                             await anyio.sleep(0.01)
                         own_broker.resume()
             finally:
                 own_broker.resume()
-            assert writer.tainted
+            assert writer.must_reopen
         async with await bus.open_reader(ledger, 0, start=None, committed=True) as reader:
             assert [m.value for m in await read_to(reader, await bus.stable_end(ledger, 0))] == [b"1", b"2"]
 

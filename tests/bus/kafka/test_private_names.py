@@ -183,7 +183,7 @@ async def test_the_wait_between_transactions_is_still_aiokafkas_own_and_still_me
                 await writer.commit([(topic, [Entry(b"k", b"v")])])
                 if producer_module.NEXT_TRANSACTION_WAIT in waits:
                     break
-            assert not writer.tainted
+            assert not writer.must_reopen
     assert producer_module.NEXT_TRANSACTION_WAIT in waits
     assert 0.02 not in waits
     assert aiokafka.producer.sender.BACKOFF_OVERRIDE == 0.02

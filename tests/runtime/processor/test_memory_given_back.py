@@ -23,7 +23,7 @@ from outfitter_service.runtime.input.input_reader import Cursor
 from outfitter_service.runtime.input.lookahead import LookAheadBuffer
 from outfitter_service.runtime.input.scope import HostScope
 from runtime.conftest import Serve
-from runtime.processor.test_takeover import TaintedBus
+from runtime.processor.test_takeover import ReopeningBus
 from support.bus.faulty_bus import FaultyBus
 from support.managers.in_process import HOST, TOPICS, register, static
 
@@ -86,17 +86,17 @@ async def test_the_ledger_of_a_tenure_that_failed_is_gone_when_the_next_one_has_
         assert ledgers() == 1
 
 
-async def test_the_ledger_of_a_tainted_writer_is_gone_when_the_next_one_has_its_own(
+async def test_the_ledger_of_a_writer_that_must_be_reopened_is_gone_when_the_next_one_has_its_own(
     url: str, serve: Serve, ledgers: Callable[[], int]
 ) -> None:
-    async with TaintedBus(url) as bus, serve(static(3), on=bus) as manager:
+    async with ReopeningBus(url) as bus, serve(static(3), on=bus) as manager:
         await manager.say(register("first", gpu=1))
         await manager.state("first", "allocated")
         opened = bus.opened
-        bus.taints = True
+        bus.reopens = True
         await manager.say(register("second", gpu=1))
         await manager.state("second", "allocated")
-        bus.taints = False
+        bus.reopens = False
         with anyio.fail_after(20):
             while bus.opened == opened:  # noqa: ASYNC110 - it tells nobody
                 await anyio.sleep(0.01)

@@ -23,30 +23,30 @@ from support.managers.in_process import TOPICS, another, register, static
 from support.processes.owners import body, owner_of
 
 
-class TaintedBus(FaultyBus):
-    """An embedded bus whose writers are tainted by their first commit as long as `taints`."""
+class ReopeningBus(FaultyBus):
+    """An embedded bus whose writers must be opened again after their first commit as long as `reopens`."""
 
-    taints = False
+    reopens = False
     opened = 0
 
     async def open_writer(self, identity: str, partition: int, *, topics: Collection[str] = ()) -> Writer:
         self.opened += 1
-        return _TaintedWriter(self, await super().open_writer(identity, partition, topics=topics))
+        return _ReopenedWriter(self, await super().open_writer(identity, partition, topics=topics))
 
 
-class _TaintedWriter(WrappedWriter):
-    def __init__(self, bus: TaintedBus, inner: Writer) -> None:
+class _ReopenedWriter(WrappedWriter):
+    def __init__(self, bus: ReopeningBus, inner: Writer) -> None:
         super().__init__(inner)
         self._bus = bus
-        self._tainted = False
+        self._must_reopen = False
 
     async def commit(self, batches: Sequence[tuple[str, Sequence[Entry]]]) -> None:
         await super().commit(batches)
-        self._tainted = self._bus.taints
+        self._must_reopen = self._bus.reopens
 
     @property
-    def tainted(self) -> bool:
-        return self._tainted
+    def must_reopen(self) -> bool:
+        return self._must_reopen
 
 
 async def test_what_is_observed_anew_does_not_pile_up_while_commits_fail(
@@ -149,7 +149,7 @@ async def test_who_stops_after_an_outage_says_stopped_instead_of_taking_the_part
     assert (await manager.records())["@host/h"]["manager"].get("stopped_at") is not None
 
 
-async def test_a_tainted_writer_is_replaced_after_a_pause_and_no_outage_is_spoken_of(
+async def test_a_writer_that_must_be_reopened_is_replaced_after_a_pause_and_no_outage_is_spoken_of(
     url: str, serve: Serve, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pauses = []
@@ -162,16 +162,16 @@ async def test_a_tainted_writer_is_replaced_after_a_pause_and_no_outage_is_spoke
     silent = processor.Limits(
         beat_s=None
     )  # else a sign of life may have the commit that the worker is to be granted in
-    async with TaintedBus(url) as bus, serve(static(2), on=bus, limits=silent) as manager:
-        bus.taints = True
+    async with ReopeningBus(url) as bus, serve(static(2), on=bus, limits=silent) as manager:
+        bus.reopens = True
         await manager.say(register("a", gpu=1))
         await manager.state("a", "allocated")
-        # each taking commits, and so is tainted itself
+        # each taking commits, and so must be opened again itself
         with anyio.fail_after(20):
             while bus.opened < 5:  # noqa: ASYNC110 - it tells nobody
                 await anyio.sleep(0.01)
         assert len(pauses) >= bus.opened - 1
-        bus.taints = False
+        bus.reopens = False
         await manager.say(register("b", gpu=1))
         await manager.state("b", "allocated")
         await manager.ready()
@@ -182,8 +182,8 @@ async def test_a_tainted_writer_is_replaced_after_a_pause_and_no_outage_is_spoke
     assert "the bus failed" not in printed
 
 
-async def test_a_manager_with_a_tainted_writer_looks_before_it_fences_a_newer_one(url: str, serve: Serve) -> None:
-    async with TaintedBus(url) as bus, serve(static(2), on=bus, identity=another(instance="first")) as first:
+async def test_a_manager_that_must_reopen_its_writer_looks_before_it_fences_a_newer_one(url: str, serve: Serve) -> None:
+    async with ReopeningBus(url) as bus, serve(static(2), on=bus, identity=another(instance="first")) as first:
         await first.until(lambda records: records["@host/h"]["resources"]["gpu"]["devices"])
         go = anyio.Event()
 
@@ -192,7 +192,7 @@ async def test_a_manager_with_a_tainted_writer_looks_before_it_fences_a_newer_on
                 await go.wait()
 
         bus.script = hold
-        bus.taints = True
+        bus.reopens = True
         await first.say(register("a", gpu=1))
         await first.state("a", "allocated")
         async with FaultyBus(url) as other, serve(static(2), on=other, identity=another(instance="second")) as second:

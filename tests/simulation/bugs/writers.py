@@ -47,7 +47,7 @@ class _Stubborn(ModelWriter):
         try:
             await super().commit(batches)
         except self.after:
-            self._spent = self._begun = self._ending = False
+            self._unusable = self._begun = self._ending = False
             self._sequences.clear()
             await self.take()
             await super().commit(batches)
@@ -57,10 +57,10 @@ class _Zombie(_Stubborn):
     after = FencedError
 
 
-class _Untainted(ModelWriter):
+class _NeverReopened(ModelWriter):
     @property
-    def tainted(self) -> bool:
-        return self._spent
+    def must_reopen(self) -> bool:
+        return self._unusable
 
 
 class _TwoSteps(ModelWriter):
@@ -103,10 +103,10 @@ BUGS: tuple[Bug, ...] = (
         bus=_writing(_Stubborn),
     ),
     Bug(
-        name="no-taint",
+        name="no-reopening",
         what="a producer whose request was repeated is kept: a late EndTxn ends a later transaction",
         within=400,
-        bus=_writing(_Untainted),
+        bus=_writing(_NeverReopened),
         # looked for where the network troubles the requests in question
         patches=lambda: patch.object(settings, "STORMS", (("EndTxn",),)),
     ),

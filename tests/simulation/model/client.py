@@ -283,15 +283,15 @@ class ModelWriter(Writer):
         self._broker = bus._broker
         self._producer: Producer | None = None
         self._sequences: dict[tuple[str, int], int] = {}
-        self._tainted = False
-        self._spent = False
+        self._may_act_late = False
+        self._unusable = False
         self._closed = False
         self._begun = False
         self._ending = False
 
     @property
-    def tainted(self) -> bool:
-        return self._spent or self._tainted
+    def must_reopen(self) -> bool:
+        return self._unusable or self._may_act_late
 
     @property
     def max_batch_bytes(self) -> int:
@@ -315,8 +315,8 @@ class ModelWriter(Writer):
             raise BusUnavailableError(f"could not take {self.identity!r}: {error}") from error
 
     async def commit(self, batches: Sequence[tuple[str, Sequence[Entry]]]) -> None:
-        if self._spent or self._closed:
-            raise BusUnavailableError(f"writer {self.identity!r} is spent")
+        if self._unusable or self._closed:
+            raise BusUnavailableError(f"writer {self.identity!r} must be opened again")
         groups = [(self._bus.log(topic, self.partition), entries) for topic, entries in batches if entries]
         if not groups:
             return
@@ -331,15 +331,15 @@ class ModelWriter(Writer):
             await self._end()
             finished = True
         finally:
-            self._spent = not finished
+            self._unusable = not finished
 
     def _refuse_too_large(self, groups: Sequence[tuple[Log, Sequence[Entry]]]) -> None:
-        """A limit that was lowered meanwhile is the broker's to know: its refusal spends the writer."""
+        """A limit that was lowered meanwhile is the broker's to know: its refusal uses the writer up."""
         lowered_to = self._broker.lowered_to
         for log, entries in groups if lowered_to is not None else ():
             size = batch_bytes(entries)
             if lowered_to is not None and size > lowered_to:
-                self._spent = True
+                self._unusable = True
                 raise TooLargeError(f"{size} bytes are more than {lowered_to}", topic=log.topic, size=size)
 
     async def _send(self, groups: Sequence[tuple[Log, Sequence[Entry]]]) -> None:
@@ -350,7 +350,7 @@ class ModelWriter(Writer):
                 logs = [log for log, _ in groups]
                 self._begun = True
                 await self._repeated(
-                    "AddPartitionsToTxn", lambda: self._broker.add_partitions(producer, logs), taints=True
+                    "AddPartitionsToTxn", lambda: self._broker.add_partitions(producer, logs), late=True
                 )
                 await self._produce_all(producer, groups)
         except TimeoutError as error:
@@ -394,26 +394,24 @@ class ModelWriter(Writer):
         except TimeoutError as error:
             raise CommitUnknownError(f"writer {self.identity!r}: no answer to the request to commit") from error
         except RefusedError as error:
-            if error.code in errors.FENCED and not self._tainted:
+            if error.code in errors.FENCED and not self._may_act_late:
                 raise FencedError(f"writer {self.identity!r} was taken over") from error
             raise CommitUnknownError(f"writer {self.identity!r}: {error}") from error
         self._ending = self._begun = False
 
     async def _end_transaction(self, *, commit: bool) -> None:
         producer = self._held
-        await self._repeated("EndTxn", lambda: self._broker.end(producer, commit=commit), fatal=True, taints=True)
+        await self._repeated("EndTxn", lambda: self._broker.end(producer, commit=commit), fatal=True, late=True)
 
-    async def _repeated(
-        self, what: str, answer: Callable[[], Any], *, fatal: bool = False, taints: bool = False
-    ) -> Any:
+    async def _repeated(self, what: str, answer: Callable[[], Any], *, fatal: bool = False, late: bool = False) -> Any:
         """Ask until there is an answer. `fatal`: an error of the broker's that it may recover from ends the producer.
-        `taints`: a copy that arrives late could still act."""
+        `late`: a copy that arrives late could still act."""
         pause = NEXT_TRANSACTION_S
         while True:
             try:
                 return await self._bus.link.ask(what, answer)
             except LostError:
-                self._tainted |= taints
+                self._may_act_late |= late
                 await anyio.sleep(BACKOFF_S)
             except RefusedError as error:
                 if error.code == errors.CONCURRENT_TRANSACTIONS:

@@ -205,8 +205,8 @@ class WrappedWriter(Writer):
         await self._inner.commit(batches)
 
     @property
-    def tainted(self) -> bool:
-        return self._inner.tainted
+    def must_reopen(self) -> bool:
+        return self._inner.must_reopen
 
     @property
     def max_batch_bytes(self) -> int:

@@ -15,7 +15,7 @@ class NarrowBus(FaultyBus):
     most = 10_000
     refused: bytes | None = None
     refusals = 0
-    spends = False
+    uses_up = False
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
@@ -29,10 +29,10 @@ class _NarrowWriter(WrappedWriter):
     def __init__(self, bus: NarrowBus, inner: Writer) -> None:
         super().__init__(inner)
         self._bus = bus
-        self._spent = False
+        self._unusable = False
 
     async def commit(self, batches: Sequence[tuple[str, Sequence[Entry]]]) -> None:
-        assert not self._spent
+        assert not self._unusable
         ledger = batches[-1][1]
         for topic, entries in batches:
             self._bus.sizes.setdefault(topic, []).append([_bytes(entry) for entry in entries])
@@ -40,13 +40,13 @@ class _NarrowWriter(WrappedWriter):
         refused = self._bus.refused
         if size > self._bus.most or (refused and any(refused in (entry.value or b"") for entry in ledger)):
             self._bus.refusals += 1
-            self._spent = self._bus.spends
+            self._unusable = self._bus.uses_up
             raise TooLargeError(f"{size} bytes, at most {self._bus.most}", topic=batches[-1][0], size=size)
         await super().commit(batches)
 
     @property
-    def tainted(self) -> bool:
-        return self._spent
+    def must_reopen(self) -> bool:
+        return self._unusable
 
 
 def _bytes(entry: Entry) -> int:

@@ -35,11 +35,11 @@ class EmbeddedWriter(Writer):
         self._find = find
         self._identity = identity
         self._epoch = epoch
-        self._spent = False
+        self._unusable = False
 
     async def commit(self, batches: Sequence[tuple[str, Sequence[Entry]]]) -> None:
-        if self._spent:
-            raise BusUnavailableError(f"this writer {self._identity!r} is spent or closed: open a new one")
+        if self._unusable:
+            raise BusUnavailableError(f"this writer {self._identity!r} can write no more: open a new one")
         stored = [(await self._find(name, self.partition), entries) for name, entries in batches]
         for topic, entries in stored:
             log.check_entries(topic, entries)
@@ -52,12 +52,12 @@ class EmbeddedWriter(Writer):
                 if entries:
                     log.append(connection, topic, self.partition, entries)
 
-        self._spent = True  # it stays True after a cancellation or failure
+        self._unusable = True  # it stays True after a cancellation or failure
         await self._database.commit(write, after=lambda _: self._notify(stored))
-        self._spent = False
+        self._unusable = False
 
     @property
-    def tainted(self) -> bool:
+    def must_reopen(self) -> bool:
         return False  # a returned commit leaves no open request
 
     @property
@@ -69,7 +69,7 @@ class EmbeddedWriter(Writer):
         return str(self._epoch)
 
     async def aclose(self) -> None:
-        self._spent = True
+        self._unusable = True
 
     def _notify(self, written: Sequence[tuple[log.StoredTopic, Sequence[Entry]]]) -> None:
         self._notifier.notify([(topic.id, self.partition) for topic, entries in written if entries])

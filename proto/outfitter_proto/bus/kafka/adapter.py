@@ -281,7 +281,7 @@ class KafkaBus(Bus):
         await producer.start()
         if written and producer.last is not None and not producer.last.is_none:
             await producer.finish(written, partition)
-        if producer.tainted:
+        if producer.may_act_late:
             raise BusUnavailableError(
                 f"{self.url}: a request was retried, and its first copy may end a later transaction"
             )

@@ -26,7 +26,7 @@ from outfitter_service.runtime.changelog.shape import Shape
 from outfitter_service.runtime.input.input_reader import Cursor
 from outfitter_service.runtime.input.lookahead import LookAheadBuffer
 from outfitter_service.runtime.processor.commit.commit import Commit
-from outfitter_service.runtime.processor.equipment import Equipment, RecycledError
+from outfitter_service.runtime.processor.equipment import Equipment, ReopenError
 
 SLICE = 48
 """Most events decided in one slice, so that the loop sees the answer to a commit soon."""
@@ -268,7 +268,7 @@ class CommitLoop:
         if self._outages != reader.outages and not self._assignment.bus.local and not self._stop.requested:
             # brokers that were away may have lost the last commit's end (`kafka.producer`), and must confirm it first
             self._take_back(commit)
-            return RecycledError("the bus was away: the end of the last commit must be confirmed")
+            return ReopenError("the bus was away: the end of the last commit must be confirmed")
         if self._stop.requested or self._must_be_written(commit):
             commits.start_soon(self._commit, commit, self._seal(commit))
             self._sent, self._open = commit, self._open_after(commit)
@@ -345,9 +345,9 @@ class CommitLoop:
         if sent.trouble is None:
             self._signs_of_life.committed()
             self._settle(sent)
-            if self._writer.tainted and not sent.closing:
+            if self._writer.must_reopen and not sent.closing:
                 self._take_back(self._open)
-                return RecycledError("a request to the bus was retried: the writer is replaced")
+                return ReopenError("a request to the bus was retried: the writer is replaced")
             return None
         self._take_back(self._open, sent)
         if isinstance(sent.trouble, TooLargeError):

@@ -22,8 +22,8 @@ from outfitter_service.runtime.processor.reporting.reporter import CommitReporte
 from outfitter_service.runtime.processor.signs_of_life import SignSender
 
 
-class RecycledError(BusError):
-    """The writer is tainted: one of its requests may reach the bus late and still act. So the manager replaces it."""
+class ReopenError(BusError):
+    """The writer must be opened again: one of its requests may reach the bus late and still act."""
 
 
 class Equipment(Struct, frozen=True, kw_only=True):

@@ -30,7 +30,7 @@ from outfitter_service.runtime.liveness.tracker import LivenessTracker
 from outfitter_service.runtime.processor.commit.quotas import Quotas
 from outfitter_service.runtime.processor.commit.refused_commit import RefusedCommit
 from outfitter_service.runtime.processor.commit_loop import CommitLoop
-from outfitter_service.runtime.processor.equipment import Equipment, RecycledError
+from outfitter_service.runtime.processor.equipment import Equipment, ReopenError
 from outfitter_service.runtime.processor.event_queue import EventQueue, StopRequest, Wakeup
 from outfitter_service.runtime.processor.limits import Limits
 from outfitter_service.runtime.processor.reporting.reporter import CommitReporter
@@ -194,10 +194,10 @@ class Processor:
             while not self._stop.requested:
                 served_since = clock.monotonic()
                 trouble = await self._run_tenure()
-                recycled = isinstance(trouble, RecycledError)
+                reopens = isinstance(trouble, ReopenError)
                 # the file of a local bus was removed or replaced: the new file would be another ledger
                 is_final = self._assignment.bus.local and isinstance(trouble, BusConfigurationError)
-                if trouble is not None and not recycled and not is_final:
+                if trouble is not None and not reopens and not is_final:
                     self._instruments.outage.met(self._activity, trouble)
                 self._set_ready(False)
                 if trouble is None:
@@ -205,7 +205,7 @@ class Processor:
                 self._condition = f"taking the partition again, because {self._refused_commit.trouble or trouble}"
                 if is_final:
                     raise trouble
-                if recycled:
+                if reopens:
                     backoff.reset()
                     self._equipment.log("taking the partition again", reason=str(trouble))
                 del trouble  # its traceback keeps all objects of the tenure alive

@@ -15,7 +15,7 @@ from outfitter_service.runtime.changelog.restore import Restored, restore, rival
 from outfitter_service.runtime.changelog.shape import TopicsChangedError
 from outfitter_service.runtime.input.assignment import Assignment
 from outfitter_service.runtime.processor import same_machine
-from outfitter_service.runtime.processor.equipment import Equipment, RecycledError
+from outfitter_service.runtime.processor.equipment import Equipment, ReopenError
 from outfitter_service.runtime.processor.unrecorded_workers import SearchOfHost, refuse_unrecorded
 
 END_WAIT_S = 20.0
@@ -166,8 +166,8 @@ class Takeover:
         now = self._clock.utc()
         record = Host(host=host, manager=self._assignment.manager(), since=now)
         await writer.commit([(self._assignment.topics.allocations, [Entry(record.key.encode(), encode(record))])])
-        if writer.tainted:
-            raise RecycledError("a request to the bus was retried: the writer is replaced")
+        if writer.must_reopen:
+            raise ReopenError("a request to the bus was retried: the writer is replaced")
         restored = await self._restore()
         refuse_foreign(self._assignment, restored, take_over=self._limits.take_over)
         return restored

@@ -130,7 +130,7 @@ class PartitionSweeper:
     # --- taking the partition ------------------------------------------------------------------------------
 
     async def _sweep_tenure(self) -> None:
-        """Take the partition and sweep it until the writer is tainted.
+        """Take the partition and sweep it until the writer must be opened again.
 
         Raises:
             LedgerRefusedError: this version must not sweep the partition.
@@ -158,7 +158,7 @@ class PartitionSweeper:
                 self._progress.read_from(reader.position)
                 context.instruments.outage.passed(self._activity)
                 log.debug("sweeping", partition=context.partition, position=reader.position)
-                while not writer.tainted:
+                while not writer.must_reopen:
                     if context.instruments.clock.monotonic() - self._checked_at > CHECK_S:
                         await self._check_input_topic(input_id)
                     await self._read(reader)
@@ -231,7 +231,7 @@ class PartitionSweeper:
             await self._check_input_topic(progress.input_id)
             progress.claim(end)
             await self._commit(writer, [], progress.position)
-            if writer.tainted:
+            if writer.must_reopen:
                 return  # a late copy of the claim's requests could end the next transaction too early
             await host_registry.catch_up()
             held.drop_served(host_registry)

@@ -20,10 +20,10 @@ MAX_BYTES = 8000
 """The most bytes of a decision; `NarrowBus` takes 10,000 in a commit."""
 
 
-@pytest.fixture(params=[False, True], ids=["kept", "spent"], autouse=True)
-def spends(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether a writer that was refused something is spent, as Kafka's is when the broker itself refuses."""
-    monkeypatch.setattr(NarrowBus, "spends", request.param)
+@pytest.fixture(params=[False, True], ids=["kept", "reopened"], autouse=True)
+def uses_up(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether a writer that was refused something must be opened again: Kafka's, if the broker itself refuses."""
+    monkeypatch.setattr(NarrowBus, "uses_up", request.param)
 
 
 async def say_at_once(manager: InProcessManager, bus: NarrowBus, *messages: dict[str, Any]) -> None:

@@ -178,7 +178,7 @@ class _Sender(Sender):  # type: ignore[misc]  # aiokafka has no types
 class TransactionalProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has no types
     """A holder of a transactional id. `start` fences the previous holder and decides its open transaction.
 
-    `tainted`: a transactional request has failed inside the client, so a late copy of it may still take effect.
+    `may_act_late`: a transactional request has failed inside the client, so a late copy of it may still take effect.
     `patience`: for time limits of its work, which do not count throttled time.
     """
 
@@ -206,7 +206,7 @@ class TransactionalProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka
         connector.adopt(self.client, self.patience)
         self.connector = connector
         self.answers = LastAnswers(connector, self.client, "transactional-id")
-        self.tainted = False
+        self.may_act_late = False
         self._sender = _Sender(
             self.client,
             last=last,
@@ -326,7 +326,7 @@ class TransactionalProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka
                 return await send(node, request, **options)
             except BaseException:
                 if isinstance(request, AddPartitionsToTxnRequest | EndTxnRequest):
-                    self.tainted = True
+                    self.may_act_late = True
                 raise
 
         return marking_send

@@ -59,14 +59,14 @@ class KafkaWriter(Writer):
         self._watchdog = watchdog
         self._release = release
         self._clean_up = clean_up
-        self._spent = False
+        self._unusable = False
         self._closed = False
         self._busy = False
 
     @property
-    def tainted(self) -> bool:
-        """See `Writer.tainted`."""
-        return self._spent or self._producer.tainted
+    def must_reopen(self) -> bool:
+        """See `Writer.must_reopen`."""
+        return self._unusable or self._producer.may_act_late
 
     @property
     def max_batch_bytes(self) -> int:
@@ -84,8 +84,8 @@ class KafkaWriter(Writer):
         Each await has a watchdog, because aiokafka retries for ever without an error. Once the request to commit is
         sent, cancellation waits for its answer as long as the watchdog.
         """
-        if self._spent or self._closed or self._busy:
-            raise BusUnavailableError(f"{self._name} is {'busy' if self._busy else 'spent'}: open a new one")
+        if self._unusable or self._closed or self._busy:
+            raise BusUnavailableError(f"{self._name} is {'busy' if self._busy else 'at its end'}: open a new one")
         prepared = self._prepare(batches)
         if not prepared:
             return
@@ -98,14 +98,14 @@ class KafkaWriter(Writer):
         finally:
             self._busy = False
             # After a TooLargeError from the broker, too: the producer has counted a batch that the broker refused.
-            self._spent = not finished
+            self._unusable = not finished
 
     async def aclose(self) -> None:
         """Abort an open transaction and close. A producer that may hang is disposed of in the background."""
         if self._closed:
             return
         self._closed = True
-        if self.tainted:
+        if self.must_reopen:
             self._clean_up()
         else:
             await self._producer.dispose(1.0)
@@ -191,7 +191,7 @@ class KafkaWriter(Writer):
         except TimeoutError as error:
             raise CommitUnknownError(f"{self._name}: no answer to the request to commit{self._why}") from error
         except _FENCED as error:
-            if self._producer.tainted:  # perhaps the first request committed, and only its repetition was fenced
+            if self._producer.may_act_late:  # perhaps the first request committed, and only its repetition was fenced
                 raise CommitUnknownError(f"{self._name}: fenced while it asked again to commit") from error
             raise self._fenced() from error
         except (kafka_errors.KafkaError, kafka_errors.IllegalOperation, AssertionError, OSError) as error:
