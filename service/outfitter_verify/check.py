@@ -68,7 +68,7 @@ def _partition(reading: Reading, logs: Partition, findings: Findings) -> LedgerW
     history = History(logs.history, logs.allocations, partitions=reading.partitions, findings=findings)
     commits = Commits(logs.allocations, logs.registrations, reading, findings)
 
-    def settled(writer: VisibleWriter, commit: VisibleCommit, records: list[Written]) -> None:
+    def on_commit(writer: VisibleWriter, commit: VisibleCommit, records: list[Written]) -> None:
         if topic_id is None or commit.checkpoint.topic_id == topic_id:
             read = answers.commit(ledger, writer, commit, records)
             if read is not None:
@@ -76,7 +76,7 @@ def _partition(reading: Reading, logs: Partition, findings: Findings) -> LedgerW
 
     order = Order(logs.allocations, commits, findings)
     ledger = LedgerWalk(
-        logs.allocations, commits, order, partitions=reading.partitions, findings=findings, settled=settled
+        logs.allocations, commits, order, partitions=reading.partitions, findings=findings, on_commit=on_commit
     )
     ledger.walk()
     history.compare(ledger)

@@ -78,9 +78,9 @@ class Meter:
                 size = len(entry.key or b"") + len(entry.value or b"")
                 kind = msgspec.json.decode(entry.value)["type"] if topic == TOPICS.history and entry.value else topic
                 self.bytes[kind] += size
-        self.ledger.seal()
-        self.ledger.settle()
-        self.snapshots.settle(commit.transaction.piece, commit.transaction.history_bytes)
+        self.ledger.begin_commit()
+        self.ledger.end_commit()
+        self.snapshots.committed(commit.transaction.piece, commit.transaction.history_bytes)
         self.now += timedelta(milliseconds=10)
         self.next = self._begin_commit()
 

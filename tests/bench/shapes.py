@@ -90,8 +90,8 @@ class Scene:
                 self.say(m.DriverReport(host=HOST, resource=resource, failure=failure))
         for number, amounts in enumerate(waiting):
             self.say(self.register(f"w{number}", amounts))
-        self.ledger.seal()
-        self.ledger.settle()
+        self.ledger.begin_commit()
+        self.ledger.end_commit()
 
     def register(self, worker: str, amounts: Amounts) -> m.Event:
         self.offset += 1

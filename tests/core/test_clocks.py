@@ -122,8 +122,8 @@ def test_what_is_remembered_of_a_worker_is_bounded_although_the_clock_goes_back(
         for run in range(6):
             core.register("w", 1, incarnation=f"{commit}-{run}")
         core.now -= timedelta(seconds=1)
-        core.ledger.seal()
-        core.ledger.settle()
+        core.ledger.begin_commit()
+        core.ledger.end_commit()
     assert len(core.host_state.runs.incarnations["w"]) <= 2 + 2 * 6  # those of this commit, and of the one before
 
 

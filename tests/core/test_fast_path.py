@@ -36,8 +36,8 @@ def both_ways(core: CoreDriver, **fields: Any) -> tuple[Decision | None, Decisio
     steps = decide_in_full(core.ledger, core.rules, event, core.now)
     if granted is None:
         return None, steps
-    core.ledger.seal()
-    core.ledger.settle()
+    core.ledger.begin_commit()
+    core.ledger.end_commit()
     ledgers = core.ledger, deepcopy(core.ledger)
     apply(granted, ledgers[0])
     apply(steps, ledgers[1])

@@ -114,15 +114,15 @@ def test_a_newer_incarnation_that_fails_supersedes_all_the_same() -> None:
 def test_a_rollback_takes_back_the_tokens_of_all_but_the_settled_commits() -> None:
     core = core_with("a", "b", "c")
     core.register("w", 1)
-    core.ledger.seal()
+    core.ledger.begin_commit()
     core.register("x", 1)  # decided while the first commit is under way
-    core.ledger.settle()
+    core.ledger.end_commit()
     assert core.ledger.token == 2
-    core.ledger.seal()
+    core.ledger.begin_commit()
     core.register("y", 1)
     core.ledger.rollback()
     assert (core.ledger.token, list(core.ledger.allocations)) == (1, ["h/w/1"])
-    core.ledger.settle()  # as of what needed no commit
+    core.ledger.end_commit()  # as of what needed no commit
     core.register("z", 1)
     core.ledger.rollback()
     assert core.ledger.token == 1
@@ -134,8 +134,8 @@ def test_a_rollback_takes_back_the_tokens_of_all_but_the_settled_commits() -> No
 def test_the_same_registration_twice_gets_its_unchanged_record_published_again() -> None:
     core = core_with("a", "b")
     first = core.register("w", 1)
-    core.ledger.seal()
-    core.ledger.settle()
+    core.ledger.begin_commit()
+    core.ledger.end_commit()
     assert core.register("w", 1) == first
     assert core.decisions[-1].repeats == ["h/w/1"]
     assert touched(core.ledger) == core.decisions[-1].history == []
@@ -349,8 +349,8 @@ def test_records_that_are_over_are_forgotten_after_the_retention() -> None:
     core.register("failed", 2)
     core.register("live", 1)
     core.pass_time(99)
-    core.ledger.seal()
-    core.ledger.settle()
+    core.ledger.begin_commit()
+    core.ledger.end_commit()
     assert "h/ended/1" in core.ledger.allocations
     core.pass_time(3)
     assert set(core.ledger.allocations) == {"h/live/1"}

@@ -178,8 +178,8 @@ def test_waiters_keep_their_reason_while_the_driver_is_asked_for_another() -> No
     core.answer()
     core.register("one", 1)
     core.answer()
-    core.ledger.seal()
-    core.ledger.settle()
+    core.ledger.begin_commit()
+    core.ledger.end_commit()
     core.register("two", 1)
     assert [key for key, _ in touched(core.ledger)] == ["h/two/1"]
 

@@ -72,7 +72,7 @@ class CheckingNvidiaDriver(NvidiaDriver, InUseCheck):
             if answer.is_whole:
                 return None
             # One lost GPU must not hide who uses the others.
-            rest = {uuid: device for uuid, device in left.items() if not answer.settles(device)}
+            rest = {uuid: device for uuid, device in left.items() if not answer.accounts_for(device)}
             if len(rest) == len(left):
                 raise TemporaryDriverError(f"nvidia-smi {answer.outcome}")
             left = rest
@@ -136,7 +136,7 @@ class Processes:
                 told = printable(f"{row.pid}, {row.path}")[: 2 * _LONGEST_NAME]
                 yield f"a process that nvidia-smi does not name ({told}) on {names[row.uuid]}"
 
-    def settles(self, device: Mapping[str, str]) -> bool:
+    def accounts_for(self, device: Mapping[str, str]) -> bool:
         """Whether it reports this GPU as lost, or as one of which it knows no processes."""
         uuid = device["uuid"].lower()
         names = {uuid, device.get("pci.bus_id", ""), device.get("index", "")}

@@ -120,11 +120,11 @@ def release_held_back(builder: DecisionBuilder, host: str) -> bool:
     and forget names that only holders needed if nobody holds a device any more. Returns whether there is any of it."""
     host_state = builder.host_state(host)
     outlives_names = host_state.devices.has_old_names and not host_state.holders.live
-    is_settled = host_state.devices.suspects <= host_state.holders.live.keys() and not outlives_names
-    if is_settled and not host_state.devices.has_refused:
+    nothing_ended = host_state.devices.suspects <= host_state.holders.live.keys() and not outlives_names
+    if nothing_ended and not host_state.devices.has_refused:
         return False
     changed = _reassessed(builder, host_state, host_state.devices.inventories)
-    if is_settled and not changed:
+    if nothing_ended and not changed:
         return False
     _put_inventories(builder, host_state, changed, host_state.waiters.queue)
     return True

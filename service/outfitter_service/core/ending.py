@@ -216,11 +216,11 @@ def forgettable(builder: DecisionBuilder, endings: Sequence[Ending], most: int) 
     """The first `most` final records whose end is in a commit: before that, nobody can have read it."""
     if most <= 0:
         return []
-    allocations, last_sealed = builder.ledger.allocations, builder.ledger.commits
+    allocations, last_begun = builder.ledger.allocations, builder.ledger.commits
     keys: list[AllocationKey] = []
     kept = 0
     for _, key in endings:
-        if allocations[key].commit <= last_sealed and key not in builder.records:
+        if allocations[key].commit <= last_begun and key not in builder.records:
             keys.append(key)
             if len(keys) == most:
                 break

@@ -82,7 +82,7 @@ class DeadLetterQuota:
             self.spent.add(payer)
         return True
 
-    def give_back(self, used: Mapping[Payer, int]) -> None:
+    def refund(self, used: Mapping[Payer, int]) -> None:
         """So many letters were not written after all, because their commit failed."""
         for payer, count in used.items():
             if (window := self._windows.get(payer)) is not None:

@@ -22,7 +22,7 @@ from outfitter_verify.wire import Allocation, Checkpoint, HostInventory
 QueueEntry = tuple[int, int, str]
 """(-priority, number of the first registration, key): the queue's order."""
 
-SETTLED = 5
+SERVED_WITHIN = 5
 """Most commits from a free device until the first worker in the queue has it."""
 
 
@@ -210,7 +210,7 @@ class Order:
             _, _, key = min(waiting)
             waiter = now[key]
             writer = self._commits.writers.get(waiter.record.writer)
-            if writer is None or writer.last is None or writer.last.commit < host.changed + SETTLED:
+            if writer is None or writer.last is None or writer.last.commit < host.changed + SERVED_WITHIN:
                 continue
             if waiter.offset > host.offset and _could_have_it(host, waiter, held(name)):
                 self._wrong("queue", waiter.offset, f"{key} waits for free devices", self._log.place(host.offset))

@@ -47,7 +47,7 @@ class AllocationChange(NamedTuple):
 
 MOVED = "it was restored from a backup, or version 0.2 moved it here: earlier records are elsewhere"
 
-Settled = Callable[[VisibleWriter, VisibleCommit, list[Written]], None]
+OnCommit = Callable[[VisibleWriter, VisibleCommit, list[Written]], None]
 
 
 class LedgerWalk:
@@ -58,7 +58,7 @@ class LedgerWalk:
     """
 
     def __init__(
-        self, log: Log, commits: Commits, order: Order, *, partitions: int, findings: Findings, settled: Settled
+        self, log: Log, commits: Commits, order: Order, *, partitions: int, findings: Findings, on_commit: OnCommit
     ) -> None:
         self.log = log
         self.commits = commits
@@ -70,7 +70,7 @@ class LedgerWalk:
         self._order = order
         self._partitions = partitions
         self._findings = findings
-        self._settled = settled
+        self._on_commit = on_commit
         self._holdings = Holdings()
         self._custody = Custody(log, findings)
         self._suspicions: list[Suspicion] = []
@@ -160,12 +160,12 @@ class LedgerWalk:
             checkpoint = wire.checkpoint(body)
             self._key(offset, key, checkpoint.key)
             writer, commit = self.commits.commit(offset, checkpoint)
-            records = self.commits.settle(writer, commit)
+            records = self.commits.finished(writer, commit)
             self._custody.commit(records, commit)
             for written in records:
                 self._keep(written, checkpoint)
             self._order.commit(self.now, checkpoint, records)
-            self._settled(writer, commit, records)
+            self._on_commit(writer, commit, records)
         elif kind in ("host", "device"):
             host = body.get("host")
             if not wire.is_name(host):

@@ -269,7 +269,7 @@ class Commits:
 
     # --- a commit and its records ---
 
-    def settle(self, writer: VisibleWriter, commit: VisibleCommit) -> list[Written]:
+    def finished(self, writer: VisibleWriter, commit: VisibleCommit) -> list[Written]:
         """The records of a commit, checked against its checkpoint."""
         here = commit.checkpoint
         before = commit.before.commit if commit.before is not None else 0

@@ -109,13 +109,13 @@ class Writing:
 
     def commit(self) -> tuple[dict[str, list[Entry]], Checkpoint]:
         """What the commit writes, by topic."""
-        self.ledger.seal()
+        self.ledger.begin_commit()
         checkpoint = Checkpoint(
             writer="host/h", instance="i", cluster="c", scope="host", commit=self.ledger.commits, token=1, at=NOW,
             input=InputPosition(topic_id="t", partition=0, from_=0, to=self.offset),
         )  # fmt: skip
         written = dict(self.next.transaction.entries(NAMES, checkpoint))
-        self.ledger.settle()
+        self.ledger.end_commit()
         self.state_gauges.update(self.next.effects.allocations, before=self.next.effects.before)
         return written, checkpoint
 
@@ -137,7 +137,7 @@ def test_plain_grants_come_to_the_same_commit_as_the_steps(monkeypatch: pytest.M
             commit, metrics = writing.next, Metrics(["gpu"])
             assert len(commit.effects.granted["gpu"]) == (3 if short else 0)
             written, _ = writing.commit()
-            CommitReporter(metrics).committed(commit)
+            CommitReporter(metrics).report(commit)
             waited = metrics.registry.get_sample_value("outfitter_allocation_seconds_sum", GPU) or 0.0
             came = sum(time.time() - 3600 * (offset // 2) for offset in (0, 1, 2, 5))
             assert abs(waited - came) < 60
@@ -168,7 +168,7 @@ def test_of_many_grants_the_first_ones_are_logged_and_the_others_counted(*, hist
     assert len(writing.next.effects.granted["gpu"]) == LOGGED + 7
     written, _ = writing.commit()
     with structlog.testing.capture_logs() as lines:
-        CommitReporter(Metrics(["gpu"])).committed(writing.next)
+        CommitReporter(Metrics(["gpu"])).report(writing.next)
     *named, counted = [line for line in lines if line["log_level"] == "info"]
     assert [(line["event"], line["worker"]) for line in named] == [("allocated", f"w{n}") for n in range(LOGGED)]
     assert counted["more"] == 8

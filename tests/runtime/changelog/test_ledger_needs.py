@@ -103,21 +103,21 @@ def test_what_no_commit_has_said_is_not_needed_and_what_one_has_said_stays() -> 
         Ledger(),
         Device(host=HOST, id="gpu-0", since=datetime(2026, 1, 1, tzinfo=UTC), state="out of service"),
     )
-    ledger.seal()
+    ledger.begin_commit()
     ledger.change(PutRecord(device))
-    ledger.settle()  # the commit before that of the record
+    ledger.end_commit()  # the commit before that of the record
     ledger.rollback()
     assert ledger.needs == frozenset()
     for _ in range(2):
         ledger.change(PutRecord(device))
-        ledger.seal()
+        ledger.begin_commit()
         assert ledger.needs == {ORDERS}
         ledger.rollback()
         assert ledger.needs == frozenset()
     ledger.change(PutRecord(device))
-    ledger.seal()
-    ledger.settle()
+    ledger.begin_commit()
+    ledger.end_commit()
     ledger.change(DropRecord(device.key))
-    ledger.seal()
-    ledger.settle()
+    ledger.begin_commit()
+    ledger.end_commit()
     assert ledger.needs == {ORDERS}

@@ -66,9 +66,9 @@ class Writer:
             at=NOW,
         )  # fmt: skip
         written = dict(commit.transaction.entries(TOPICS, checkpoint))
-        self.ledger.seal()
-        self.ledger.settle()
-        self.snapshots.settle(commit.transaction.piece, 0)
+        self.ledger.begin_commit()
+        self.ledger.end_commit()
+        self.snapshots.committed(commit.transaction.piece, 0)
         self.written += written[TOPICS.allocations]
         self.history += written[TOPICS.history]
         return written[TOPICS.allocations]

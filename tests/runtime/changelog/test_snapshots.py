@@ -153,7 +153,7 @@ def test_a_snapshot_is_given_up_when_somebody_else_wrote_meanwhile_or_its_beginn
         snapshots = Snapshots("host/h", "one", ONE_EACH)
         piece = snapshots.piece(recorded.ledger, recorded.now, commit=1)
         if committed:
-            snapshots.settle(piece, 0)
+            snapshots.committed(piece, 0)
         assert snapshots.underway
         return snapshots
 

@@ -98,7 +98,7 @@ class Partition:
         if not self.input_reader.messages or work.is_full:
             return
         if not work.decide_in_turn(message := self.input_reader.pop(), SCOPE):
-            self.input_reader.give_back([message])
+            self.input_reader.put_back([message])
 
     def seal(self) -> None:
         if len(self.works) == 1:

@@ -203,7 +203,7 @@ async def test_processes_beyond_the_descriptors_are_looked_at_in_turns(
     watching.poll()
     assert (len(watching), watching.polled, pidfds() - before) == (3, 1, 2)
     watching.close()
-    assert (pidfds() - before, watching.unsettled) == (0, False)
+    assert (pidfds() - before, watching.must_poll) == (0, False)
 
 
 async def test_a_pid_that_was_given_away_between_two_looks_means_that_the_owner_is_gone(
@@ -246,7 +246,7 @@ async def test_what_the_kernel_refuses_to_open_is_no_error(monkeypatch: pytest.M
     monkeypatch.setattr(os, "pidfd_open", refuse)
     watching, died = watch()
     assert not watching.watch("k", owner_of(os.getpid()))
-    assert (watching.reason("k"), died, watching.unsettled) == (Unwatched.REFUSED, [], False)
+    assert (watching.reason("k"), died, watching.must_poll) == (Unwatched.REFUSED, [], False)
 
 
 def pidfds() -> int:

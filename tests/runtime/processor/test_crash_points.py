@@ -23,7 +23,7 @@ from outfitter_verify import Report
 from runtime.conftest import Serve
 from support.bus.faulty_bus import FaultyBus, no_faults
 from support.checker import verdict as checker
-from support.core.decided import is_settled
+from support.core.decided import is_committed
 from support.drivers.preparing import BENCHES, Bench
 from support.managers.in_process import (
     CLUSTER,
@@ -224,7 +224,7 @@ async def test_a_commit_that_hangs_is_not_acted_on_and_a_successor_goes_on(tmp_p
             )
             bus.script = hang
             await manager.say(register("a", gpu=1))
-            await manager.until(lambda _: not is_settled(manager.processor.ledger))
+            await manager.until(lambda _: not is_committed(manager.processor.ledger))
             assert bench.calls == []
             async with (
                 FaultyBus(url) as newer,

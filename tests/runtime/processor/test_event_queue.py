@@ -37,7 +37,7 @@ def test_a_report_after_one_that_was_taken_up_comes_last() -> None:
     event_queue.add(m.Reschedule(host="h"))
     event_queue.add(report("second"))
     assert [*event_queue.queue] == [m.Reschedule(host="h"), report("second")]
-    event_queue.give_back([taken], but=[])
+    event_queue.put_back([taken], but=[])
     event_queue.add(report("third"))
     assert [*event_queue.queue] == [report("first"), m.Reschedule(host="h"), report("third")]
 
@@ -57,7 +57,7 @@ def test_an_event_that_is_its_own_follow_up_comes_again_once_if_its_commit_faile
     assert event_queue.pop() is event
     if sealed:
         event_queue.extend([event])
-    event_queue.give_back([event], but=[event])
+    event_queue.put_back([event], but=[event])
     assert [*event_queue.queue] == [event, other]
 
 
@@ -120,7 +120,7 @@ def test_of_what_was_set_aside_one_event_is_tried_again_and_the_others_once_that
     assert due(event_queue, clock, 1) == []
     event_queue.set_aside(deaths[0], "too large")
     assert due(event_queue, clock, RETRY_AFTER_S) == deaths[1:2]
-    event_queue.settled(deaths[1:2], notes=0, boot_judged=False)
+    event_queue.committed(deaths[1:2], notes=0, boot_judged=False)
     assert due(event_queue, clock, 0) == [deaths[2], deaths[0]]
 
 

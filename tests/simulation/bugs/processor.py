@@ -82,7 +82,7 @@ BUGS: tuple[Bug, ...] = (
         name="rollback-forgotten",
         what="what a failed commit decided stays in mind",
         within=80,
-        patches=lambda: patch.object(Ledger, "rollback", lambda self: (self.settle(), self.discard_undo())),
+        patches=lambda: patch.object(Ledger, "rollback", lambda self: (self.end_commit(), self.discard_undo())),
     ),
     Bug(
         name="commands-not-issued-again",

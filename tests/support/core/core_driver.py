@@ -86,8 +86,8 @@ class CoreDriver:
 
     def commit(self) -> None:
         """What was decided so far is in the ledger, and somebody can read it."""
-        self.ledger.seal()
-        self.ledger.settle()
+        self.ledger.begin_commit()
+        self.ledger.end_commit()
 
     def announce(self) -> None:
         """What a manager writes first: the host's record, by its configuration."""

@@ -39,12 +39,12 @@ def change_all(ledger: Ledger, changes: Iterable[LedgerChange]) -> None:
         ledger.change(change)
 
 
-def is_settled(ledger: Ledger) -> bool:
+def is_committed(ledger: Ledger) -> bool:
     """Whether the ledger has no change that a rollback would undo."""
-    return not ledger._undo and not ledger._sealed
+    return not ledger._undo and not ledger._in_commit
 
 
 def touched(ledger: Ledger) -> list[tuple[str, Allocation | StateRecord | None]]:
-    """The keys changed since the last seal, with what is under them now (None: a tombstone)."""
+    """The keys changed since the last commit began, with what is under them now (None: a tombstone)."""
     keys = dict.fromkeys(key for change in ledger._undo if (key := changed_key(change)))
     return [(key, ledger.record(key)) for key in keys]

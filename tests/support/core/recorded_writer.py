@@ -104,10 +104,10 @@ class RecordedWriter:
         assert self.history or TOPICS.history not in written
         self.starts[commit.now] = len(self.log)
         self.log += [entry.value or b"" for entry in written.get(TOPICS.history, [])]
-        self.ledger.seal()
-        self.ledger.settle()
+        self.ledger.begin_commit()
+        self.ledger.end_commit()
         assert self.state_gauges.update(commit.effects.allocations, before=commit.effects.before) == []
-        snapshots.settle(commit.transaction.piece, commit.transaction.history_bytes)
+        snapshots.committed(commit.transaction.piece, commit.transaction.history_bytes)
         if self.history:
             self.ledgers[number] = dict(self.topic)
         self.commands += commit.effects.commands
@@ -133,7 +133,7 @@ class RecordedWriter:
     def fail_commit(self) -> None:
         self.next.transaction.piece = self.snapshots.piece(self.ledger, self.now, commit=self.ledger.commits + 1)
         self.ledger.rollback()
-        self.snapshots.take_back()
+        self.snapshots.rollback()
         self.waiting.extendleft(reversed(self.said))
         self.said.clear()
         self.next = self._begin_commit()
@@ -148,7 +148,7 @@ class RecordedWriter:
 
     def take_anew(self) -> None:
         """The same run takes the partition again, and goes on with its snapshot."""
-        self.snapshots.take_back()
+        self.snapshots.rollback()
         self._restore()
         self.next = self._begin_commit()
         self.snapshots.adopt(self.last_checkpoint())

@@ -42,7 +42,7 @@ from outfitter_service.core.state.ledger import (
 from outfitter_service.core.state.sizes import items
 from outfitter_service.core.states import GRANTED_STATES
 from support.core.core_driver import HOST, START
-from support.core.decided import apply, change_all, decision_of, is_settled, touched
+from support.core.decided import apply, change_all, decision_of, is_committed, touched
 from support.core.fingerprint import whole
 
 ALIASES = {"g0": ("p0",), "g1": ("p1", "x1")}
@@ -227,8 +227,8 @@ class World:
         assert len(set(fresh)) == len(fresh)
         assert self.ledger.token >= max([self.token, *fresh])
         self.token = self.ledger.token
-        self.ledger.seal()
-        self.ledger.settle()
+        self.ledger.begin_commit()
+        self.ledger.end_commit()
         decided, self.decided = self.decided, []
         self.last = decided
         for _, decision in decided:
@@ -264,7 +264,7 @@ class World:
         self.decided = []
         self.ledger.rollback()
         assert self.ledger.allocations == {key: one for key, one in self.topic.items() if isinstance(one, Allocation)}
-        assert is_settled(self.ledger)
+        assert is_committed(self.ledger)
         assert self.ledger.token == self.token
         self._check_rebuilt()
         self.waiting.extendleft(reversed(events))
@@ -311,7 +311,7 @@ class World:
         for record in self.topic.values():
             ledger.restore(PutAllocation(record.key, record) if isinstance(record, Allocation) else PutRecord(record))
         ledger.resume(commit=self.ledger.commits, token=self.token)
-        assert is_settled(ledger)
+        assert is_committed(ledger)
         assert touched(ledger) == []
         return ledger
 

@@ -96,14 +96,14 @@ class Coordination(GroupCoordinator):  # type: ignore[misc]  # aiokafka has no t
     async def confirmed(self) -> bool:
         """Send an additional heartbeat of this generation. It has no other effect than its result."""
         generation, node = self.generation, self.coordinator_id
-        if node is None or not self._settled:
+        if node is None or not self._is_in_generation:
             return False
         request = HeartbeatRequest(self.group_id, generation, self.member_id)
         try:
             response = await self._client.send(node, request, group=ConnectionGroup.COORDINATION)
         except (kafka_errors.KafkaError, OSError):
             return False
-        return bool(response.error_code == OK and self._settled and self.generation == generation)
+        return bool(response.error_code == OK and self._is_in_generation and self.generation == generation)
 
     def kill(self) -> list[asyncio.Task[None]]:
         """Cancel all tasks and return them."""
@@ -113,7 +113,7 @@ class Coordination(GroupCoordinator):  # type: ignore[misc]  # aiokafka has no t
         return tasks
 
     @property
-    def _settled(self) -> bool:
+    def _is_in_generation(self) -> bool:
         """Whether the member is in a generation, with no rejoin pending or under way."""
         return self.generation > 0 and not self._rejoin_needed_fut.done() and not self._performed_join_prepare
 

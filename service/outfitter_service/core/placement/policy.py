@@ -178,7 +178,7 @@ def _obstacle_together(
         if resource in amounts
         and resource in overlay.devices.overlapping
         and not spec.shared
-        and _is_settled(overlay.inventory(resource), amounts[resource])
+        and _has_answered(overlay.inventory(resource), amounts[resource])
     }
     if _is_plenty(overlay, demands):
         return single
@@ -211,7 +211,7 @@ def rival_amount(
     )
 
 
-def _is_settled(inventory: ResourceState, amount: int) -> bool:
+def _has_answered(inventory: ResourceState, amount: int) -> bool:
     """Whether the driver has answered a request for that amount."""
     return inventory.reported and not inventory.asking and inventory.serves(amount)
 

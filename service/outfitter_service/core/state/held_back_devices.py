@@ -98,14 +98,14 @@ def _was_missing(host_state: HostState, resource: str, earlier_names: Iterable[s
 def reassessed(host_state: HostState, specs: Specs, inventories: Inventories) -> dict[str, ResourceState]:
     """Those of a host's inventories whose held-back devices change. `inventories`: the current ones, the latest report
     included."""
-    unsettled = [name for name, inventory in inventories.items() if inventory.known is not None and name in specs]
-    if not unsettled:
+    known = [name for name, inventory in inventories.items() if inventory.known is not None and name in specs]
+    if not known:
         return {}
     if host_state.holders.live:
         check = _HeldBackCheck(host_state, specs, inventories)
-        assessed = {name: check.reassessed(name) for name in unsettled}
+        assessed = {name: check.reassessed(name) for name in known}
     else:  # no worker holds a device: the check of all names of all inventories is not needed
-        assessed = {name: inventories[name].with_all_known() for name in unsettled}
+        assessed = {name: inventories[name].with_all_known() for name in known}
     return {name: inventory for name, inventory in assessed.items() if inventory != inventories[name]}
 
 

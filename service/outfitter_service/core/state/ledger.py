@@ -1,9 +1,9 @@
 """The ledger in memory: all records of one writer, and the changes since its last commit.
 
 The ledger is a function of its records and of the drivers' last reports. Only `change` and, for fast grants, `grant`
-change it. `seal` puts the applied changes into a commit, and `settle` makes them final when the commit has returned.
-The next changes are decided and applied meanwhile. `rollback` undoes everything that is not final. The ledger decides
-nothing.
+change it. `begin_commit` puts the applied changes into a commit, and `end_commit` makes them final when it has
+returned. The next changes are decided and applied meanwhile. `rollback` undoes everything that is not final. The ledger
+decides nothing.
 """
 
 from __future__ import annotations
@@ -80,28 +80,27 @@ LedgerChange = PutAllocation | DropAllocation | PutRecord | DropRecord | SetInve
 
 
 class Ledger:
-    """All records of one writer, with the changes since the last commit.
-
-    `hosts`: the state of each host. `allocations`: the records by key; `records`: those of `KINDS` by key. `token`: the
-    last fencing token. `commits`: the number of the last sealed commit. `needs`: what a manager must know to work on
-    these records, and those before them; see `Checkpoint.needs`.
-    """
+    """All records of one writer, with the changes since the last commit."""
 
     def __init__(self) -> None:
         self.hosts: dict[str, HostState] = {}
         self.allocations: dict[AllocationKey, Allocation] = {}
         self.records: dict[str, StateRecord] = {}
+        """The other records, those of `KINDS`, by key."""
         self.changed_inventories: set[str] = set()
         """Hosts whose inventories may have changed since the last `take_changed_inventories`."""
         self.token = NO_TOKEN
+        """The last fencing token."""
         self.commits = NO_COMMIT
+        """The number of the last commit that has begun."""
         self.needs: frozenset[str] = frozenset()
+        """What a manager must know to work on these records, and those before them; see `Checkpoint.needs`."""
         self._undo: list[LedgerChange] = []
-        self._sealed: list[LedgerChange] = []
-        self._sealing = False
-        self._sealed_token = NO_TOKEN
-        self._settled_token = NO_TOKEN
-        self._sealed_needs = self._settled_needs = self.needs
+        self._in_commit: list[LedgerChange] = []
+        self._is_committing = False
+        self._token_in_commit = NO_TOKEN
+        self._committed_token = NO_TOKEN
+        self._needs_in_commit = self._committed_needs = self.needs
 
     def host_state(self, host: str) -> HostState:
         """The state of `host`, made empty if it is new."""
@@ -125,8 +124,8 @@ class Ledger:
     # --- changing ---
 
     def change(self, change: LedgerChange) -> str:
-        """Apply one change, which `rollback` undoes until `settle` makes it final. Returns the key of the record that
-        it puts or drops, or an empty text."""
+        """Apply one change, which `rollback` undoes until `end_commit` makes it final. Returns the key of the record
+        that it puts or drops, or an empty text."""
         # `type is`: a class pattern costs a microsecond where the answer is no
         if type(change) is not PutAllocation:
             self._undo.append(self._apply(change))
@@ -156,9 +155,9 @@ class Ledger:
         """Continue after the commit with that number, whose last fencing token was `token`. `needs`: as its checkpoint
         has them."""
         self.needs |= frozenset(needs)
-        self._sealed_needs = self._settled_needs = self.needs
+        self._needs_in_commit = self._committed_needs = self.needs
         self.commits = commit
-        self.token = self._sealed_token = self._settled_token = token
+        self.token = self._token_in_commit = self._committed_token = token
 
     def clear(self) -> None:
         """Drop everything."""
@@ -166,7 +165,7 @@ class Ledger:
         self.allocations.clear()
         self.records.clear()
         self.changed_inventories.clear()
-        self._undo, self._sealed = [], []
+        self._undo, self._in_commit = [], []
 
     def keys(self) -> list[str]:
         """The keys of all records."""
@@ -176,33 +175,33 @@ class Ledger:
         """The record under a key."""
         return self.allocations.get(key) or self.records.get(key)  # type: ignore[call-overload]  # a key of any kind
 
-    def seal(self) -> None:
+    def begin_commit(self) -> None:
         """Put the applied changes into this writer's next commit. Later changes go into the one after it. Only one
-        commit is sealed at a time."""
-        self._sealed, self._undo = self._undo, []
-        self._sealed_token, self._sealed_needs = self.token, self.needs
-        self._sealing = True
+        commit is under way at a time."""
+        self._in_commit, self._undo = self._undo, []
+        self._token_in_commit, self._needs_in_commit = self.token, self.needs
+        self._is_committing = True
         self.commits = CommitNumber(self.commits + 1)
 
-    def settle(self) -> None:
-        """The sealed changes are committed."""
-        self._sealed = []
-        self._settled_token, self._settled_needs = self._sealed_token, self._sealed_needs
-        self._sealing = False
+    def end_commit(self) -> None:
+        """The commit has returned."""
+        self._in_commit = []
+        self._committed_token, self._committed_needs = self._token_in_commit, self._needs_in_commit
+        self._is_committing = False
 
     def discard_undo(self) -> None:
-        """The changes since `seal` are in no record, and need no commit."""
+        """The changes since `begin_commit` are in no record, and need no commit."""
         self._undo.clear()
 
     def rollback(self) -> None:
-        """Undo everything since the last finished commit, the sealed one included."""
-        for changes in (self._undo, self._sealed):
+        """Undo everything since the last finished commit, one under way included."""
+        for changes in (self._undo, self._in_commit):
             while changes:
                 self._apply(changes.pop())
-        self.token = self._sealed_token = self._settled_token
-        self.needs = self._sealed_needs = self._settled_needs
-        if self._sealing:
-            self._sealing = False
+        self.token = self._token_in_commit = self._committed_token
+        self.needs = self._needs_in_commit = self._committed_needs
+        if self._is_committing:
+            self._is_committing = False
             self.commits = CommitNumber(self.commits - 1)
 
     def _apply(self, change: LedgerChange) -> LedgerChange:

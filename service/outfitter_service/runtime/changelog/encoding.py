@@ -202,7 +202,7 @@ def checkpoint(
     beat_s: float | UnsetType = UNSET,
     lease_grace_s: float | UnsetType = UNSET,
 ) -> Checkpoint:
-    """The checkpoint of a commit that was just sealed. `position`: in the input. `shape`: the topics'.
+    """The checkpoint of a commit that has just begun. `position`: in the input. `shape`: the topics'.
     `boot_id`: the boot whose deaths are not all committed. `snapshot`: when the newest complete snapshot in history was
     begun. `beat_s`: seconds between two signs of life. `lease_grace_s`: seconds between a lease's end and its
     judgement."""

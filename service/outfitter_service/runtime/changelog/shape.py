@@ -223,8 +223,8 @@ class TopicCheck:
         if restored.ledger.hosts or restored.ledger.records:
             return None
         # the restore has each commit that was complete before it, whoever writes to the partition meanwhile
-        is_settled = taken or self._was_written
-        if not is_settled and (await self._bus.offsets(self._topics.allocations, self._partition))[1] > restored.end:
+        is_complete = taken or self._was_written
+        if not is_complete and (await self._bus.offsets(self._topics.allocations, self._partition))[1] > restored.end:
             return None
         if self._was_written or await self._is_in_history():
             return (

@@ -62,7 +62,7 @@ class _Underway:
 
 
 class Snapshots:
-    """The snapshots of one writer. Call `piece` when a commit's decisions are made, then `settle` or `take_back`."""
+    """The snapshots of one writer. Call `piece` when a commit's decisions are made, then `committed` or `rollback`."""
 
     def __init__(self, writer: str, instance: str, pace: Pace | None) -> None:
         """`writer`: the name of the writer. `instance`: this manager. `pace`: how often; None: no history is written,
@@ -136,8 +136,8 @@ class Snapshots:
             entry=Entry(self._writer.encode(), encode(snapshot)), upto=at, size=size, last=underway.at if last else None
         )
 
-    def settle(self, piece: Piece | None, written: int) -> None:
-        """A commit is settled. `piece`: its piece, or None. `written`: its bytes of history."""
+    def committed(self, piece: Piece | None, written: int) -> None:
+        """A commit has returned. `piece`: its piece, or None. `written`: its bytes of history."""
         self._written += written
         underway = self._underway
         if piece is None or underway is None:
@@ -149,7 +149,7 @@ class Snapshots:
             self._size, self._written = underway.size, 0
             self._underway = None
 
-    def take_back(self) -> None:
+    def rollback(self) -> None:
         """Commits have failed: write their pieces again."""
         underway = self._underway
         if underway is not None:

@@ -27,14 +27,16 @@ RETRY_S = 0.5
 
 
 class Cursor(Struct, kw_only=True):
-    """A processor's settled position in the input. `topic_id`: the id of the topic that its offsets are of. `position`:
-    the next offset to decide. `base`, `begin` and `ahead`: as in `records.InputPosition`; `ahead` is by message key."""
+    """A processor's committed position in the input. `base` and `begin`: as in `records.InputPosition`."""
 
     topic_id: str
+    """The id of the topic that the offsets are of."""
     position: int
+    """The next offset to decide."""
     base: int = 0
     begin: int = 0
     ahead: dict[bytes, int] = {}
+    """As in `records.InputPosition`, by message key."""
 
     def decided_before(self, host: bytes) -> int:
         """The offset before which all messages of `host` are decided."""
@@ -46,7 +48,7 @@ class Cursor(Struct, kw_only=True):
         return max([self.position, *self.ahead.values()])
 
     def advance(self, position: int, ahead: dict[bytes, int]) -> None:
-        """All messages before `position` are settled, and those of the hosts in `ahead` before their offsets."""
+        """All messages before `position` are committed, and those of the hosts in `ahead` before their offsets."""
         self.position, self.ahead = position, ahead
 
     def begin_again(self, start: int, topic_id: str) -> None:
@@ -93,7 +95,7 @@ class PrefetchBuffer:
         self.bytes += sum(len(message.value or b"") for message in messages)
 
     def pop(self) -> Message:
-        """Remove and return the next message. It comes back only by `give_back`."""
+        """Remove and return the next message. It comes back only by `put_back`."""
         message = self.messages.popleft()
         self.bytes -= len(message.value or b"")
         if self._drained is not None and not self.full:
@@ -101,7 +103,7 @@ class PrefetchBuffer:
             self._drained = None
         return message
 
-    def give_back(self, messages: Sequence[Message]) -> None:
+    def put_back(self, messages: Sequence[Message]) -> None:
         """Put messages first again, because their commit failed."""
         self.messages.extendleft(reversed(messages))
         self.bytes += sum(len(message.value or b"") for message in messages)

@@ -69,13 +69,13 @@ class LookAheadBuffer(PrefetchBuffer):
             return False
         self._newest[key] = message.offset
         if message.offset < cursor.decided_before(key):
-            return False  # it is decided and settled
+            return False  # it is committed
         left_offset = self._left.get(key)
         if left_offset is not None:
             if left_offset >= cursor.position:
                 self._left[key] = message.offset
                 return False
-            # all messages up to that offset are settled, and this is the host's next one
+            # all messages up to that offset are committed, and this is the host's next one
             del self._left[key]
             self._kept[key] = 0
         count = self._kept[key]

@@ -94,7 +94,7 @@ class Owners:
         if self._processes is None or owner is None:
             return False
         watched = self._processes.watch(key, owner)
-        if self._processes.unsettled or not watched:
+        if self._processes.must_poll or not watched:
             self._poll_again.set()
         needs_lease = record.request.lease_s is None and not waits
         if not watched and (
@@ -130,8 +130,8 @@ class Owners:
                     )
         return events
 
-    async def poll_owners(self, settled: Callable[[AllocationKey], None]) -> None:
-        """Poll owners without a descriptor, until cancelled. `settled` is called with the allocations whose owner is
+    async def poll_owners(self, resolved: Callable[[AllocationKey], None]) -> None:
+        """Poll owners without a descriptor, until cancelled. `resolved` is called with the allocations whose owner is
         identified only now, or cannot be identified."""
         while True:
             await self._poll_again.wait()
@@ -140,10 +140,10 @@ class Owners:
             if self._processes is None:
                 continue
             for key in self._processes.poll():
-                settled(key)
+                resolved(key)
             self._log_unwatched()
             self._log_awaited()
-            if self._processes.unsettled:
+            if self._processes.must_poll:
                 self._poll_again.set()
 
     def _log_unwatched(self) -> None:

@@ -73,7 +73,7 @@ class ProcessWatch:
         return self._processes.polled
 
     @property
-    def unsettled(self) -> bool:
+    def must_poll(self) -> bool:
         """Whether `poll` has something to check."""
         return bool(self._processes.polled or self._waiting)
 
@@ -106,14 +106,14 @@ class ProcessWatch:
         """Poll some owners without a descriptor, and report those that have ended. Returns the allocations whose owner
         is identified only now, or cannot be identified."""
         self._processes.poll()
-        settled: list[AllocationKey] = []
+        resolved: list[AllocationKey] = []
         for key, owner in list(self._waiting.items())[:POLLED_AT_ONCE]:
             del self._waiting[key], self._unwatched[key]
             self.watch(key, owner)
             if key in self._waiting:
                 break
-            settled.append(key)
-        return settled
+            resolved.append(key)
+        return resolved
 
     def forget(self, key: AllocationKey) -> None:
         """The allocation has ended."""

@@ -147,11 +147,11 @@ class LivenessTracker:
     async def poll_owners(self) -> None:
         """Poll owners without a descriptor, until cancelled."""
 
-        def settled(key: AllocationKey) -> None:
+        def resolved(key: AllocationKey) -> None:
             if key in self.owners or key in self._deaths:
                 self.leases.drop(key)
 
-        await self.owners.poll_owners(settled)
+        await self.owners.poll_owners(resolved)
 
     def expired(self, decided_before: Callable[[str], int]) -> list[m.LeaseExpired]:
         """The expired leases. `decided_before`: the offset before which all messages of a host are decided."""

@@ -2,8 +2,8 @@
 
     events → decide → records and commands → commit the records → act on the commands → events …
 
-While one commit is under way, the loop decides the next one on the ledger as it will be. A failed commit is taken back,
-and so is the next one, whose decisions build on it. Then the tenure ends. The loop knows no rules of allocation
+While one commit is under way, the loop decides the next one on the ledger as it will be. A failed commit is rolled
+back, and so is the next one, whose decisions build on it. Then the tenure ends. The loop knows no rules of allocation
 (core/), no driver, and not how a partition is taken (takeover.py).
 """
 
@@ -45,7 +45,7 @@ class CommitLoop:
     """The loop of one tenure."""
 
     def __init__(self, equipment: Equipment, writer: Writer, ledger: Ledger, cursor: Cursor, shape: Shape) -> None:
-        """`cursor`: the settled position in the input. `shape`: the topics' at the start of the tenure."""
+        """`cursor`: the committed position in the input. `shape`: the topics' at the start of the tenure."""
         self.cursor = cursor
         self.first_commit = anyio.Event()
         """It is set once anything is committed."""
@@ -107,7 +107,7 @@ class CommitLoop:
             self._reporter.catch_up(self._ledger)  # while the next commit is under way, to delay none
             if self._sent is not None and self._sent.done:
                 sent, self._sent = self._sent, None
-                trouble = self._conclude(sent)
+                trouble = self._end_commit(sent)
                 if trouble is not None or (sent.closing and sent.trouble is None):
                     return trouble
             self._decide()
@@ -129,8 +129,8 @@ class CommitLoop:
         return bool(waits) and self._open.is_open
 
     async def _wait(self) -> None:
-        """Wait for something to decide or to settle, at most until the next check of deadlines."""
-        # deaths whose worker cannot have deregistered before, by the settled input
+        """Wait for something to decide or to act on, at most until the next check of deadlines."""
+        # deaths whose worker cannot have deregistered before, by the committed input
         self._event_queue.extend(self._liveness.deaths(self.cursor.position))
         if self._reporter.behind or self._is_checking or self._more:
             for _ in range(YIELDS):
@@ -172,7 +172,7 @@ class CommitLoop:
 
     def _judge_silence(self) -> None:
         if self._reader.shows_silence:
-            # by the settled input: renewals of the commit under way do not count yet
+            # by the committed input: renewals of the commit under way do not count yet
             self._event_queue.extend(self._liveness.expired(self._lookahead.decided_before))
 
     def _check_hosts(self, commit: Commit) -> None:
@@ -219,7 +219,7 @@ class CommitLoop:
                 event_queue.forget(event.host)
                 continue
             if not commit.decide_internal(event):
-                event_queue.give_back([event], but=())
+                event_queue.put_back([event], but=())
         scope = self._assignment.scope
         if (lookahead_buffer := self._lookahead_buffer()) is not None:
             first = (commit.events + until + 1) // 2
@@ -237,7 +237,7 @@ class CommitLoop:
             and now() < end
         ):
             if not commit.decide_in_turn(message := reader.pop(), scope):
-                reader.give_back([message])
+                reader.put_back([message])
         if not reader.messages:
             commit.read_to(reader.position)
 
@@ -267,14 +267,14 @@ class CommitLoop:
         commit, reader = self._open, self._reader
         if self._outages != reader.outages and not self._assignment.bus.local and not self._stop.requested:
             # brokers that were away may have lost the last commit's end (`kafka.producer`), and must confirm it first
-            self._take_back(commit)
+            self._roll_back(commit)
             return ReopenError("the bus was away: the end of the last commit must be confirmed")
         if self._stop.requested or self._must_be_written(commit):
-            commits.start_soon(self._commit, commit, self._seal(commit))
+            commits.start_soon(self._commit, commit, self._complete(commit))
             self._sent, self._open = commit, self._open_after(commit)
             return None
         if commit.events or commit.position != self.cursor.position:
-            self._settle(commit)
+            self._act(commit)
             self._open = self._open_after(self.cursor)
         if reader.trouble is not None:
             return reader.trouble
@@ -292,7 +292,7 @@ class CommitLoop:
             return True
         return self._clock.monotonic() - self._written_at >= self._limits.checkpoint_interval_s
 
-    def _seal(self, commit: Commit) -> Checkpoint:
+    def _complete(self, commit: Commit) -> Checkpoint:
         """Complete this commit, and return its checkpoint. Its follow-ups are decided for the next commit."""
         event_queue, ledger, transaction = self._event_queue, self._ledger, commit.transaction
         stale = self._stale_positions | commit.effects.hosts
@@ -306,7 +306,7 @@ class CommitLoop:
         ended_boot_id = event_queue.ended_boot_id
         commit.deaths_left = ended_boot_id is not None and bool(self._liveness.unjudged or event_queue.deaths())
         event_queue.extend(commit.effects.follow_ups)
-        ledger.seal()
+        ledger.begin_commit()
         return checkpoint(
             self._assignment.identity,
             ledger,
@@ -340,30 +340,30 @@ class CommitLoop:
 
     # --- act ---
 
-    def _conclude(self, sent: Commit) -> BusError | None:
-        """A commit has ended: act on it, or take it back. Returns the error if that ends the tenure."""
+    def _end_commit(self, sent: Commit) -> BusError | None:
+        """A commit has ended: act on it, or roll it back. Returns the error if that ends the tenure."""
         if sent.trouble is None:
             self._signs_of_life.committed()
-            self._settle(sent)
+            self._act(sent)
             if self._writer.must_reopen and not sent.closing:
-                self._take_back(self._open)
+                self._roll_back(self._open)
                 return ReopenError("a request to the bus was retried: the writer is replaced")
             return None
-        self._take_back(self._open, sent)
+        self._roll_back(self._open, sent)
         if isinstance(sent.trouble, TooLargeError):
             return self._refused_commit.met(self._assignment.bus, sent.trouble, until=sent.position)
         return sent.trouble
 
-    def _settle(self, commit: Commit) -> None:
+    def _act(self, commit: Commit) -> None:
         """The decisions of `commit` are final: drop their input, and act."""
         ledger, event_queue, liveness, effects = self._ledger, self._event_queue, self._liveness, commit.effects
         self.cursor.advance(commit.position, commit.ahead)
-        commit.settle_quotas()
+        commit.note_omitted()
         self._refused_commit.passed(commit.position, idle=not (event_queue.queue or self._open.internal))
-        ledger.settle()
+        ledger.end_commit()
         if commit.done:
             self._written_to, self._written_at = commit.position, self._clock.monotonic()
-            self._snapshots.settle(commit.transaction.piece, commit.transaction.history_bytes)
+            self._snapshots.committed(commit.transaction.piece, commit.transaction.history_bytes)
             self.first_commit.set()
             self._reporter.answered(None, commit.seconds)
         else:
@@ -378,7 +378,7 @@ class CommitLoop:
             if isinstance(event, m.LeaseExpired):
                 # the allocation gets one more lease, and is judged again after it
                 liveness.start_final_leases([event.allocation], ledger)
-        event_queue.settled(
+        event_queue.committed(
             commit.internal,
             notes=len(commit.transaction.notes),
             boot_judged=commit.done and not commit.deaths_left,
@@ -392,7 +392,7 @@ class CommitLoop:
         for allocation in effects.allocations.values():
             if allocation is not None:
                 self._drivers.see_committed(allocation)
-        self._reporter.settled(commit)
+        self._reporter.committed(commit)
 
     def _update_drivers(self, host: str) -> None:
         """Start the host's drivers, or stop them where its record is gone."""
@@ -404,18 +404,18 @@ class CommitLoop:
             self._event_queue.forget(host)
             self._ledger.forget(host)
 
-    def _take_back(self, *commits: Commit) -> None:
-        """Take back these commits, the latest first: the tenure ends. The next one decides their events again; until
+    def _roll_back(self, *commits: Commit) -> None:
+        """Roll back these commits, the latest first: the tenure ends. The next one decides their events again; until
         then `oldest` says which message waits."""
         self._ledger.rollback()
         for commit in commits:
-            self._event_queue.give_back(commit.internal, but=commit.effects.follow_ups)
-            self._reader.give_back(commit.messages)
+            self._event_queue.put_back(commit.internal, but=commit.effects.follow_ups)
+            self._reader.put_back(commit.messages)
             if commit.trouble is not None:
                 self._reporter.answered(commit.trouble, commit.seconds)
-            commit.give_quotas_back()
-        self._snapshots.take_back()
-        self._signs_of_life.take_back()
+            commit.refund_quotas()
+        self._snapshots.rollback()
+        self._signs_of_life.rollback()
         self._open = self._open_after(self.cursor)
 
     async def _begin_again(self, lost: OffsetOutOfRangeError) -> BusError | None:

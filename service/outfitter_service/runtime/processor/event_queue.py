@@ -68,7 +68,7 @@ class DelayedEvents:
         self._tried = self._events[first]
         return [self._events.pop(key) for key in (first, *others)]
 
-    def settled(self, events: Iterable[m.Event]) -> None:
+    def committed(self, events: Iterable[m.Event]) -> None:
         """These events are committed. If the one that was tried is among them, the others are due."""
         if self._tried is not None and any(event is self._tried for event in events):
             self._tried = None
@@ -203,7 +203,7 @@ class Submissions:
 class EventQueue:
     """The events of one processor. `queue`: in the order of decision. `notes`: for the history of the next commit.
     `ended_boot_id`: the ended boot in which the last manager worked, until all deaths by that end are committed.
-    `wakeup` is set when there is something to decide or to settle."""
+    `wakeup` is set when there is something to decide or to act on."""
 
     def __init__(self, clock: Clock, wakeup: Wakeup) -> None:
         self.queue: deque[m.Event] = deque()
@@ -265,7 +265,7 @@ class EventQueue:
         )
 
     def pop(self) -> m.Event:
-        """Remove and return the next event. It comes back only by `give_back`."""
+        """Remove and return the next event. It comes back only by `put_back`."""
         event = self.queue.popleft()
         if type(event) is m.ReleaseDelayed and self._delays.get(event.allocation) is event:
             del self._delays[event.allocation]  # else each later report would look for this one in the whole queue
@@ -275,12 +275,12 @@ class EventQueue:
         """Write a note into the history of the next commit."""
         self.notes.append(note)
 
-    def settled(self, events: Iterable[m.Event], *, notes: int, boot_judged: bool) -> None:
+    def committed(self, events: Iterable[m.Event], *, notes: int, boot_judged: bool) -> None:
         """The commit of these events and of the first so many `notes` has returned, or nothing of it had to be written.
         `boot_judged`: all deaths by the end of the ended boot are committed."""
         events = [*events]
         self._submissions.end(events)
-        self._retries.settled(events)
+        self._retries.committed(events)
         del self.notes[:notes]
         if boot_judged:
             self.ended_boot_id = None
@@ -300,7 +300,7 @@ class EventQueue:
         """Nothing more is decided: give up all submitted events, and refuse later ones."""
         self._submissions.close(problem)
 
-    def give_back(self, events: Iterable[m.Event], *, but: Iterable[m.Event]) -> None:
+    def put_back(self, events: Iterable[m.Event], *, but: Iterable[m.Event]) -> None:
         """The commit that included `events` failed: put them first again, and remove its follow-ups (`but`)."""
         removed = {id(event) for event in but}
         if removed:

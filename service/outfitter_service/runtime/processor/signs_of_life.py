@@ -91,7 +91,7 @@ class SignSender:
         self._said = self.interval
         return self._said
 
-    def take_back(self) -> None:
+    def rollback(self) -> None:
         """That checkpoint was not written; the next one is due."""
         self._said = math.nan
 

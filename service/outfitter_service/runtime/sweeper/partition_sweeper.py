@@ -269,7 +269,7 @@ class PartitionSweeper:
         try:
             await writer.commit([(context.topics.dead_letters, letter_entries(written)), ledger])
         except BaseException:
-            self._dead_letter_quota.give_back(used)
+            self._dead_letter_quota.refund(used)
             self._omit(summed)
             raise
         self._omit(omitted)

@@ -40,7 +40,7 @@ from outfitter_service.query.errors import OutfitterCliError
 ENDING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 """The signals that end it."""
 
-SETTLED_WITHIN: Final = 1.0
+WRITTEN_WITHIN: Final = 1.0
 """Seconds until a write has failed whose reader has gone."""
 
 GIVEN_BACK_WITHIN: Final = 10.0
@@ -145,7 +145,7 @@ class HoldSession:
 
     async def _finish_unread(self) -> None:
         """End because standard output takes no more. Whoever has read a line and closes it gives back in order."""
-        await anyio.to_thread.run_sync(self._writer.finish, SETTLED_WITHIN)
+        await anyio.to_thread.run_sync(self._writer.finish, WRITTEN_WITHIN)
         self._code = self._code or problem_of(self._writer)
         self._finish(HoldEnd.UNTOLD if self._code == FAILED else HoldEnd.GIVEN_BACK)
 

@@ -74,8 +74,8 @@ class Commit:
         limits: Limits = DEFAULT_LIMITS,
         quotas: Quotas | None = None,
     ) -> None:
-        """`manager`: this one, as host records name it. `cursor`: the settled position in the input. The commit begins
-        where `after` ends there. `opening`: it is the first one of its tenure. `quotas`: None is no limit."""
+        """`manager`: this one, as host records name it. `cursor`: the committed position in the input. The commit
+        begins where `after` ends there. `opening`: it is the first one of its tenure. `quotas`: None is no limit."""
         self.ledger = ledger
         self.rules = rules
         self.now = now
@@ -171,7 +171,7 @@ class Commit:
         message = lookahead_buffer.pop()
         if message.offset >= self.position:
             if not self._decide_message(message, scope) and self.is_full:
-                lookahead_buffer.give_back([message])
+                lookahead_buffer.put_back([message])
                 return
             self.ahead[message.key or b""] = message.offset + 1
 
@@ -471,16 +471,16 @@ class Commit:
         self.seconds = seconds
         self.done = True
 
-    def settle_quotas(self) -> None:
+    def note_omitted(self) -> None:
         """It is written, or nothing of it had to be: a later letter sums up what it left out."""
         for payer, omitted in self.omitted.items():
             self._quotas.letters.omit(payer, omitted)
 
-    def give_quotas_back(self) -> None:
+    def refund_quotas(self) -> None:
         """It failed: later commits write its letters, answers and summaries again."""
         quotas = self._quotas
-        quotas.letters.give_back(self._letters)
-        quotas.rewrites.give_back(self.rewritten)
+        quotas.letters.refund(self._letters)
+        quotas.rewrites.refund(self.rewritten)
         for host, key in self._repeated:
             quotas.rewrites.postpone(host, key)
         for payer, omitted in self.summed.items():

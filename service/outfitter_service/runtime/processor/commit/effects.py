@@ -15,7 +15,7 @@ LOGGED = 20
 
 
 class Effects(Struct):
-    """What follows from one commit once it is settled. It begins empty, and its commit fills it."""
+    """What follows from one commit once it has returned. It begins empty, and its commit fills it."""
 
     # --- what the manager does ---
 

@@ -86,7 +86,7 @@ class RewriteQuota:
                 window = self._windows[name] = _Window(self._clock() + WINDOW_S)
             window.used += size
 
-    def give_back(self, used: Mapping[str, int]) -> None:
+    def refund(self, used: Mapping[str, int]) -> None:
         """So many bytes of each host were not written after all, because their commit failed."""
         for host, size in used.items():
             for name in (host, _ALL_HOSTS):

@@ -73,26 +73,26 @@ class CommitReporter:
         self._lines = LineLimiter()
         self._unlogged = 0
         self._held_back: set[tuple[str, str]] = set()
-        self._settled: list[Commit] = []
+        self._committed: list[Commit] = []
         self._counting = False
 
     @property
     def behind(self) -> bool:
-        """Whether some settled commits are not reported or counted yet."""
-        return bool(self._settled) or self._counting
-
-    def settled(self, commit: Commit) -> None:
-        """A commit is settled; `catch_up` will report it."""
-        self._settled.append(commit)
-
-    def catch_up(self, ledger: Ledger) -> None:
-        """Report settled commits. Of many hosts it counts some at a time."""
-        for commit in self._settled:
-            self.committed(commit)
-        self._settled.clear()
-        self._counting = self.state_gauges.catch_up(ledger)
+        """Whether some commits are not reported or counted yet."""
+        return bool(self._committed) or self._counting
 
     def committed(self, commit: Commit) -> None:
+        """A commit has returned; `catch_up` will report it."""
+        self._committed.append(commit)
+
+    def catch_up(self, ledger: Ledger) -> None:
+        """Report commits that have returned. Of many hosts it counts some at a time."""
+        for commit in self._committed:
+            self.report(commit)
+        self._committed.clear()
+        self._counting = self.state_gauges.catch_up(ledger)
+
+    def report(self, commit: Commit) -> None:
         """Count and log a commit."""
         metrics = self._metrics
         self._registered_ms.update(commit.effects.registered_ms)
