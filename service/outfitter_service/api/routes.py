@@ -1,4 +1,4 @@
-"""The routes: what each list has, in which order, and how it is narrowed."""
+"""The routes: what each list has, in which order, and how it is filtered."""
 
 from __future__ import annotations
 

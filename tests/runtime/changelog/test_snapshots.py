@@ -141,7 +141,7 @@ def test_without_history_there_are_no_snapshots() -> None:
     snapshots = Snapshots("host/h", "one", None)
     assert snapshots.piece(recorded.ledger, recorded.now, commit=1) is None
     checkpoint = structs.replace(recorded.last_checkpoint(), snapshot=recorded.now)
-    snapshots.adopt(checkpoint)
+    snapshots.resume(checkpoint)
     assert snapshots.newest(None) is UNSET
 
 
@@ -164,5 +164,5 @@ def test_a_snapshot_is_given_up_when_somebody_else_wrote_meanwhile_or_its_beginn
         (False, mine, False),
     ]:
         snapshots = underway(committed=committed)
-        snapshots.adopt(checkpoint)
+        snapshots.resume(checkpoint)
         assert snapshots.underway is goes_on

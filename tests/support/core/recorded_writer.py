@@ -144,14 +144,14 @@ class RecordedWriter:
         self.state_gauges = StateGauges(self.rules.specs)
         self._restore()
         self.snapshots = self._begin()
-        self.snapshots.adopt(self.last_checkpoint())
+        self.snapshots.resume(self.last_checkpoint())
 
     def take_anew(self) -> None:
         """The same run takes the partition again, and goes on with its snapshot."""
         self.snapshots.rollback()
         self._restore()
         self.next = self._begin_commit()
-        self.snapshots.adopt(self.last_checkpoint())
+        self.snapshots.resume(self.last_checkpoint())
 
     def switch(self, *, history: bool) -> None:
         """Another run, with history or without."""

@@ -43,7 +43,7 @@ class KafkaMembership(OwnedMembership):
             retry_backoff_ms=RETRY_BACKOFF_MS,
         )
         self._patience = Patience(connector.patience)
-        connector.adopt(self._client, self._patience)
+        connector.attach(self._client, self._patience)
         self._answers = LastAnswers(connector, self._client, "group")
 
     async def start(

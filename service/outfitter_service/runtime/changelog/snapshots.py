@@ -92,7 +92,7 @@ class Snapshots:
             return piece.last
         return self._since if self._since is not None else UNSET
 
-    def adopt(self, checkpoint: Checkpoint | None) -> None:
+    def resume(self, checkpoint: Checkpoint | None) -> None:
         """The ledger was restored up to this checkpoint. Another manager may have written no history."""
         self._since = None
         if self._pace is not None and checkpoint is not None and checkpoint.snapshot is not UNSET:

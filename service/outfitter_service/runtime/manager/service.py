@@ -195,22 +195,22 @@ class Service:
             partitions = await wanted_topics.partition_count(bus, cluster) or LOCAL_PARTITIONS
             await wanted_topics.create(bus, cluster, partitions=partitions, history=history)
         fatal: list[str] = []
-        narrow: list[str] = []
+        too_small: list[str] = []
         for difference in await wanted_topics.check(bus, cluster, history=history):
             problem = (
                 f"topic {difference.topic}: {difference.setting} is {difference.found}, "
                 f"should be {difference.wanted} ({difference.why})"
             )
             if difference.fatal and difference.waits:
-                narrow.append(f"{problem}: {difference.remedy}")
+                too_small.append(f"{problem}: {difference.remedy}")
             elif difference.fatal:
                 fatal.append(problem)
             else:
                 log.warning("a topic is not as it should be", topic=difference.topic, problem=problem)
         if fatal:
             raise LedgerUnsafeError("; ".join(fatal) + ". See `outfitter topics check`")
-        if narrow:
-            raise TooLargeError("; ".join(narrow))
+        if too_small:
+            raise TooLargeError("; ".join(too_small))
 
     async def _serve(self, bus: Bus, registrations: TopicInfo) -> None:
         self.metrics.show(self._state_counts)

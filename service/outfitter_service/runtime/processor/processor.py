@@ -240,7 +240,7 @@ class Processor:
                 takeover.note_commit(self.ledger.commits)
                 tenure = Tenure(self._equipment, takeover, writer, restored)
                 try:
-                    self._loop = loop = await tenure.adopt()
+                    self._loop = loop = await tenure.resume()
                 finally:
                     restored.neighbours.clear()  # nobody looks at the other hosts' records from here on
             except BusError as error:

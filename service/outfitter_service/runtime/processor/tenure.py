@@ -1,4 +1,4 @@
-"""A tenure: the time for which one manager holds a partition's writer. It adopts the restored ledger, and works."""
+"""A tenure: the time for which one manager holds a partition's writer. It goes on with the ledger, and works."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ class Tenure:
         self._ledger = restored.ledger
         self._checkpoint = restored.checkpoint
 
-    # --- adopting the ledger ---
+    # --- resuming the work ---
 
-    async def adopt(self) -> CommitLoop:
+    async def resume(self) -> CommitLoop:
         """Make the ledger the state, and continue the work of the last tenure. Returns the loop, for `run`.
 
         Raises:
@@ -71,7 +71,7 @@ class Tenure:
         equipment, ledger = self._equipment, self._ledger
         event_queue, drivers = equipment.event_queue, equipment.drivers
         equipment.reporter.replayed(self._restored)
-        equipment.snapshots.adopt(self._checkpoint)
+        equipment.snapshots.resume(self._checkpoint)
         await self._check_history()
         own = self._assignment.identity.host
         hosts = [own] if own is not None else list(ledger.hosts)

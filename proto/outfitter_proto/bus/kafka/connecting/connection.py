@@ -394,7 +394,7 @@ class Connector:
                 await _cancelled(running)
         raise NobodyError(errors)
 
-    def adopt(self, client: Any, patience: Patience | None = None) -> None:
+    def attach(self, client: Any, patience: Patience | None = None) -> None:
         """Make one of aiokafka's clients (`AIOKafkaClient`, not started) use connections of this connector.
 
         Its `bootstrap` then raises the errors of `connect`, instead of the same error for every failure. `patience`:

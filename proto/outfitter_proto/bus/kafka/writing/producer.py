@@ -203,7 +203,7 @@ class TransactionalProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka
             max_batch_size=BUILDER_BYTES,
         )
         self.patience = Patience(connector.patience)
-        connector.adopt(self.client, self.patience)
+        connector.attach(self.client, self.patience)
         self.connector = connector
         self.answers = LastAnswers(connector, self.client, "transactional-id")
         self.may_act_late = False

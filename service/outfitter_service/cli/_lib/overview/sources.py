@@ -79,11 +79,11 @@ class PictureSource(ABC):
             troubles=await self._all(items.Trouble, "troubles", only),
         )
 
-    async def _all(self, item: type[T], name: str, narrowed: Mapping[str, Any]) -> list[T]:
+    async def _all(self, item: type[T], name: str, filters: Mapping[str, Any]) -> list[T]:
         found: list[T] = []
         cursor: str | UnsetType | None = UNSET
         while cursor is not None:
-            page = await self.page(item, name, {**narrowed, "limit": MOST, "cursor": cursor})
+            page = await self.page(item, name, {**filters, "limit": MOST, "cursor": cursor})
             if page.next is not None and (not page.items or page.next == cursor):
                 raise OutfitterCliError(f"the pages of {name} do not end: this is no API of Outfitter")
             found += page.items

@@ -44,9 +44,9 @@ class LeftBehind:
     """The descendants of this process: the command while it runs, and those that it leaves behind."""
 
     def __init__(self, command: int, earlier: Mapping[int, int], *, kill: bool, kill_after: float) -> None:
-        """`command`: the command's pid. `earlier`: the descendants from before, which do not count, as `adopt` returns
-        them. `kill`: end the descendants when the command has ended, in place of waiting. `kill_after`: most seconds
-        between SIGTERM and SIGKILL.
+        """`command`: the command's pid. `earlier`: the descendants from before, which do not count, as `become_reaper`
+        returns them. `kill`: end the descendants when the command has ended, in place of waiting. `kill_after`: most
+        seconds between SIGTERM and SIGKILL.
         """
         self._command = command
         self._earlier = earlier
@@ -126,7 +126,7 @@ class LeftBehind:
                     os.close(folder)
 
 
-def adopt() -> dict[int, int]:
+def become_reaper() -> dict[int, int]:
     """Become the parent of descendants whose parent ends. Call it before the command's process exists.
 
     Returns the descendants from before: their start ticks (proc(5)), by pid.

@@ -80,7 +80,7 @@ def run(
     from outfitter_proto.support.processes import process_owner, survivors_of
     from outfitter_service import standard_error
     from outfitter_service.cli._lib.running.child import Child
-    from outfitter_service.cli._lib.running.left_behind import LeftBehind, adopt
+    from outfitter_service.cli._lib.running.left_behind import LeftBehind, become_reaper
     from outfitter_service.cli._lib.running.run_session import RECEIVED, RunSession
     from outfitter_service.cli._lib.running.signals import SignalFile, die_of
     from outfitter_service.config import connection
@@ -90,7 +90,7 @@ def run(
     owner = process_owner()
     survivors = survivors_of(owner, kill_after_s=max(kill_after, SHORTEST_S) if kill_survivors else UNSET)
     message = registration_options.registration(where.host, **request, owner=owner, wait_s=wait, survivors=survivors)
-    earlier = adopt()
+    earlier = become_reaper()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored, nobody can wait for processes
     with SignalFile(RECEIVED) as signals, Child(command, mask=signals.blocked_before) as child:
         standard_error.go_background()  # its thread comes after the fork
