@@ -460,16 +460,16 @@ async def test_compaction_keeps_the_last_record_of_every_key_at_its_offset(bus: 
     assert (await bus.offsets(topic, 0))[0] == 0
 
 
-# --- the shape of topics -------------------------------------------------------------------------------
+# --- the layout of topics -------------------------------------------------------------------------------
 
 
-async def test_shapes_tell_ids_and_partitions_and_leave_out_what_is_not_there(bus: Bus, make_topic: MakeTopic) -> None:
+async def test_layouts_tell_ids_and_partitions_and_leave_out_what_is_not_there(bus: Bus, make_topic: MakeTopic) -> None:
     first, second = await make_topic(partitions=2), await make_topic()
-    found = await bus.shapes([first, "not-there", second])
-    assert {name: shape.partitions for name, shape in found.items()} == {first: 2, second: 1}
+    found = await bus.layouts([first, "not-there", second])
+    assert {name: layout.partitions for name, layout in found.items()} == {first: 2, second: 1}
     assert [found[name].id for name in (first, second)] == [(await bus.topic(name)).id for name in (first, second)]
     assert found[first].id != found[second].id
-    assert await bus.shapes([]) == {}
+    assert await bus.layouts([]) == {}
 
 
 async def test_added_partitions_are_empty_and_everybody_sees_them(
@@ -478,11 +478,11 @@ async def test_added_partitions_are_empty_and_everybody_sees_them(
     topic = await make_topic(partitions=2)
     await bus.publish(topic, 1, Entry(b"k", b"v"))
     async with connect(bus_url) as other:
-        before = (await other.shapes([topic]))[topic]
+        before = (await other.layouts([topic]))[topic]
         await other.publish(topic, 0, Entry(b"k", b"v"))
         await add_partitions_to(bus, topic, 5)
         assert await other.publish(topic, 4, Entry(b"k", b"w")) == 0
-        after = (await other.shapes([topic]))[topic]
+        after = (await other.layouts([topic]))[topic]
         assert (after.id, before.partitions, after.partitions) == (before.id, 2, 5)
         async with await other.open_writer(f"{topic}-writer", 3) as writer:
             await writer.commit([(topic, entries("a"))])

@@ -39,9 +39,9 @@ class WallClock:
 
 
 def main() -> None:
-    from outfitter_service.runtime.changelog import shape
+    from outfitter_service.runtime.changelog import topic_layout
 
-    shape.CHECK_S = LOOK_S
+    topic_layout.CHECK_S = LOOK_S
     from outfitter_service.cli import main as outfitter
     from outfitter_service.runtime import clock
 

@@ -49,23 +49,29 @@ NOW: dict[str, str] = dict(
     Portion → dissolved
     QuotaUse → Commit
     rebuilding → rebuild
+    RecycledError → ReopenError
     Remit → HostScope, PartitionScope
     requesting → registration_options
     Retelling → RebuiltRecords
     Roll → HostRegistry
     roster → membership
     Scout → LookAhead
+    seal → begin_commit
+    settle → end_commit
+    settled → committed
     Settlement → CommitLoop
     Shelf → FreeList
-    Standing → HostStatus
     standing → AllocationStatus
+    Standing → HostStatus
     Station → dissolved into its parts
     Survey → ManagerLookup
     Sweep → PartitionSweeper
     Sweeper → SweepingManager
     SweeperMember → SweepingManager
+    tainted → must_reopen
     Telling → CommitReporter
     Told → RecordedCommits
+    TopicShape → TopicLayout
     undecided → open_transactions
     unnumbered → stale_positions
     verdicts → translation

@@ -109,7 +109,7 @@ async def _delete(manager: Manager, name: str) -> None:
     await admin.close()
     async with connect(manager.bus_url) as bus:
         with anyio.fail_after(20):
-            while await bus.shapes([name]):  # noqa: ASYNC110 - it tells nobody
+            while await bus.layouts([name]):  # noqa: ASYNC110 - it tells nobody
                 await anyio.sleep(0.05)
 
 

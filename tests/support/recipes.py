@@ -83,6 +83,6 @@ def _await_deletion(manager: Manager) -> None:
 
     async def is_there() -> bool:
         async with connect(manager.bus_url) as bus:
-            return topics(manager.cluster).allocations in await bus.shapes([topics(manager.cluster).allocations])
+            return topics(manager.cluster).allocations in await bus.layouts([topics(manager.cluster).allocations])
 
     until(lambda: not anyio.run(is_there), lambda: "the topic is still there")

@@ -74,12 +74,12 @@ class HostPartition:
 
     async def has_changed(self) -> bool:
         """Read the number of partitions and compute the partition again. Returns whether the number has changed."""
-        shape = (await self._bus.shapes([self._topic])).get(self._topic)
-        if shape is None or shape.partitions == self.count:
+        layout = (await self._bus.layouts([self._topic])).get(self._topic)
+        if layout is None or layout.partitions == self.count:
             self._checked_at = anyio.current_time()
             return False
-        log.info("%s: there are %d partitions now", self._worker, shape.partitions)
-        self.assign(shape.partitions)
+        log.info("%s: there are %d partitions now", self._worker, layout.partitions)
+        self.assign(layout.partitions)
         return True
 
     def is_check_due(self) -> bool:

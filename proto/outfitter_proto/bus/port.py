@@ -140,7 +140,7 @@ class TopicInfo(NamedTuple):
     config: Mapping[str, str]
 
 
-class TopicShape(NamedTuple):
+class TopicLayout(NamedTuple):
     """A topic's current id and number of partitions. A topic that was deleted and created again has another id."""
 
     id: str
@@ -357,21 +357,21 @@ class Bus(Closable):
             UnknownTopicError: the topic does not exist.
         """
 
-    async def shapes(self, names: Collection[str]) -> dict[str, TopicShape]:
-        """The current shapes of these topics, without those that do not exist or that we have no right to describe.
+    async def layouts(self, names: Collection[str]) -> dict[str, TopicLayout]:
+        """The current layouts of these topics, without those that do not exist or that we have no right to describe.
         Cheap enough to call before each message.
 
         Raises:
             BusUnavailableError: the bus did not answer.
         """
-        shapes: dict[str, TopicShape] = {}
+        layouts: dict[str, TopicLayout] = {}
         for name in names:
             try:
                 info = await self.topic(name)
             except (UnknownTopicError, BusAuthorizationError):
                 continue
-            shapes[name] = TopicShape(info.id, info.partitions)
-        return shapes
+            layouts[name] = TopicLayout(info.id, info.partitions)
+        return layouts
 
     async def brokers(self) -> int:
         """The current number of brokers; 1 for a bus without brokers."""

@@ -29,7 +29,7 @@ from outfitter_proto.bus import (
     Message,
     OffsetOutOfRangeError,
     Reader,
-    TopicShape,
+    TopicLayout,
     UnknownTopicError,
 )
 from outfitter_proto.bus.reading import FOLLOW_WAIT_S, MARKERS_WAIT_S
@@ -50,7 +50,7 @@ log = structlog.get_logger("outfitter.api")
 BACKOFF_S = (0.2, 5.0)
 """The first and the longest delay between attempts to reach the bus."""
 LOOK_EVERY_S = 2.0
-"""Seconds between two looks at the topics' shapes and ends."""
+"""Seconds between two looks at the topics' layouts and ends."""
 LATE_S = 30.0
 """A model that has been incomplete for this many seconds is an old picture, whatever the reason."""
 LONGEST_GAP_S = 3600.0
@@ -206,7 +206,7 @@ class Follower:
         Raises:
             BusError: the ledger cannot be read.
         """
-        shapes = await self._bus.shapes([self._topics.allocations, self._topics.registrations])
+        layouts = await self._bus.layouts([self._topics.allocations, self._topics.registrations])
         count = (await self._bus.topic(self._topics.allocations)).partitions
         partitions = range(count) if self._host is None else [partition_of(self._host, count)]
         self._failures = {}
@@ -224,7 +224,7 @@ class Follower:
                 stack.callback(self._forget)  # before the readers are closed, which may take long
                 for partition in partitions:
                     tasks.start_soon(self._follow_ledger, partition, fleet, tasks.cancel_scope)
-                tasks.start_soon(self._look, look, shapes, fleet, tasks.cancel_scope)
+                tasks.start_soon(self._look, look, layouts, fleet, tasks.cancel_scope)
             with anyio.move_on_after(TAILS_WITHIN_S):
                 for caught_up in (*(tail.caught_up for tail in tails), *signs_read):
                     await caught_up.wait()
@@ -347,13 +347,13 @@ class Follower:
         return await self._bus.open_reader(topic, partition, start=start, committed=True, lenient=True)
 
     async def _look(
-        self, earlier: _Look, before: dict[str, TopicShape], fleet: Fleet, scope: anyio.CancelScope
+        self, earlier: _Look, before: dict[str, TopicLayout], fleet: Fleet, scope: anyio.CancelScope
     ) -> None:
         """Look at the topics now and then: whether they are the same, and how far the model is behind. While records
         come without a pause, it is only ever known to have reached an `earlier` look."""
         while True:
             try:
-                if await self._bus.shapes(list(before)) != before:
+                if await self._bus.layouts(list(before)) != before:
                     scope.cancel()
                     return
                 look = await self._look_at(self._readers)

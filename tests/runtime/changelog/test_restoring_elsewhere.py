@@ -29,7 +29,7 @@ from outfitter_service.runtime.changelog.backup import archive, restoration
 from outfitter_service.runtime.changelog.backup.archive import BackupError, SavedRecord, SavedRegistration
 from outfitter_service.runtime.changelog.backup.restoration import SKIPPED, Restoration, restore_backup
 from outfitter_service.runtime.changelog.backup.save import save
-from outfitter_service.runtime.changelog.shape import TopicsChangedError
+from outfitter_service.runtime.changelog.topic_layout import TopicsChangedError
 from outfitter_service.runtime.identity import host_identity, of_partition, replica_identity
 from outfitter_service.runtime.input.scope import PartitionScope
 from outfitter_service.runtime.processor.limits import Limits

@@ -1,4 +1,4 @@
-"""Topics that get another shape: more partitions, or made anew. It is noticed, and no device is lent twice."""
+"""Topics that get another layout: more partitions, or made anew. It is noticed, and no device is lent twice."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from outfitter_proto.names import topics, transactional_id
 from outfitter_proto.partitioning import partition_of
 from outfitter_service.cli._lib import ledger_location
 from outfitter_service.runtime.changelog.restore import restore as replay
-from outfitter_service.runtime.changelog.shape import TopicCheck, TopicsChangedError
+from outfitter_service.runtime.changelog.topic_layout import TopicCheck, TopicsChangedError
 from outfitter_service.runtime.identity import host_identity, of_partition, replica_identity
 from outfitter_service.runtime.input.scope import HostScope, PartitionScope
 from outfitter_service.runtime.processor.processor import Limits

@@ -12,7 +12,7 @@ import pytest
 
 from outfitter_proto import topics as wanted
 from outfitter_proto.names import topics
-from outfitter_service.runtime.changelog.shape import TopicsChangedError
+from outfitter_service.runtime.changelog.topic_layout import TopicsChangedError
 from outfitter_service.runtime.processor.processor import Limits
 from support.bus.faulty_bus import FaultyBus
 from support.bus.remaking import add_partitions
@@ -36,7 +36,7 @@ async def test_more_partitions_end_a_manager_and_the_next_one_finds_the_records_
     looks, grown = anyio.Event(), anyio.Event()
 
     async def hold_back(point: str) -> None:
-        if point == "shapes:before" and manager.processor.ready:
+        if point == "layouts:before" and manager.processor.ready:
             looks.set()
             await grown.wait()
 

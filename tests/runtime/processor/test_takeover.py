@@ -14,7 +14,7 @@ import pytest
 
 from outfitter_proto.bus import BusUnavailableError, Entry, Writer
 from outfitter_service.core import model as m
-from outfitter_service.runtime.changelog.shape import TopicsChangedError
+from outfitter_service.runtime.changelog.topic_layout import TopicsChangedError
 from outfitter_service.runtime.processor import processor
 from outfitter_service.runtime.processor.takeover import ForeignManagerError
 from runtime.conftest import Serve

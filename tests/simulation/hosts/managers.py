@@ -20,7 +20,7 @@ from outfitter_service import config
 from outfitter_service.cli._lib.errors import leaves
 from outfitter_service.core.decide import Rules
 from outfitter_service.metrics import Metrics
-from outfitter_service.runtime.changelog.shape import TopicsChangedError
+from outfitter_service.runtime.changelog.topic_layout import TopicsChangedError
 from outfitter_service.runtime.clock import Clock
 from outfitter_service.runtime.drivers.pool import DriverPool
 from outfitter_service.runtime.identity import Identity

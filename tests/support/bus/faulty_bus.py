@@ -18,7 +18,7 @@ from outfitter_proto.bus import (
     Message,
     Reader,
     TopicInfo,
-    TopicShape,
+    TopicLayout,
     TopicSpec,
     Writer,
     connect,
@@ -89,9 +89,9 @@ class FaultyBus(Bus):
         async with self._around("topic"):
             return await self._inner.topic(name)
 
-    async def shapes(self, names: Collection[str]) -> dict[str, TopicShape]:
-        async with self._around("shapes"):
-            return await self._inner.shapes(names)
+    async def layouts(self, names: Collection[str]) -> dict[str, TopicLayout]:
+        async with self._around("layouts"):
+            return await self._inner.layouts(names)
 
     async def has_committed(self, identity: str) -> bool:
         async with self._around("has_committed"):

@@ -1,4 +1,4 @@
-"""Harm to the shape of a cluster's topics on a real broker: made anew, or with more partitions than their ledger."""
+"""Harm to the layout of a cluster's topics on a real broker: made anew, or with more partitions than their ledger."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from support.bus.committed import committed
 
 async def remake(bus: Bus, cluster: str, names: Collection[str], *, partitions: int | None = None) -> None:
     """Delete these topics and make them anew, with as many `partitions` as they had unless it is said."""
-    before = await bus.shapes(names)
+    before = await bus.layouts(names)
     admin = AIOKafkaAdminClient(bootstrap_servers=bus.url.removeprefix("kafka://"))
     await admin.start()
     try:
@@ -29,10 +29,10 @@ async def remake(bus: Bus, cluster: str, names: Collection[str], *, partitions: 
     finally:
         await admin.close()
     with anyio.fail_after(20):
-        while await bus.shapes(names):  # noqa: ASYNC110 - it tells nobody
+        while await bus.layouts(names):  # noqa: ASYNC110 - it tells nobody
             await anyio.sleep(0.02)
-        count = partitions or max(shape.partitions for shape in before.values())
-        while set(before) - (await bus.shapes(before)).keys():
+        count = partitions or max(layout.partitions for layout in before.values())
+        while set(before) - (await bus.layouts(before)).keys():
             await topics.create(bus, cluster, partitions=count)
             await anyio.sleep(0.02)
 

@@ -42,7 +42,7 @@ from outfitter_proto.bus.port import (
     Reader,
     Right,
     TopicInfo,
-    TopicShape,
+    TopicLayout,
     TopicSpec,
     UnknownTopicError,
     Writer,
@@ -128,9 +128,9 @@ class KafkaBus(Bus):
         config = {setting: value for setting, value, *_ in entries or () if value is not None}
         return TopicInfo(name, metadata.id, len(metadata.leaders), metadata.replication, config)
 
-    async def shapes(self, names: Collection[str]) -> dict[str, TopicShape]:
-        """See `Bus.shapes`: one request."""
-        return {topic.name: TopicShape(topic.id, len(topic.leaders)) for topic in await self._cluster.topics(names)}
+    async def layouts(self, names: Collection[str]) -> dict[str, TopicLayout]:
+        """See `Bus.layouts`: one request."""
+        return {topic.name: TopicLayout(topic.id, len(topic.leaders)) for topic in await self._cluster.topics(names)}
 
     async def brokers(self) -> int:
         """The number of brokers in the metadata, which lists living brokers only."""

@@ -58,10 +58,10 @@ async def refuse_unreadable(where: BusConnection) -> None:
         names = topics(where.cluster)
         if missing := await bus.missing_rights([Right("Read", "topic", name) for name in names]):
             raise BusAuthorizationError(f"{bus.url}: {'; '.join(missing)}")
-        written = await bus.shapes(names.written(history=where.history))
+        written = await bus.layouts(names.written(history=where.history))
         async with side_by_side() as tasks:
-            for name, shape in written.items():
-                for partition in range(shape.partitions):
+            for name, layout in written.items():
+                for partition in range(layout.partitions):
                     tasks.start_soon(refuse_undecided, bus, name, partition)
 
 

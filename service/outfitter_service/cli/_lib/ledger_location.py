@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from msgspec import UNSET
 
-from outfitter_proto.bus import Bus, BusAccessError, TopicShape
+from outfitter_proto.bus import Bus, BusAccessError, TopicLayout
 from outfitter_proto.bus.reading import read_to
 from outfitter_proto.keys import host_writer, is_sweeper, partition_writer
 from outfitter_proto.names import Topics, topics, transactional_id
@@ -15,7 +15,7 @@ from outfitter_proto.partitioning import partition_of
 from outfitter_proto.records import Checkpoint
 from outfitter_proto.topics import TopicDifference
 from outfitter_service.runtime.changelog.places import Places
-from outfitter_service.runtime.changelog.shape import replacing, unfinished
+from outfitter_service.runtime.changelog.topic_layout import replacing, unfinished
 
 _SHOWN = 3
 _ADOPT = (
@@ -32,10 +32,10 @@ async def check(bus: Bus, cluster: str, host: str) -> list[TopicDifference]:
         BusError: the bus failed.
     """
     names = topics(cluster)
-    shapes = await bus.shapes([*names])
-    if not {names.allocations, names.registrations} <= shapes.keys():
+    layouts = await bus.layouts([*names])
+    if not {names.allocations, names.registrations} <= layouts.keys():
         return []
-    ledger, registrations = shapes[names.allocations], shapes[names.registrations]
+    ledger, registrations = layouts[names.allocations], layouts[names.registrations]
     differences: list[TopicDifference] = []
     try:
         for partition in range(ledger.partitions):
@@ -45,7 +45,7 @@ async def check(bus: Bus, cluster: str, host: str) -> list[TopicDifference]:
                 differences.append(_strays(topic_partition, strays, ledger.partitions))
             own = [each for each in places.readable_checkpoints() if not is_sweeper(each.writer)]
             differences += _of_checkpoints(topic_partition, own, ledger, registrations)
-            trace = await _trace(bus, cluster, names, shapes, partition, host) if not places.has_managers else None
+            trace = await _trace(bus, cluster, names, layouts, partition, host) if not places.has_managers else None
             if trace is not None:
                 differences.append(_emptied(topic_partition, trace))
             if not bus.local:
@@ -71,11 +71,11 @@ async def _read(bus: Bus, topic: str, partition: int, partitions: int) -> Places
 
 
 async def _trace(
-    bus: Bus, cluster: str, names: Topics, shapes: Mapping[str, TopicShape], partition: int, host: str
+    bus: Bus, cluster: str, names: Topics, layouts: Mapping[str, TopicLayout], partition: int, host: str
 ) -> str | None:
     """What shows that managers have written to a partition whose ledger has no checkpoint; None: nothing does."""
     writers = [partition_writer(partition)]
-    if partition_of(host, shapes[names.allocations].partitions) == partition:
+    if partition_of(host, layouts[names.allocations].partitions) == partition:
         writers.append(host_writer(host))
     for writer in writers:
         identity = transactional_id(cluster, writer)
@@ -84,7 +84,7 @@ async def _trace(
                 return f"{identity!r} has committed"
     _, end = await bus.offsets(names.allocations, partition)
     for topic in (names.history, names.dead_letters):
-        if end == 0 and topic in shapes and await _has_records(bus, topic, partition):
+        if end == 0 and topic in layouts and await _has_records(bus, topic, partition):
             return f"{topic}/{partition} has records"
     return None
 
@@ -117,7 +117,7 @@ def _strays(topic_partition: str, hosts: list[str], partitions: int) -> TopicDif
 
 
 def _of_checkpoints(
-    topic_partition: str, checkpoints: list[Checkpoint], ledger: TopicShape, registrations: TopicShape
+    topic_partition: str, checkpoints: list[Checkpoint], ledger: TopicLayout, registrations: TopicLayout
 ) -> list[TopicDifference]:
     differences: list[TopicDifference] = []
     for each in checkpoints:

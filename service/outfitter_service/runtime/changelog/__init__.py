@@ -1,1 +1,1 @@
-"""The ledger topic as a changelog: encoding, restore, snapshots, and checks of the topics' shape."""
+"""The ledger topic as a changelog: encoding, restore, snapshots, and checks of the topics' layout."""

@@ -38,8 +38,8 @@ from outfitter_service.core.fast_path import FastGrant
 from outfitter_service.core.state.ledger import Ledger
 from outfitter_service.core.state.record_kinds import KINDS
 from outfitter_service.core.state.sizes import ENTRY_BYTES
-from outfitter_service.runtime.changelog.shape import Shape
 from outfitter_service.runtime.changelog.snapshots import Piece
+from outfitter_service.runtime.changelog.topic_layout import ClusterLayout
 from outfitter_service.runtime.identity import Identity
 
 LONGEST_REASON = 2000
@@ -195,14 +195,14 @@ def checkpoint(
     ledger: Ledger,
     position: InputPosition,
     *,
-    shape: Shape,
+    layout: ClusterLayout,
     at: datetime,
     boot_id: str | None,
     snapshot: datetime | UnsetType,
     beat_s: float | UnsetType = UNSET,
     lease_grace_s: float | UnsetType = UNSET,
 ) -> Checkpoint:
-    """The checkpoint of a commit that has just begun. `position`: in the input. `shape`: the topics'.
+    """The checkpoint of a commit that has just begun. `position`: in the input. `layout`: the topics'.
     `boot_id`: the boot whose deaths are not all committed. `snapshot`: when the newest complete snapshot in history was
     begun. `beat_s`: seconds between two signs of life. `lease_grace_s`: seconds between a lease's end and its
     judgement."""
@@ -220,9 +220,9 @@ def checkpoint(
         snapshot=snapshot,
         pid_ns=UNSET if identity.pid_ns is None else identity.pid_ns,
         time_ns=UNSET if identity.time_ns is None else identity.time_ns,
-        partitions=shape.partitions,
-        ledger_id=shape.ledger,
-        ledger_start=shape.ledger_start or UNSET,
+        partitions=layout.partitions,
+        ledger_id=layout.ledger,
+        ledger_start=layout.ledger_start or UNSET,
         beat_s=beat_s,
         lease_grace_s=lease_grace_s,
         format=2 if ledger.needs else 1,

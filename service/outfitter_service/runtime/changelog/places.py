@@ -11,7 +11,7 @@ from outfitter_proto.keys import CHECKPOINT, HOST, host_of, is_sweeper, writer_n
 from outfitter_proto.partitioning import partition_of
 from outfitter_proto.records import Checkpoint
 from outfitter_service.runtime.changelog.backup.archive import SavedRecord
-from outfitter_service.runtime.changelog.shape import unfinished
+from outfitter_service.runtime.changelog.topic_layout import unfinished
 
 
 class Places:

@@ -1,4 +1,4 @@
-"""Checks the topics' shape while a partition is served: the bus does not report that a topic was recreated, or
+"""Checks the topics' layout while a partition is served: the bus does not report that a topic was recreated, or
 has more partitions."""
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ import structlog
 from msgspec import Struct, structs
 
 from outfitter_proto.bus import BusError, OffsetOutOfRangeError
-from outfitter_service.runtime.changelog.shape import Shape, TopicCheck
 from outfitter_service.runtime.changelog.snapshots import Snapshots
+from outfitter_service.runtime.changelog.topic_layout import ClusterLayout, TopicCheck
 from outfitter_service.runtime.input.assignment import Assignment
 from outfitter_service.runtime.input.input_reader import Cursor, InputReader
 
@@ -17,7 +17,7 @@ log = structlog.get_logger("outfitter.topics")
 
 
 class TopicWatch(Struct, frozen=True):
-    """Watches one processor's topics. `topic_check`: compares their shape. `input_reader`: learns that the
+    """Watches one processor's topics. `topic_check`: compares their layout. `input_reader`: learns that the
     registrations topic was recreated; `snapshots`: that history was. `every_s`: seconds between two checks. The watch
     has no large objects, because a cancelled task may stay in memory for a while."""
 
@@ -27,9 +27,9 @@ class TopicWatch(Struct, frozen=True):
     snapshots: Snapshots
     every_s: float
 
-    async def run(self, cursor: Cursor, before: Shape) -> None:
+    async def run(self, cursor: Cursor, before: ClusterLayout) -> None:
         """Check repeatedly, until cancelled. `cursor`: the processor's, which moves on meanwhile. `before`: the topics'
-        shape at the start.
+        layout at the start.
 
         Raises:
             TopicsChangedError: the ledger was written for other topics.
@@ -50,7 +50,7 @@ class TopicWatch(Struct, frozen=True):
             history, letters = now.history or before.history, now.dead_letters or before.dead_letters
             before = structs.replace(now, history=history, dead_letters=letters)
 
-    def _report(self, before: Shape, now: Shape) -> None:
+    def _report(self, before: ClusterLayout, now: ClusterLayout) -> None:
         if None not in (now.history, before.history) and now.history != before.history:
             log.warning("the history topic was recreated: its earlier entries are gone", id=now.history)
             self.snapshots.restart()

@@ -10,7 +10,7 @@ from outfitter_proto.names import topics
 from outfitter_proto.partitioning import partition_of
 from outfitter_service.config import Settings
 from outfitter_service.runtime.changelog.restore import LedgerRefusedError, restore
-from outfitter_service.runtime.changelog.shape import TopicCheck, TopicsChangedError
+from outfitter_service.runtime.changelog.topic_layout import TopicCheck, TopicsChangedError
 from outfitter_service.runtime.identity import host_identity, of_partition, replica_identity
 from outfitter_service.runtime.input.assignment import Assignment
 from outfitter_service.runtime.input.scope import HostScope, PartitionScope

@@ -22,7 +22,7 @@ from outfitter_service.core import model as m
 from outfitter_service.core.decide import is_due
 from outfitter_service.core.state.ledger import Ledger
 from outfitter_service.runtime.changelog.encoding import checkpoint
-from outfitter_service.runtime.changelog.shape import Shape
+from outfitter_service.runtime.changelog.topic_layout import ClusterLayout
 from outfitter_service.runtime.input.input_reader import Cursor
 from outfitter_service.runtime.input.lookahead import LookAheadBuffer
 from outfitter_service.runtime.processor.commit.commit import Commit
@@ -44,14 +44,16 @@ HOSTS_AT_ONCE = 500
 class CommitLoop:
     """The loop of one tenure."""
 
-    def __init__(self, equipment: Equipment, writer: Writer, ledger: Ledger, cursor: Cursor, shape: Shape) -> None:
-        """`cursor`: the committed position in the input. `shape`: the topics' at the start of the tenure."""
+    def __init__(
+        self, equipment: Equipment, writer: Writer, ledger: Ledger, cursor: Cursor, layout: ClusterLayout
+    ) -> None:
+        """`cursor`: the committed position in the input. `layout`: the topics' at the start of the tenure."""
         self.cursor = cursor
         self.first_commit = anyio.Event()
         """It is set once anything is committed."""
         self._writer = writer
         self._ledger = ledger
-        self._shape = shape
+        self._layout = layout
         self._equipment = equipment
         self._assignment = equipment.assignment
         self._rules = equipment.rules
@@ -311,7 +313,7 @@ class CommitLoop:
             self._assignment.identity,
             ledger,
             commit.input_position(self.cursor, self._assignment.partition, self._written_to),
-            shape=self._shape,
+            layout=self._layout,
             at=commit.now,
             # the ended boot stays in the checkpoint until all its deaths are committed: so a crash loses none
             boot_id=ended_boot_id if commit.deaths_left else self._assignment.identity.boot_id,

@@ -7,8 +7,8 @@ from msgspec import Struct
 from outfitter_proto.bus import BusError
 from outfitter_proto.records import Note
 from outfitter_service.core.decide import Rules
-from outfitter_service.runtime.changelog.shape import TopicCheck
 from outfitter_service.runtime.changelog.snapshots import Snapshots
+from outfitter_service.runtime.changelog.topic_layout import TopicCheck
 from outfitter_service.runtime.drivers.pool import DriverCalls
 from outfitter_service.runtime.input.assignment import Assignment
 from outfitter_service.runtime.input.lookahead import Inputs

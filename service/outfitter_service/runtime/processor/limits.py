@@ -5,8 +5,8 @@ from __future__ import annotations
 from msgspec import Struct
 
 from outfitter_service.core.state.sizes import MAX_BYTES
-from outfitter_service.runtime.changelog.shape import CHECK_S
 from outfitter_service.runtime.changelog.snapshots import Pace
+from outfitter_service.runtime.changelog.topic_layout import CHECK_S
 from outfitter_service.runtime.input.input_reader import READ_AHEAD
 from outfitter_service.runtime.input.lookahead import QUIET_LIMIT
 from outfitter_service.runtime.processor.commit.quotas import REWRITTEN_BYTES
@@ -33,7 +33,7 @@ class Limits(Struct, frozen=True, kw_only=True):
     adopt: bool = False
     """Accept a ledger that was written to another topic, or is gone."""
     look_s: float = CHECK_S
-    """Seconds between two checks of the topics' shape."""
+    """Seconds between two checks of the topics' layout."""
     history: Pace | None = Pace()
     """How often the history topic gets snapshots. None: nothing is written to it."""
     read_ahead: int = READ_AHEAD

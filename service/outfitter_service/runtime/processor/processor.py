@@ -18,8 +18,8 @@ from outfitter_service.core.decide import Rules
 from outfitter_service.core.state.ledger import Ledger
 from outfitter_service.metrics import StateCounts
 from outfitter_service.runtime.changelog.restore import discard
-from outfitter_service.runtime.changelog.shape import TopicCheck
 from outfitter_service.runtime.changelog.snapshots import Snapshots
+from outfitter_service.runtime.changelog.topic_layout import TopicCheck
 from outfitter_service.runtime.drivers.pool import DriverCalls
 from outfitter_service.runtime.input.assignment import Assignment
 from outfitter_service.runtime.input.input_reader import InputReader

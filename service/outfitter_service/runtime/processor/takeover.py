@@ -12,7 +12,7 @@ from outfitter_proto.codec import encode
 from outfitter_proto.names import transactional_id
 from outfitter_proto.records import NO_COMMIT, CommitNumber, Host
 from outfitter_service.runtime.changelog.restore import Restored, restore, rivals_since, unchanged
-from outfitter_service.runtime.changelog.shape import TopicsChangedError
+from outfitter_service.runtime.changelog.topic_layout import TopicsChangedError
 from outfitter_service.runtime.input.assignment import Assignment
 from outfitter_service.runtime.processor import same_machine
 from outfitter_service.runtime.processor.equipment import Equipment, ReopenError

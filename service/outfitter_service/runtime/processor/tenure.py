@@ -64,7 +64,7 @@ class Tenure:
         await self._takeover.warn_of_other_names(self._restored)
         cursor = await self._cursor()
         equipment.signs_of_life.begin()
-        return CommitLoop(equipment, self._writer, ledger, cursor, equipment.topic_check.shape)
+        return CommitLoop(equipment, self._writer, ledger, cursor, equipment.topic_check.layout)
 
     async def _observe_again(self) -> None:
         """Observe levels again (inventories, liveness, offers), and issue the command of each unfinished record."""
@@ -169,7 +169,7 @@ class Tenure:
             tasks.start_soon(liveness.listen)
             tasks.start_soon(liveness.poll_owners)
             tasks.start_soon(self._takeover.check_for_rivals, loop.first_commit, self._restored.end)
-            tasks.start_soon(watch.run, cursor, equipment.topic_check.shape)
+            tasks.start_soon(watch.run, cursor, equipment.topic_check.layout)
             tasks.start_soon(equipment.signs_of_life.run)
             trouble = await loop.run(ready)
             tasks.cancel_scope.cancel()

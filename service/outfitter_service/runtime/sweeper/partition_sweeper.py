@@ -32,7 +32,7 @@ from outfitter_proto.records import DeadLetter, NobodysCode, Register
 from outfitter_proto.support.backoff import Backoff
 from outfitter_service.runtime.changelog.encoding import dead_letter, letter_entries
 from outfitter_service.runtime.changelog.restore import LedgerRefusedError
-from outfitter_service.runtime.changelog.shape import CHECK_S
+from outfitter_service.runtime.changelog.topic_layout import CHECK_S
 from outfitter_service.runtime.dead_letter_quota import DeadLetterQuota, Omitted, Payer
 from outfitter_service.runtime.identity import Identity
 from outfitter_service.runtime.input.scope import Unroutable, unroutable
@@ -174,11 +174,11 @@ class PartitionSweeper:
             BusConfigurationError: one of them has changed.
         """
         context = self._context
-        shape = (await context.bus.shapes([context.topics.registrations])).get(context.topics.registrations)
-        if shape is None or shape.partitions != context.partitions or known_id not in ("", shape.id):
+        layout = (await context.bus.layouts([context.topics.registrations])).get(context.topics.registrations)
+        if layout is None or layout.partitions != context.partitions or known_id not in ("", layout.id):
             raise BusConfigurationError("the registrations topic was recreated, or has another number of partitions")
         self._checked_at = context.instruments.clock.monotonic()
-        return shape.id
+        return layout.id
 
     # --- reading -------------------------------------------------------------------------------------------
 

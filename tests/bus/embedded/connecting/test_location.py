@@ -300,7 +300,7 @@ async def test_a_file_with_a_second_name_is_refused_under_both(tmp_path: Path, p
         for folder in (first, second):
             with pytest.raises(BusConfigurationError, match=f"{folder / part} has more than one name .2 hard links."):
                 async with connect(f"sqlite://{folder}/bus.db") as other:
-                    await other.shapes(["t"])
+                    await other.layouts(["t"])
         await bus.publish("t", 0, Entry(b"k", b"v"))  # who was there before goes on: nobody else comes
 
 
@@ -400,4 +400,4 @@ async def test_who_may_make_the_file_alone_makes_no_directory(tmp_path: Path) ->
         await connect(f"sqlite://{tmp_path}/nope/bus.db", create=Create.FILE).start()
     assert list(tmp_path.iterdir()) == []
     async with connect(f"sqlite://{tmp_path}/bus.db", create=Create.FILE) as bus:
-        assert await bus.shapes(["t"]) == {}
+        assert await bus.layouts(["t"]) == {}

@@ -28,7 +28,7 @@ from outfitter_service.cli._lib.diagnosis import machine as checks
 from outfitter_service.cli._lib.diagnosis.checks import CHECKS
 from outfitter_service.cli._lib.diagnosis.examination import examine
 from outfitter_service.cli._lib.diagnosis.finding import Finding, Grade, Machine
-from outfitter_service.runtime.changelog.shape import backup_id
+from outfitter_service.runtime.changelog.topic_layout import backup_id
 from outfitter_service.runtime.machine_lock import LockHolder, socket_name
 from support.api import checkpoint
 from support.documents import ROOT

@@ -94,9 +94,9 @@ async def _differences(bus: Bus, where: BusConnection) -> list[TopicDifference]:
 
     found = await requirements.check(bus, where.cluster, history=where.history)
     ledger = names_of(where.cluster).allocations
-    shape = (await bus.shapes([ledger])).get(ledger)
-    if shape is not None:
-        await broker_check.refuse_undecided(bus, ledger, partition_of(where.host, shape.partitions))
+    layout = (await bus.layouts([ledger])).get(ledger)
+    if layout is not None:
+        await broker_check.refuse_undecided(bus, ledger, partition_of(where.host, layout.partitions))
     return found
 
 

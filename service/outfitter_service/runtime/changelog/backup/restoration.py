@@ -44,7 +44,7 @@ from outfitter_service.runtime.changelog.backup.placing import placed
 from outfitter_service.runtime.changelog.backup.save import host_of_registration, unanswered
 from outfitter_service.runtime.changelog.ledger_format import refusal
 from outfitter_service.runtime.changelog.places import Places
-from outfitter_service.runtime.changelog.shape import INCOMPLETE, backup_id, is_restored, restored_of
+from outfitter_service.runtime.changelog.topic_layout import INCOMPLETE, backup_id, is_restored, restored_of
 
 SKIPPED = 2**32
 """How many commits and tokens of each writer are left out: more than a writer can have used since the backup. At 1,000
@@ -163,11 +163,11 @@ def _read_whole(path: Path) -> _Contents:
 async def _later(bus: Bus, origin: str, contents: _Contents) -> int:
     """How many messages came to the backup's own cluster after it, if the topics of that one are on this bus."""
     topic = topics(origin).registrations
-    shape = (await bus.shapes([topic])).get(topic)
-    if shape is None or contents.header.version == 1:
+    layout = (await bus.layouts([topic])).get(topic)
+    if layout is None or contents.header.version == 1:
         return 0
-    answered, found = Answered(contents.checkpoints, shape.id), 0
-    for partition in range(shape.partitions):
+    answered, found = Answered(contents.checkpoints, layout.id), 0
+    for partition in range(layout.partitions):
         async for _ in unanswered(bus, topic, partition, answered):
             found += 1
     return max(0, found - contents.registrations)
@@ -224,21 +224,21 @@ class _Restoring:
                 f"{self._path} is of cluster {header.cluster!r}: restore it with --cluster {header.cluster}, or into "
                 f"the topics of another cluster with --from {header.cluster}"
             )
-        shapes = await self._bus.shapes(self._names)
+        layouts = await self._bus.layouts(self._names)
         make = f"outfitter topics create --cluster {self._cluster} --partitions {header.partitions}"
         for name in self._names:
-            if name not in shapes:
+            if name not in layouts:
                 with suppress(UnknownTopicError):
                     await self._bus.topic(name)  # says so if it is only hidden from this principal
                 raise UnknownTopicError(
                     f"{self._bus.url}: there is no topic {name!r}; make it with `{make}`, or with another number"
                 )
-        counts = {name: shape.partitions for name, shape in shapes.items()}
+        counts = {name: layout.partitions for name, layout in layouts.items()}
         self.partitions = counts[self._topics.allocations]
         if len(set(counts.values())) > 1:
             shown = ", ".join(f"{name}: {count}" for name, count in counts.items())
             raise BackupError(f"the topics have different numbers of partitions ({shown}), and all need the same")
-        self._input_id = shapes[self._topics.registrations].id
+        self._input_id = layouts[self._topics.registrations].id
         firsts = [(await self._bus.offsets(self._topics.registrations, each))[0] for each in range(self.partitions)]
         self._checkpoints = placed(self._contents.checkpoints, firsts, self._input_id)
 

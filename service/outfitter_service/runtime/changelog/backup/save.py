@@ -48,7 +48,7 @@ async def save(bus: Bus, cluster: str, path: Path) -> Saved:
     """
     names = topics(cluster)
     ledger = await bus.topic(names.allocations)
-    before = await bus.shapes([names.allocations, names.registrations])
+    before = await bus.layouts([names.allocations, names.registrations])
     header = Header(
         at=datetime.now(UTC), cluster=cluster, partitions=ledger.partitions, ledger_id=ledger.id, outfitter=__version__
     )
@@ -67,7 +67,7 @@ async def save(bus: Bus, cluster: str, path: Path) -> Saved:
                 async for message in unanswered(bus, names.registrations, partition, answered):
                     archive.add(_saved(SavedRegistration, message))
                     registrations += 1
-        if await bus.shapes([*before]) != before:
+        if await bus.layouts([*before]) != before:
             raise BackupError("a topic was recreated or has more partitions meanwhile: start again")
         end = archive.end()
     return Saved(

@@ -1,4 +1,4 @@
-"""The shape of a cluster's topics: their number of partitions, and their ids.
+"""The layout of a cluster's topics: their number of partitions, and their ids.
 
 A ledger is complete only in the topic that it was written to, and with the number of partitions of that time. If either
 has changed, live allocations may be missing, and their devices would be granted again. So a manager checks before it
@@ -36,7 +36,7 @@ class TopicsChangedError(RuntimeError):
     """The ledger was written for other topics. The message says what to do."""
 
 
-class Shape(Struct, frozen=True, kw_only=True):
+class ClusterLayout(Struct, frozen=True, kw_only=True):
     """All topics' number of `partitions`, and the topics' ids: `registrations`, `ledger`, `history`, `dead_letters`.
     None: the topic does not exist, the manager may not see it, or does not need it. `ledger_start`: the first offset of
     the manager's partition of the ledger."""
@@ -49,28 +49,28 @@ class Shape(Struct, frozen=True, kw_only=True):
     dead_letters: str | None
 
 
-async def shape(bus: Bus, topics: Topics, *, history: bool = True) -> Shape:
-    """The shape of a cluster's topics now.
+async def cluster_layout(bus: Bus, topics: Topics, *, history: bool = True) -> ClusterLayout:
+    """The layout of a cluster's topics now.
 
     Raises:
         TopicsChangedError: they have different numbers of partitions.
         UnknownTopicError: a topic that every manager needs is missing.
         BusError: the bus did not answer.
     """
-    shapes = await bus.shapes([name for name in topics if history or name != topics.history])
+    layouts = await bus.layouts([name for name in topics if history or name != topics.history])
     for name in (topics.registrations, topics.allocations):
-        if name not in shapes:
+        if name not in layouts:
             await bus.topic(name)  # raises an error that says why
             raise UnknownTopicError(f"{bus.url}: topic {name!r} does not exist now")
-    counts = {name: each.partitions for name, each in shapes.items()}
+    counts = {name: each.partitions for name, each in layouts.items()}
     if len(set(counts.values())) > 1:
         shown = ", ".join(f"{name}: {count}" for name, count in counts.items())
         raise TopicsChangedError(
             f"the topics have different numbers of partitions ({shown}), and all must have the same number. "
             f"{replacing(max(counts.values()))}"
         )
-    ids = {name: each.id for name, each in shapes.items()}
-    return Shape(
+    ids = {name: each.id for name, each in layouts.items()}
+    return ClusterLayout(
         partitions=counts[topics.allocations],
         registrations=ids[topics.registrations],
         ledger=ids[topics.allocations],
@@ -123,7 +123,7 @@ def replacing(partitions: int) -> str:
 
 
 class TopicCheck:
-    """Checks the topics of one processor. `shape`: the topics' shape at the last `check`."""
+    """Checks the topics of one processor. `layout`: the topics' layout at the last `check`."""
 
     def __init__(self, assignment: Assignment, *, history: bool, adopt: bool) -> None:
         """`history`: whether the cluster has that topic. `adopt`: accept the ledger as it is, whichever topic it was
@@ -136,19 +136,19 @@ class TopicCheck:
         self._partitions = assignment.partitions
         self._history = history
         self._adopt = adopt
-        self._shape: Shape | None = None
+        self._layout: ClusterLayout | None = None
         self._was_written = False
         self._history_end = 0
         self._strays_checked = False
 
     @property
-    def shape(self) -> Shape:
-        """The topics' shape at the last `check`."""
-        if self._shape is None:
+    def layout(self) -> ClusterLayout:
+        """The topics' layout at the last `check`."""
+        if self._layout is None:
             raise RuntimeError("the topics have not been checked yet")
-        return self._shape
+        return self._layout
 
-    async def check(self) -> Shape:
+    async def check(self) -> ClusterLayout:
         """Compare the topics with those of the last check. The first check comes before fencing.
 
         Only the ledger's topic must be unchanged. Others may be recreated; of registrations the input's position
@@ -158,14 +158,14 @@ class TopicCheck:
             TopicsChangedError: partitions were added, the ledger's topic was replaced, or records were deleted from it.
             BusError: the bus did not answer, or a topic is missing.
         """
-        now = await shape(self._bus, self._topics, history=self._history)
+        now = await cluster_layout(self._bus, self._topics, history=self._history)
         now = structs.replace(now, ledger_start=await self._ledger_start())
         if self._partitions not in (None, now.partitions):
             raise TopicsChangedError(
                 f"the topics of this cluster have {now.partitions} partitions, and had {self._partitions} when this "
                 f"manager started: hosts may belong to other partitions now. {replacing(now.partitions)}"
             )
-        before = self._shape
+        before = self._layout
         if before is None:
             self._was_written = await self._bus.has_committed(self._identity)
             has_writer = await self._bus.tenure(self._identity) is not None
@@ -178,7 +178,7 @@ class TopicCheck:
             )
         elif now.ledger_start > before.ledger_start:
             raise TopicsChangedError(f"{self._deleted(now.ledger_start)}. {_ADOPTING}")
-        self._partitions, self._shape = now.partitions, now
+        self._partitions, self._layout = now.partitions, now
         return now
 
     async def _ledger_start(self) -> int:
@@ -205,7 +205,7 @@ class TopicCheck:
             BusError: the check failed.
         """
         # records may have been deleted during the restore
-        self._shape = structs.replace(self.shape, ledger_start=await self._ledger_start())
+        self._layout = structs.replace(self.layout, ledger_start=await self._ledger_start())
         if restored.checkpoint is not None:
             doubt = self._compare(restored.checkpoint)
         else:
@@ -247,8 +247,8 @@ class TopicCheck:
         if (await self._bus.offsets(*ledger))[1] > 0:
             return None
         for name, topic_id in (
-            (self._topics.history, self.shape.history),
-            (self._topics.dead_letters, self.shape.dead_letters),
+            (self._topics.history, self.layout.history),
+            (self._topics.dead_letters, self.layout.dead_letters),
         ):
             if topic_id is None:
                 continue
@@ -267,10 +267,10 @@ class TopicCheck:
         if doubt is not None and not self._adopt:
             return doubt
         partitions = checkpoint.partitions
-        if partitions is not UNSET and partitions != self.shape.partitions:
+        if partitions is not UNSET and partitions != self.layout.partitions:
             raise TopicsChangedError(
-                f"the topics have {self.shape.partitions} partitions, and the ledger in {self._topic_partition} "
-                f"was written when there were {partitions}. {replacing(self.shape.partitions)}"
+                f"the topics have {self.layout.partitions} partitions, and the ledger in {self._topic_partition} "
+                f"was written when there were {partitions}. {replacing(self.layout.partitions)}"
             )
         return doubt
 
@@ -282,26 +282,26 @@ class TopicCheck:
                 f"the ledger in {self._topic_partition} was restored from a backup of "
                 f"{ledger_id.removeprefix(_BACKUP)}: later grants are missing"
             )
-        if ledger_id is not UNSET and ledger_id != self.shape.ledger:
+        if ledger_id is not UNSET and ledger_id != self.layout.ledger:
             return (
                 f"the ledger in {self._topic_partition} was written to another topic of that name (its id was "
-                f"{ledger_id}, and is {self.shape.ledger} now), which was deleted or restored from a copy: grants may "
+                f"{ledger_id}, and is {self.layout.ledger} now), which was deleted or restored from a copy: grants may "
                 "be missing"
             )
-        return self._deleted(self.shape.ledger_start) if self.shape.ledger_start > start else None
+        return self._deleted(self.layout.ledger_start) if self.layout.ledger_start > start else None
 
     async def _refuse_strays(self) -> None:
         """The ledger looks new: make sure that no other partition has these hosts' records."""
-        for partition in range(self.shape.partitions):
+        for partition in range(self.layout.partitions):
             if partition == self._partition:
                 continue
             strays = await self._strays(partition)
             if strays:
                 raise TopicsChangedError(
-                    f"the topics have {self.shape.partitions} partitions, so that {self._topic_partition} is the place "
-                    f"of {', '.join(strays[:3])}{' and others' if len(strays) > 3 else ''}, but their grants are in "
-                    f"{self._topics.allocations}/{partition}: partitions were added, or the topic was restored with "
-                    f"another number. {replacing(self.shape.partitions)}"
+                    f"the topics have {self.layout.partitions} partitions, so that {self._topic_partition} is the "
+                    f"place of {', '.join(strays[:3])}{' and others' if len(strays) > 3 else ''}, but their grants are "
+                    f"in {self._topics.allocations}/{partition}: partitions were added, or the topic was restored with "
+                    f"another number. {replacing(self.layout.partitions)}"
                 )
 
     def _refuse_unfinished(self, checkpoints: Mapping[bytes, bytes]) -> None:
@@ -326,7 +326,7 @@ class TopicCheck:
                 for message in messages:
                     if message.key is not None and message.key.startswith(CHECKPOINT):
                         checkpoints[message.key] = message.value or b""
-                    host = self._assignment.scope.stray(message.key or b"", self.shape.partitions)
+                    host = self._assignment.scope.stray(message.key or b"", self.layout.partitions)
                     if host is None:
                         continue
                     if message.value is None:
@@ -342,7 +342,7 @@ class TopicCheck:
         The bus knows only the last transaction, which may have been aborted because somebody was deleting the ledger. A
         rival's later commit does not count: this manager may have restored the ledger before it.
         """
-        if self.shape.history is None or not self._history_end:
+        if self.layout.history is None or not self._history_end:
             return False
         writer = self._assignment.identity.writer.encode()
         return await self._holds(self._topics.history, lambda message: message.key == writer, before=self._history_end)
