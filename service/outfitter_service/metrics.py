@@ -59,9 +59,6 @@ class StateCounts(Struct, frozen=True, kw_only=True):
 
     `devices` by (resource, `free` | `held` | `unhealthy` | `unknown` | `held-back`), `allocations` by (resource,
     state), `pending` by (resource, reason code). `watched_owners`, `polled_owners`: owner processes.
-    `unwatched_owners`: allocations by the reason why their owner is not watched. `leases`: allocations with a lease.
-    `records`: allocations in memory. `lag`: undecided records of the input. `oldest_unanswered_s`: age in seconds of
-    the oldest undecided record that is fetched.
     """
 
     devices: Tally[tuple[str, str]]
@@ -70,10 +67,15 @@ class StateCounts(Struct, frozen=True, kw_only=True):
     watched_owners: int = 0
     polled_owners: int = 0
     unwatched_owners: Tally[Unwatched] = Tally()
+    """Allocations by the reason why their owner is not watched."""
     leases: int = 0
+    """Allocations with a lease."""
     records: int = 0
+    """Allocations in memory."""
     lag: int = 0
+    """Undecided records of the input."""
     oldest_unanswered_s: float = 0.0
+    """Age in seconds of the oldest undecided record that is fetched."""
 
     @classmethod
     def together(cls, parts: Iterable[StateCounts]) -> StateCounts:

@@ -71,14 +71,13 @@ class Partition(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """All data of a cluster.
-
-    `partitions`: each topic's number of partitions. `topic_id`: the registrations topic's id, if known. `markers`: the
-    bus writes a control record after each transaction (Kafka), which takes an offset and is invisible.
-    """
+    """All data of a cluster."""
 
     cluster: str
     partitions: int
+    """Each topic's number of partitions."""
     topic_id: str | None
+    """The registrations topic's id, if known."""
     markers: bool
+    """The bus writes a control record after each transaction (Kafka), which takes an offset and is invisible."""
     logs: Iterable[Partition]

@@ -65,17 +65,15 @@ class CheckResult:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The verdict. `violations` is empty if all promises were kept. `complete`: no check had to leave anything out.
-
-    `counts`: numbers of commits, grants, managers, registrations, …. `last`: the last record of every allocation in the
-    ledger, as parsed JSON, by key.
-    """
+    """The verdict. `violations` is empty if all promises were kept. `complete`: no check had to leave anything out."""
 
     cluster: str
     checks: tuple[CheckResult, ...]
     violations: tuple[Violation, ...]
     counts: Mapping[str, int]
+    """Numbers of commits, grants, managers, registrations, …."""
     last: Mapping[str, Mapping[str, Any]]
+    """The last record of every allocation in the ledger, as parsed JSON, by key."""
 
     @property
     def ok(self) -> bool:

@@ -155,14 +155,7 @@ class Allocation:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A commit's checkpoint.
-
-    `base`: added to an offset, it gives `source.offset`. `begin`: the first offset that a host's manager answers;
-    earlier ones are the sweeper's. `ahead`: hosts whose messages are read to an offset beyond `to`. `moved`: its
-    records were decided elsewhere: a backup was restored, or version 0.2 added partitions. `unseen`: version 0.2 has
-    sent some messages before this offset to other partitions. `grace_ms`: the writer's leases
-    end no sooner than so long after their time.
-    """
+    """A commit's checkpoint."""
 
     key: str
     writer: str
@@ -176,12 +169,18 @@ class Checkpoint:
     start: int
     to: int
     base: int
+    """Added to an offset, it gives `source.offset`."""
     begin: int
+    """The first offset that a host's manager answers; earlier ones are the sweeper's."""
     ahead: Mapping[str, int]
+    """Hosts whose messages are read to an offset beyond `to`."""
     at_ms: int
     moved: bool
+    """Its records were decided elsewhere: a backup was restored, or version 0.2 added partitions."""
     unseen: int
+    """Version 0.2 has sent some messages before this offset to other partitions."""
     grace_ms: int
+    """The writer's leases end no sooner than so long after their time."""
 
     @property
     def reach(self) -> int:

@@ -80,20 +80,20 @@ class _Look(NamedTuple):
 
 
 class _Tail(ABC, Generic[T]):
-    """One partition of a topic that only grows. Calls are in the order of offsets.
-
-    `kept`: the items of all partitions. `next_offset`: after the last added message; None: before the first one.
-    `live_from`: messages from this offset on came after the start, so they are events. `caught_up`: everything before
-    it is added, or it is known that nothing can be. `has_gap`: messages before the next one are left out.
-    """
+    """One partition of a topic that only grows. Calls are in the order of offsets."""
 
     def __init__(self, fleet: Fleet, kept: Tail[T]) -> None:
         self.fleet = fleet
         self.kept = kept
+        """The items of all partitions."""
         self.next_offset: int | None = None
+        """The offset after the last added message; None: before the first one."""
         self.live_from: int | None = None
+        """Messages from this offset on came after the start, so they are events."""
         self.caught_up = anyio.Event()
+        """Everything before it is added, or it is known that nothing can be."""
         self.has_gap = False
+        """Messages before the next one are left out."""
 
     def add(self, message: Message) -> None:
         self.next_offset = message.offset + 1
@@ -130,20 +130,20 @@ class _Letters(_Tail[ShownLetter]):
 
 
 class Follower:
-    """Follows the topics of `cluster`, or what they say of `host` only. `fleet`: the model; None until it is complete.
-
-    `condition`: why it is not, for people. `behind`: the records of the ledger that the bus has and the model has not,
-    as of the last look. `as_of`: the moment up to which the model is known to have everything. `outage`: why the bus
-    cannot be read now, or why the model stays behind; None: there is no such reason.
-    """
+    """Follows the topics of `cluster`, or what they say of `host` only. `fleet`: the model; None until it is
+    complete."""
 
     def __init__(self, bus: Bus, cluster: str, *, host: str | None = None) -> None:
         self.cluster = cluster
         self._fleet: Fleet | None = None
         self.condition = "starting"
+        """Why the model is not complete, for people."""
         self.behind: int | None = None
+        """The records of the ledger that the bus has and the model has not, as of the last look."""
         self.as_of: datetime | None = None
+        """The moment up to which the model is known to have everything."""
         self.outage: str | None = None
+        """Why the bus cannot be read now, or why the model stays behind; None: there is no such reason."""
         self._bus = bus
         self._topics = names.topics(cluster)
         self._host = host

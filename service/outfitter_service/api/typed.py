@@ -52,20 +52,24 @@ class NoQuery(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Route(Struct, frozen=True, kw_only=True):
-    """One GET. `path`: with `{name}` for each part that varies. `name`: the operation's in the document. `summary`: one
-    line. `handler`: gets the follower, the model, the query and the parts of the path, and returns the answer's body.
-    `answer`: its type. `query`: the type of the parameters. `refusals`: the statuses of its own problems. `early`:
-    answers although the model is not complete; then the handler gets None for it.
-    """
+    """One GET."""
 
     path: str
+    """With `{name}` for each part that varies."""
     name: str
+    """The operation's in the document."""
     summary: str
+    """One line."""
     handler: Callable[[Follower, Any, Any, Mapping[str, str]], Any]
+    """Gets the follower, the model, the query and the parts of the path, and returns the answer's body."""
     answer: Any
+    """Its type."""
     query: type[Struct] = NoQuery
+    """The type of the parameters."""
     refusals: tuple[int, ...] = ()
+    """The statuses of its own problems."""
     early: bool = False
+    """Answers although the model is not complete; then the handler gets None for it."""
 
 
 def problem(status: int, detail: str, headers: Mapping[str, str] | None = None) -> web.Response:

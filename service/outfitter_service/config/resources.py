@@ -19,25 +19,25 @@ from outfitter_service.core.model import OnFailure, SpecState
 
 
 class ResourceConfig(Struct, frozen=True, kw_only=True):
-    """The configuration of one resource in `external-resources`.
-
-    `amount`: per worker; None if the setting is wrong. `reason`: explains any state but OK. `driver`: a name for
-    `outfitter_drivers.registry.load_factory`, None without a driver. `timeout`: time limit of one driver call in
-    seconds, None for the driver's own. `directory`: the configuration file's folder.
-    """
+    """The configuration of one resource in `external-resources`."""
 
     name: str
     amount: int | None = None
+    """Per worker; None if the setting is wrong."""
     state: SpecState = SpecState.OK
     reason: str | None = None
+    """Explains any state but OK."""
     driver: str | None = None
+    """A name for `outfitter_drivers.registry.load_factory`, None without a driver."""
     params: dict[str, str] = {}
     kubernetes_key: str | None = None
     yarn_key: str | None = None
     sharing: str = "exclusive"
     on_failure: OnFailure = OnFailure.FAIL_WORKER
     timeout: float | None = None
+    """Time limit of one driver call in seconds, None for the driver's own."""
     directory: Path | None = None
+    """The configuration file's folder."""
 
     @property
     def in_effect(self) -> bool:

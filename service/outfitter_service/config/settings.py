@@ -31,16 +31,15 @@ _QUOTED = re.compile(r"""(["']).*\1""")
 
 
 class Settings(options.OwnSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The settings in effect.
-
-    `resources`: all listed ones, in any state. `origins`: the origin of each value, by setting name or full resource
-    key. `problems`: those that do not stop the manager.
-    """
+    """The settings in effect."""
 
     resources: tuple[ResourceConfig, ...] = ()
+    """All listed ones, in any state."""
     file: Path | None = None
     origins: dict[str, str]
+    """The origin of each value, by setting name or full resource key."""
     problems: tuple[Problem, ...] = ()
+    """Those that do not stop the manager."""
 
     @property
     def login(self) -> dict[str, str]:

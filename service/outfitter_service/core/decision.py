@@ -107,12 +107,8 @@ class Decision(Struct, kw_only=True, gc=False):
 
 
 class DecisionBuilder:
-    """Makes one decision, and shows the ledger as it will be after the steps so far.
-
-    `decision`: the result. `records`: the allocations that it changes, by key. `token`: the last fencing token,
-    including the decision's grants. `bytes`: the size of the steps so far in a commit. History has `cause` and `source`
-    with each step. Only the builder writes into the decision.
-    """
+    """Makes one decision, and shows the ledger as it will be after the steps so far. History has `cause` and `source`
+    with each step. Only the builder writes into the decision."""
 
     __slots__ = (
         "_moved", "_overlay", "bytes", "cause", "decision", "ledger", "now", "records", "rules", "source", "token",
@@ -127,9 +123,13 @@ class DecisionBuilder:
         self.cause = cause
         self.source = source
         self.decision = Decision(kind=cause)
+        """The result."""
         self.token = ledger.token
+        """The last fencing token, including the decision's grants."""
         self.bytes = 0
+        """The size of the steps so far in a commit."""
         self.records: dict[AllocationKey, Allocation] = {}
+        """The allocations that it changes, by key."""
         self._overlay: HostOverlay | None = None
         self._moved: list[tuple[Allocation, int]] = []
 

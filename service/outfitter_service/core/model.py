@@ -38,44 +38,45 @@ class OnFailure(enum.StrEnum):
 
 
 class ResourceSpec(Struct, frozen=True, kw_only=True):
-    """One configured resource, as the core needs it.
-
-    `amount`: the devices for a worker that names no resources (None: unknown, because the setting is wrong). `reason`
-    explains any state but OK. `shared`: several workers may hold the same device. `on_failure`: what a permanent
-    failure of the driver means for workers. `on_demand`: the driver has no inventory, and the manager asks it for each
-    worker. `per_worker`: what such a driver names is for the worker that it was asked for, and for nobody else.
-    `prepares`: grants go through `preparing`. `confirms`: releases go through `releasing`. `hint`: advice for
-    workers that wait although the driver reported enough devices.
-    """
+    """One configured resource, as the core needs it."""
 
     name: str
     amount: int | None = None
+    """The devices for a worker that names no resources (None: unknown, because the setting is wrong)."""
     state: SpecState = SpecState.OK
     reason: str | None = None
+    """Explains any state but OK."""
     shared: bool = False
+    """Several workers may hold the same device."""
     on_failure: OnFailure = OnFailure.FAIL_WORKER
+    """What a permanent failure of the driver means for workers."""
     on_demand: bool = False
+    """The driver has no inventory, and the manager asks it for each worker."""
     per_worker: bool = False
+    """What such a driver names is for the worker that it was asked for, and for nobody else."""
     prepares: bool = False
+    """Grants go through `preparing`."""
     confirms: bool = False
+    """Releases go through `releasing`."""
     hint: str | None = None
+    """Advice for workers that wait although the driver reported enough devices."""
 
 
 class KnownDevice(Struct, frozen=True, kw_only=True):
-    """One device as its driver reported it, with its canonical id.
-
-    `properties`: its info for workers, as text. `aliases`: its other names on the host. `reason`: why it is not
-    healthy, or None. `env`: environment variables for a worker that gets it. `cdi`: its names in the Container Device
-    Interface. `outfitter_drivers.api.Device` says more.
-    """
+    """One device as its driver reported it, with its canonical id. `outfitter_drivers.api.Device` says more."""
 
     id: str
     properties: dict[str, str]
+    """Its info for workers, as text."""
     aliases: tuple[str, ...] = ()
+    """Its other names on the host."""
     health: Health = Health.HEALTHY
     reason: str | None = None
+    """Why it is not healthy, or None."""
     env: dict[str, str] = {}
+    """Environment variables for a worker that gets it."""
     cdi: tuple[str, ...] = ()
+    """Its names in the Container Device Interface."""
 
 
 Devices = dict[str, tuple[KnownDevice, ...]]
@@ -83,16 +84,14 @@ Devices = dict[str, tuple[KnownDevice, ...]]
 
 
 class DriverFailure(Struct, frozen=True, kw_only=True):
-    """A driver could not report.
-
-    `reason`: the driver's error, for people. `permanent`: it stays until somebody changes something; else the manager
-    calls the driver again. `at_least`: workers that want fewer devices are not affected. The core sets it for on-demand
-    drivers.
-    """
+    """A driver could not report."""
 
     reason: str
+    """The driver's error, for people."""
     permanent: bool = False
+    """It stays until somebody changes something; else the manager calls the driver again."""
     at_least: int = 0
+    """Workers that want fewer devices are not affected. The core sets it for on-demand drivers."""
 
 
 # --- events: the input of `decide` ---------------------------------------------------------------------

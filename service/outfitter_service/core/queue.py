@@ -160,16 +160,15 @@ def scan(builder: DecisionBuilder, host: str, *, whole: bool) -> bool:
 
 
 class _QueuePass:
-    """One decision's pass through a host's queue, in order.
-
-    `claimed`: the resources of those that go on waiting. `has_moved`: some waiter waits no longer. `lacking`: the
-    waiters for which on-demand drivers must be asked.
-    """
+    """One decision's pass through a host's queue, in order."""
 
     def __init__(self, builder: DecisionBuilder, host: str) -> None:
         self.claimed: set[str] = set()
+        """The resources of those that go on waiting."""
         self.has_moved = False
+        """Some waiter waits no longer."""
         self.lacking: list[QueueEntry] = []
+        """The waiters for which on-demand drivers must be asked."""
         self._builder = builder
         self._host = host
         self._most_changes = len(builder.decision.changes) + builder.rules.chunk

@@ -30,13 +30,16 @@ class HttpError(RuntimeError):
 
 
 class Listening(Struct, frozen=True, kw_only=True):
-    """Where and how to listen. `address`: HOST:PORT, port 0 for any. `most`: the most open connections. `tls`: None
-    for plain HTTP. `flag`: the option that gives another address, for the message about a port in use."""
+    """Where and how to listen."""
 
     address: str
+    """HOST:PORT, port 0 for any."""
     most: int = MOST
+    """The most open connections."""
     tls: Certificate | None = None
+    """None for plain HTTP."""
     flag: str = "--http"
+    """The option that gives another address, for the message about a port in use."""
 
 
 @asynccontextmanager

@@ -22,7 +22,6 @@ class Certificate:
     """A certificate with its key, and the authorities of clients.
 
     `renewals`: how often a changed one was taken. `failures`: how often a changed one could not be taken.
-    `is_refused`: whether the files were not usable at the last look, so that an earlier certificate counts.
     """
 
     def __init__(self, cert_file: str, key_file: str | None = None, client_ca_file: str | None = None) -> None:
@@ -34,6 +33,7 @@ class Certificate:
         self._cert, self._key, self._client_ca = cert_file, key_file, client_ca_file
         self.renewals = self.failures = 0
         self.is_refused = False
+        """Whether the files were not usable at the last look, so that an earlier certificate counts."""
         self._refused: _Version | None = None
         try:
             self._taken = self._version()

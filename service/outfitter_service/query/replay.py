@@ -55,17 +55,16 @@ class _Put(Struct, tag_field="type", tag="put"):
 
 
 class _Snapshot(Struct, tag_field="type", tag="snapshot"):
-    """A piece of a snapshot: records by key.
-
-    `begun`: the number of the commit with the first piece, the same in all pieces. `part`: the number of the piece.
-    `last`: no piece follows.
-    """
+    """A piece of a snapshot: records by key."""
 
     writer: str
     begun: CommitNumber
+    """The number of the commit with the first piece, the same in all pieces."""
     part: int
+    """The number of the piece."""
     records: dict[str, Raw]
     last: bool = False
+    """No piece follows."""
 
 
 class _Commit(Struct, tag_field="type", tag="commit"):
@@ -92,16 +91,15 @@ class ReplayedRecord(NamedTuple):
 
 
 class WriterReplay:
-    """The progress of the replay for one writer.
-
-    `complete_since`: since when its state has been complete without a gap (None: it is not). `checkpoint`: that of the
-    last replayed commit. `finished`: no later commit is replayed.
-    """
+    """The progress of the replay for one writer."""
 
     def __init__(self) -> None:
         self.complete_since: datetime | None = None
+        """Since when its state has been complete without a gap (None: it is not)."""
         self.checkpoint: Checkpoint | None = None
+        """That of the last replayed commit."""
         self.finished = False
+        """No later commit is replayed."""
         self._first: CommitNumber | None = None
         """The number of the first commit that was read, replayed or not."""
         self._snapshot: CommitNumber | None = None

@@ -26,12 +26,14 @@ Payer = str | tuple[str, bool]
 
 
 class Omitted(Struct, kw_only=True, frozen=True, gc=False):
-    """Messages without a dead letter of their own. `first`: the letter that the first message would have had. `until`:
-    the offset after the last message. `count`: the number of messages."""
+    """Messages without a dead letter of their own."""
 
     first: DeadLetter
+    """The letter that the first message would have had."""
     until: int
+    """The offset after the last message."""
     count: int = 1
+    """The number of messages."""
 
     def with_one(self, offset: int) -> Omitted:
         """A copy with the message at `offset` added."""
@@ -51,12 +53,14 @@ class Omitted(Struct, kw_only=True, frozen=True, gc=False):
 
 
 class _Window(Struct):
-    """A payer's minute. `over_at`: its end in monotonic seconds. `written`: letters in it; `omitted`: messages beyond
-    the quota."""
+    """A payer's minute."""
 
     over_at: float
+    """Its end in monotonic seconds."""
     written: int = 0
+    """Letters in it."""
     omitted: Omitted | None = None
+    """Messages beyond the quota."""
 
 
 class DeadLetterQuota:

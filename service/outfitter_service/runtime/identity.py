@@ -21,17 +21,18 @@ SUSPEND_THRESHOLD_S = 1.0
 
 
 class Identity(Struct, frozen=True, kw_only=True):
-    """One running manager (`instance`) of a `cluster`, as one `writer`. Its `scope` is "host" or "cluster". `host`: the
-    one that it serves; None: many (cluster scope). `machine_id`: None if the machine has none (machine-id(5)).
-    `boot_id`, `pid_ns` and `time_ns`: None if the manager watches no processes; `time_ns` also if the kernel has no
-    time namespaces."""
+    """One running manager (`instance`) of a `cluster`, as one `writer`. Its `scope` is "host" or "cluster". `boot_id`,
+    `pid_ns` and `time_ns`: None if the manager watches no processes; `time_ns` also if the kernel has no time
+    namespaces."""
 
     cluster: str
     scope: str
     host: str | None
+    """The one that it serves; None: many (cluster scope)."""
     writer: str
     instance: str
     machine_id: str | None
+    """None if the machine has none (machine-id(5))."""
     boot_id: str | None
     pid_ns: int | None
     time_ns: int | None = None

@@ -28,21 +28,20 @@ SERVED_WITHIN = 5
 
 @dataclass(slots=True)
 class HostQueue:
-    """One host at one prefix of the ledger.
-
-    `inventories`: the resources in its newest record, which is at `offset`. `before`: those of the record before the
-    current commit (None: the same), which is at `earlier`. `waiting`: the busy waiters by resource, in the queue's
-    order. `placed`: by a waiter's key, its entry and the resources in whose queues it stands. `changed`: the number of
-    the last commit with a change.
-    """
+    """One host at one prefix of the ledger."""
 
     inventories: Mapping[str, HostInventory] = field(default_factory=dict)
+    """The resources in its newest record, which is at `offset`."""
     before: Mapping[str, HostInventory] | None = None
+    """Those of the record before the current commit (None: the same), which is at `earlier`."""
     offset: int = -1
     earlier: int = -1
     waiting: dict[str, list[QueueEntry]] = field(default_factory=dict)
+    """The busy waiters by resource, in the queue's order."""
     placed: dict[str, tuple[QueueEntry, tuple[str, ...]]] = field(default_factory=dict)
+    """By a waiter's key, its entry and the resources in whose queues it stands."""
     changed: int = 0
+    """The number of the last commit with a change."""
 
     def update(self, offset: int, inventories: Mapping[str, HostInventory]) -> None:
         """Set the record that the current commit has written."""

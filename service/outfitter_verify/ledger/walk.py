@@ -51,11 +51,7 @@ OnCommit = Callable[[VisibleWriter, VisibleCommit, list[Written]], None]
 
 
 class LedgerWalk:
-    """One partition of the ledger, at the prefix that the walk has reached.
-
-    `now`: the records by key. `changes`: each commit's changes by key, writer and commit. `newest`: each key's last
-    place. `sources`: the numbers of the registrations that each key's records answer.
-    """
+    """One partition of the ledger, at the prefix that the walk has reached."""
 
     def __init__(
         self, log: Log, commits: Commits, order: Order, *, partitions: int, findings: Findings, on_commit: OnCommit
@@ -63,10 +59,14 @@ class LedgerWalk:
         self.log = log
         self.commits = commits
         self.now: dict[str, Written] = {}
+        """The records by key."""
         self.gone: dict[str, int] = {}
         self.changes: dict[tuple[str, str, int], AllocationChange] = {}
+        """Each commit's changes by key, writer and commit."""
         self.newest: dict[str, int] = {}
+        """Each key's last place."""
         self.sources: dict[str, set[int]] = {}
+        """The numbers of the registrations that each key's records answer."""
         self._order = order
         self._partitions = partitions
         self._findings = findings

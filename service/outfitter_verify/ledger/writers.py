@@ -62,17 +62,16 @@ def _offset(commit: VisibleCommit) -> int:
 
 @dataclass(slots=True)
 class VisibleWriter:
-    """One writer's commits so far.
-
-    `gaps`: pairs of offsets between which commits of it are missing. `opened`: its records that wait for their
-    checkpoint. `instances`: by manager, the offset at which the writer last became this manager's.
-    """
+    """One writer's commits so far."""
 
     name: str
     commits: list[VisibleCommit] = field(default_factory=list)
     gaps: list[tuple[int, int]] = field(default_factory=list)
+    """Pairs of offsets between which commits of it are missing."""
     opened: list[Written] = field(default_factory=list)
+    """Its records that wait for their checkpoint."""
     instances: dict[str, int] = field(default_factory=dict)
+    """By manager, the offset at which the writer last became this manager's."""
 
     def take_opened(self) -> list[Written]:
         """Remove and return the records that a checkpoint ends."""

@@ -20,25 +20,30 @@ MOST_BYTES = 16 * 1024 * 1024
 
 
 class Event(Struct, frozen=True, gc=False):
-    """One change. `sequence`: its number. `kind`: of the changed record. `host`: the host that it is about, if any.
-    `wire`: its bytes in the stream."""
+    """One change."""
 
     sequence: int
+    """Its number."""
     kind: str
+    """The kind of the changed record."""
     host: str | None
+    """The host that it is about, if any."""
     wire: bytes
+    """Its bytes in the stream."""
 
 
 class EventLog:
-    """The last events. `name`: distinguishes this log's ids from those of others. `last`: the last event's number.
-    `changed_at`: when it was added, in seconds since the epoch; None: there was none yet. `is_closed`: its model is
-    shown no more, so that readers begin anew."""
+    """The last events."""
 
     def __init__(self, name: str | None = None) -> None:
         self.name = name or secrets.token_hex(6)
+        """Distinguishes this log's ids from those of others."""
         self.last = 0
+        """The last event's number."""
         self.changed_at: float | None = None
+        """When it was added, in seconds since the epoch; None: there was none yet."""
         self.is_closed = False
+        """Its model is shown no more, so that readers begin anew."""
         self._events: dict[int, Event] = {}
         """By number, without gaps."""
         self._bytes = 0

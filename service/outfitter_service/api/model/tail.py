@@ -22,12 +22,15 @@ _MICROSECOND = timedelta(microseconds=1)
 
 
 class TailItem(Struct, Generic[T], frozen=True):
-    """One message. `position`: its place in the order of the tail, as text. `at`: its time. `size`: its bytes."""
+    """One message."""
 
     position: str
+    """Its place in the order of the tail, as text."""
     at: datetime
+    """Its time."""
     value: T
     size: int
+    """Its bytes."""
 
 
 def position_of(at: datetime, partition: int, offset: int) -> str:

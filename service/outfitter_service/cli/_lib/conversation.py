@@ -23,18 +23,17 @@ from outfitter_service.query import ledger_view
 
 
 class Conversation:
-    """One worker's messages and their answers.
-
-    `records`: the newest record by key. `letters`: the dead letters by their messages' offsets. `decided`: all messages
-    of the host before this offset are decided.
-    """
+    """One worker's messages and their answers."""
 
     def __init__(
         self, bus: Bus, where: BusConnection, worker: str, partition: int, answers: Reader, letters: Reader | None
     ) -> None:
         self.records: dict[keys.AllocationKey, ledger_view.StoredAllocation] = {}
+        """The newest record by key."""
         self.letters: dict[int, DeadLetter] = {}
+        """The dead letters by their messages' offsets."""
         self.decided = 0
+        """All messages of the host before this offset are decided."""
         self._bus = bus
         self._where = where
         self._worker = worker

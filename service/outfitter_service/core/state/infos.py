@@ -24,14 +24,17 @@ def info(device: KnownDevice, ordinal: int) -> dict[str, str]:
 
 
 class GrantInfos(Struct, gc=False):
-    """A grant's devices as workers see them. `infos`: by resource, in the granted order. `env`: environment variables.
-    `cdi`: CDI names. `aliases`: the other names of devices that have several, by id. The record keeps them: after a
-    restart, another resource may show the device before the driver that knows its names has reported."""
+    """A grant's devices as workers see them."""
 
     infos: dict[str, list[dict[str, str]]]
+    """By resource, in the granted order."""
     env: dict[str, str]
+    """Environment variables."""
     cdi: list[str]
+    """CDI names."""
     aliases: dict[str, list[str]] | UnsetType
+    """The other names of devices that have several, by id. The record keeps them: after a restart, another resource may
+    show the device before the driver that knows its names has reported."""
 
 
 def other_names(device_id: str, recorded: Iterable[str], classes: Mapping[str, tuple[str, ...]]) -> list[str]:

@@ -297,12 +297,14 @@ async def rivals_since(bus: Bus, topic: str, partition: int, scope: Scope, start
 
 
 class _ReadPartition(NamedTuple):
-    """A partition that was read. `last`: the last record of each key in scope (bytes, if it cannot be decoded).
-    `others`: the last values of other hosts and checkpoints. `records`: how many were read, up to `end`."""
+    """A partition that was read."""
 
     last: dict[bytes, LedgerRecord | bytes]
+    """The last record of each key in scope (bytes, if it cannot be decoded)."""
     others: dict[bytes, bytes]
+    """The last values of other hosts and checkpoints."""
     records: int
+    """How many were read, up to `end`."""
     end: int
 
 

@@ -27,23 +27,27 @@ replay reads that much in well under a minute, and snapshots add a sixteenth at 
 
 
 class Pace(Struct, frozen=True, kw_only=True):
-    """How often history gets snapshots. `piece_bytes`: the most bytes of a piece. `interval`: the age of the newest
-    snapshot at which the next one begins. `between_bytes`: the history after which one begins earlier."""
+    """How often history gets snapshots."""
 
     piece_bytes: int = PIECE_BYTES
+    """The most bytes of a piece."""
     interval: timedelta = INTERVAL
+    """The age of the newest snapshot at which the next one begins."""
     between_bytes: int = BETWEEN_BYTES
+    """The history after which one begins earlier."""
 
 
 class Piece(Struct, frozen=True, kw_only=True):
-    """One commit's part of a snapshot. `entry`: what is written. `upto`: how many of the snapshot's keys this piece and
-    the earlier ones have. `size`: the bytes of this piece's records. `last`: when the snapshot was begun, if this piece
-    completes it; else None."""
+    """One commit's part of a snapshot."""
 
     entry: Entry
+    """What is written."""
     upto: int
+    """How many of the snapshot's keys this piece and the earlier ones have."""
     size: int
+    """The bytes of this piece's records."""
     last: datetime | None
+    """When the snapshot was begun, if this piece completes it; else None."""
 
 
 class _Underway:

@@ -17,15 +17,18 @@ log = structlog.get_logger("outfitter.topics")
 
 
 class TopicWatch(Struct, frozen=True):
-    """Watches one processor's topics. `topic_check`: compares their layout. `input_reader`: learns that the
-    registrations topic was recreated; `snapshots`: that history was. `every_s`: seconds between two checks. The watch
-    has no large objects, because a cancelled task may stay in memory for a while."""
+    """Watches one processor's topics. The watch has no large objects, because a cancelled task may stay in memory for a
+    while."""
 
     assignment: Assignment
     topic_check: TopicCheck
+    """Compares their layout."""
     input_reader: InputReader
+    """Learns that the registrations topic was recreated."""
     snapshots: Snapshots
+    """Learns that history was recreated."""
     every_s: float
+    """Seconds between two checks."""
 
     async def run(self, cursor: Cursor, before: ClusterLayout) -> None:
         """Check repeatedly, until cancelled. `cursor`: the processor's, which moves on meanwhile. `before`: the topics'

@@ -26,15 +26,16 @@ class ServableDriver(Struct, frozen=True, kw_only=True):
     """A driver that a manager can serve, and its properties. They are read once: they are foreign code, which may raise
     an error at any later time.
 
-    `timeout_s`: the time limit of each call in seconds. `hint`: advice for workers that wait although the driver
-    reported enough devices. `knows_holders`: it never names a device that another worker holds.
     `inventory`, `preparation`, `offers` and `in_use_check`: the driver if it has that interface, else None.
     """
 
     driver: api.ExternalResourceDriver
     timeout_s: float
+    """The time limit of each call in seconds."""
     hint: str | None
+    """Advice for workers that wait although the driver reported enough devices."""
     knows_holders: bool
+    """It never names a device that another worker holds."""
     inventory: api.Inventory | None
     preparation: api.Preparation | None
     offers: api.Offers | None

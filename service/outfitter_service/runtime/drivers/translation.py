@@ -40,14 +40,16 @@ SHORTEST_DELAY_S = 0.05
 
 
 class DriverCallError(Exception):
-    """A driver's code failed. `failure`: how, for the core. `delay_s`: the seconds until the next call that the driver
-    asks for, or None. `is_shortage`: it could have named fewer devices."""
+    """A driver's code failed."""
 
     def __init__(self, failure: m.DriverFailure, *, delay_s: float | None = None, is_shortage: bool = False) -> None:
         super().__init__(failure.reason)
         self.failure = failure
+        """How, for the core."""
         self.delay_s = delay_s
+        """The seconds until the next call that the driver asks for, or None."""
         self.is_shortage = is_shortage
+        """It could have named fewer devices."""
 
 
 @contextmanager

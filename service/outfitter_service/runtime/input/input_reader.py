@@ -118,10 +118,7 @@ class PrefetchBuffer:
 
 
 class InputReader(PrefetchBuffer):
-    """The messages that are decided in turn. `position`: the offset after the last fetched message, gaps included.
-    `obstacle`: why nothing can be fetched now, or None. `is_late`: the bus owes an answer, perhaps because it is away.
-    `outages`: how many obstacles have ended. `lost`: the error if `position` is out of range. `trouble`: the error if
-    the bus was replaced; then reading has ended."""
+    """The messages that are decided in turn."""
 
     def __init__(
         self,
@@ -147,11 +144,17 @@ class InputReader(PrefetchBuffer):
         self._fetching = anyio.CancelScope()
         self._replaced: OffsetOutOfRangeError | None = None
         self.position = 0
+        """The offset after the last fetched message, gaps included."""
         self.obstacle: str | None = None
+        """Why nothing can be fetched now, or None."""
         self.is_late = False
+        """The bus owes an answer, perhaps because it is away."""
         self.outages = 0
+        """How many obstacles have ended."""
         self.lost: OffsetOutOfRangeError | None = None
+        """The error if `position` is out of range."""
         self.trouble: BusConfigurationError | None = None
+        """The error if the bus was replaced; then reading has ended."""
 
     def reset(self, start: int) -> None:
         """Drop the fetched messages; `run` continues at `start`."""

@@ -184,12 +184,14 @@ class LookAhead:
 
 
 class Inputs(Struct, frozen=True):
-    """One partition's input. `reader`: of messages that are decided in turn. `lookahead`: of messages that are decided
-    before their turn. `end`: of the input."""
+    """One partition's input."""
 
     reader: InputReader
+    """Has the messages that are decided in turn."""
     lookahead: LookAhead
+    """Has those that are decided before their turn."""
     end: InputEnd
+    """The end of the input."""
 
     def reset(self, cursor: Cursor, *, room: int | None = None) -> None:
         """Drop everything read and continue at `cursor`; `room` as in `LookAhead.reset`."""

@@ -19,12 +19,14 @@ the device matters more than the exact reason of the end."""
 
 
 class Death(Struct):
-    """An owner's death. `detail`: how the manager knows of it. `seen_at`: when it saw the death, in monotonic seconds.
-    `end`: the input's end offset, sampled after that; None: not sampled yet."""
+    """An owner's death."""
 
     detail: str
+    """How the manager knows of it."""
     seen_at: float
+    """When it saw the death, in monotonic seconds."""
     end: int | None = None
+    """The input's end offset, sampled after that; None: not sampled yet."""
 
 
 class OwnerDeaths:

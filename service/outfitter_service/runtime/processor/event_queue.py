@@ -201,14 +201,15 @@ class Submissions:
 
 
 class EventQueue:
-    """The events of one processor. `queue`: in the order of decision. `notes`: for the history of the next commit.
-    `ended_boot_id`: the ended boot in which the last manager worked, until all deaths by that end are committed.
-    `wakeup` is set when there is something to decide or to act on."""
+    """The events of one processor. `wakeup` is set when there is something to decide or to act on."""
 
     def __init__(self, clock: Clock, wakeup: Wakeup) -> None:
         self.queue: deque[m.Event] = deque()
+        """In the order of decision."""
         self.notes: list[Note] = []
+        """For the history of the next commit."""
         self.ended_boot_id: str | None = None
+        """The ended boot in which the last manager worked, until all deaths by that end are committed."""
         self._submissions = Submissions()
         self._retries = DelayedEvents(clock)
         self._reports: dict[tuple[str, str], m.DriverReport] = {}

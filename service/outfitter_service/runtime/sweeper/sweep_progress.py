@@ -14,9 +14,7 @@ CHECKPOINT_RECORDS, CHECKPOINT_S = 20_000, 600.0
 
 
 class SweepProgress:
-    """How far a partition is swept. `position`: the input's next offset to sweep. `claimed`: the sweeper answers
-    messages before this offset whose hosts have no manager. `input_id`: the id of the
-    registrations topic."""
+    """How far a partition is swept."""
 
     def __init__(self, identity: Identity, partition: int, clock: Clock) -> None:
         self._identity = identity
@@ -25,8 +23,11 @@ class SweepProgress:
         self._commits = NO_COMMIT
         self._written_at = 0.0
         self.position = 0
+        """The input's next offset to sweep."""
         self.claimed = 0
+        """The sweeper answers messages before this offset whose hosts have no manager."""
         self.input_id = ""
+        """The id of the registrations topic."""
         self._ledger_id = ""
 
     def begin(self, last: Checkpoint | None, input_id: str, ledger_id: str) -> int | None:

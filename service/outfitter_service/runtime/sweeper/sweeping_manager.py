@@ -74,18 +74,18 @@ class PartitionSigns:
 
 
 class SweepingManager(Struct, frozen=True):
-    """Takes part in sweeping while `run` runs.
-
-    `partitions`: how many partitions the topics have. `identity`: the manager that sweeps. `beat_s`: seconds between
-    two of its signs of life; None: it sends none, so it goes by nobody's. `grace_s`: seconds that a message of a host
-    without a manager waits for one."""
+    """Takes part in sweeping while `run` runs."""
 
     bus: Bus
     partitions: int
+    """How many partitions the topics have."""
     identity: Identity
+    """The manager that sweeps."""
     instruments: Instruments
     beat_s: float | None = None
+    """Seconds between two of its signs of life; None: it sends none, so it goes by nobody's."""
     grace_s: float = GRACE_S
+    """Seconds that a message of a host without a manager waits for one."""
     _sweepers: dict[int, tuple[PartitionSweeper, anyio.CancelScope]] = {}
     _signs: dict[int, PartitionSigns] = {}
     _refused: set[int] = set()

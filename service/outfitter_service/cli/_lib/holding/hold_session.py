@@ -57,20 +57,19 @@ class HoldEnd(enum.Enum):
 
 
 class HoldRequest(Struct, frozen=True):
-    """What to hold, and how.
-
-    `named`: the caller has chosen the incarnation, so this may be a restart. `reads_stdin`: the end of standard input
-    gives the devices back. `wait_for_manager`: however long. `allowed`: the variables that a record may set besides
-    those that select devices.
-    """
+    """What to hold, and how."""
 
     where: BusConnection
     registration: Register
     owner: OwnerProcess
     named: bool
+    """The caller has chosen the incarnation, so this may be a restart."""
     reads_stdin: bool
+    """The end of standard input gives the devices back."""
     wait_for_manager: bool
+    """It waits for a manager, however long."""
     allowed: frozenset[str]
+    """The variables that a record may set besides those that select devices."""
 
 
 class HoldSession:

@@ -39,15 +39,19 @@ class BackupError(RuntimeError):
 
 
 class Header(Struct, frozen=True, kw_only=True, tag_field="type", tag="outfitter-backup"):
-    """What a file has. `version`: of the file. `at`: when reading began; later commits may be missing. `outfitter`: the
-    version that wrote it. `partitions`: of the cluster's topics. `ledger_id`: of the topic that was read."""
+    """What a file has."""
 
     version: int = VERSION
+    """The file's version."""
     at: datetime
+    """When reading began; later commits may be missing."""
     cluster: str
     partitions: int
+    """How many the cluster's topics have."""
     ledger_id: str
+    """The id of the topic that was read."""
     outfitter: str
+    """The version that wrote it."""
 
 
 class SavedRecord(Struct, frozen=True, kw_only=True, tag_field="type", tag="record", omit_defaults=True, gc=False):

@@ -73,14 +73,15 @@ class Restoration(Struct, frozen=True, kw_only=True):
 
 
 class _Contents(Struct, kw_only=True):
-    """A file that was read whole. `checkpoints`: the last ones, of all writers. `records`, `registrations`: how many
-    others it has. `asking`: the hosts with registrations."""
+    """A file that was read whole. `records`, `registrations`: how many others it has."""
 
     header: Header
     checkpoints: list[Checkpoint] = []
+    """The last ones, of all writers."""
     records: int = 0
     registrations: int = 0
     asking: set[str] = set()
+    """The hosts with registrations."""
 
     @property
     def managers(self) -> list[Checkpoint]:

@@ -145,12 +145,14 @@ class RewriteQuota:
 
 
 class Quotas(Struct, frozen=True):
-    """One writer's quotas. `letters`: of dead letters. `naming`: of messages whose unknown fields are named.
-    `rewrites`: of rewritten records."""
+    """One writer's quotas."""
 
     letters: DeadLetterQuota
+    """Of dead letters."""
     naming: DeadLetterQuota
+    """Of messages whose unknown fields are named."""
     rewrites: RewriteQuota
+    """Of rewritten records."""
 
     @classmethod
     def of(cls, clock: Callable[[], float], *, rewritten_bytes: int) -> Quotas:

@@ -37,13 +37,14 @@ _Ids = dict[Block | None, frozenset[str]]
 
 
 class _DeviceCounts(NamedTuple):
-    """The devices of one resource on one host. `ids`: the reported devices, by why they are lent to nobody. `counts`:
-    their number by state. `inventory` and `synonyms`: what they were counted from."""
+    """The devices of one resource on one host. `inventory` and `synonyms`: what they were counted from."""
 
     inventory: ResourceState
     synonyms: object
     ids: _Ids
+    """The reported devices, by why they are lent to nobody."""
     counts: dict[str, int]
+    """Their number by state."""
 
 
 class _Sharers:
