@@ -101,65 +101,62 @@ class ExternalResourceInfo(Mapping[str, str]):
 
 
 class Worker(Struct, frozen=True, kw_only=True):
-    """The worker that needs devices.
-
-    `resource`: the resource whose devices it needs. `worker` and `incarnation` are None for `outfitter discover`, which
-    calls for no worker. `owner_pid`: the process whose death ends the allocation, None if there is none.
-    """
+    """The worker that needs devices."""
 
     host: str
     resource: str
+    """The resource whose devices it needs."""
     worker: str | None = None
+    """None for `outfitter discover`, which calls for no worker."""
     incarnation: str | None = None
+    """As `worker`."""
     owner_pid: int | None = None
+    """The process whose death ends the allocation. None: there is none."""
 
 
 class Device(Struct, frozen=True, kw_only=True):
-    """One device of an inventory.
-
-    Attributes:
-        id: the canonical id, such as the hardware's UUID or serial. It must be the same in every resource that has this
-            device. None if there is none: the manager then uses `<resource>:<name>`, or without a name
-            `<resource>:<index>`. A name that is a number gives `<resource>:name:<name>`, which is no index's.
-        name: its name among its resource's devices on its host. It must stay with the device when others come or go.
-        aliases: other ids of the same device.
-        health: only healthy devices are granted.
-        reason: why it is not healthy, for people.
-        properties: the infos for operators, at least `index`.
-        env: variables for the worker's environment. The manager joins the values of several devices with `,`, equal
-            ones once. A variable that decides which code a process runs (PATH, LD_…, PYTHON…, see
-            `outfitter_proto.environment`) makes the report an error.
-        cdi: its names in the Container Device Interface, such as `nvidia.com/gpu=0`.
-    """
+    """One device of an inventory."""
 
     properties: dict[str, str]
+    """The infos for operators, at least `index`."""
     id: str | None = None
+    """The canonical id, such as the hardware's UUID or serial. It must be the same in every resource that has this
+    device. None: there is none. Then the manager uses `<resource>:<name>`, or without a name `<resource>:<index>`. A
+    name that is a number gives `<resource>:name:<name>`, which is no index's."""
     name: str | None = None
+    """Its name among its resource's devices on its host. It must stay with the device when others come or go."""
     aliases: tuple[str, ...] = ()
+    """Other ids of the same device."""
     health: Health = Health.HEALTHY
+    """Only healthy devices are granted."""
     reason: str | None = None
+    """Why it is not healthy, for people."""
     env: dict[str, str] = {}
+    """Variables for the worker's environment. The manager joins the values of several devices with `,`, equal ones
+    once. A variable that decides which code a process runs (PATH, LD_…, PYTHON…, see `outfitter_proto.environment`)
+    makes the report an error."""
     cdi: tuple[str, ...] = ()
+    """Its names in the Container Device Interface, such as `nvidia.com/gpu=0`."""
 
     def info(self) -> ExternalResourceInfo:
         return ExternalResourceInfo(self.properties)
 
 
 class Grant(Struct, frozen=True, kw_only=True):
-    """One resource's devices of one allocation, for `prepare` and `unprepare`.
-
-    `allocation`: the record's key (`host/worker/incarnation`). `token`: its fencing token, a number that only grows. A
-    call with a lower token than the highest one seen for a device must change nothing. `device_ids`: the canonical ids.
-    `devices`: the properties of each, in the same order. `is_given_back`: the worker has deregistered, so its owner, if
-    it lives, does not use the devices any more.
-    """
+    """One resource's devices of one allocation, for `prepare` and `unprepare`."""
 
     allocation: str
+    """The record's key (`host/worker/incarnation`)."""
     token: int
+    """Its fencing token, a number that only grows. A call with a lower token than the highest one seen for a device
+    must change nothing."""
     worker: Worker
     device_ids: tuple[str, ...]
+    """The canonical ids."""
     devices: tuple[Mapping[str, str], ...]
+    """The properties of each, in the same order."""
     is_given_back: bool = False
+    """The worker has deregistered, so its owner, if it lives, does not use the devices any more."""
 
 
 class DriverParams(Mapping[str, str]):

@@ -60,11 +60,13 @@ class DiscoveryError(Exception):
 
 
 class DiscoveryRequest(NamedTuple):
-    """The parsed command line. `verb`: `allocate` or `release`. `coordination_file` None: no coordination."""
+    """The parsed command line."""
 
     verb: str
+    """`allocate` or `release`."""
     amount: int
     coordination_file: str | None
+    """None: no coordination."""
 
 
 def parse_arguments(arguments: Sequence[str]) -> DiscoveryRequest:

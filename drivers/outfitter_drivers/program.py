@@ -58,16 +58,18 @@ class Why(enum.Enum):
 
 
 class Run(NamedTuple):
-    """How a program ended. `code`: its exit code, negative: the signal that killed it, None: process `pid` was killed
-    but hangs in the kernel. `stdout` and `stderr` are cut to their limits. `left`: what hangs of it, also where its
-    first process has ended; None: nothing."""
+    """How a program ended."""
 
     why: Why
     pid: int
     code: int | None
+    """Its exit code. Negative: the signal that killed it. None: process `pid` was killed but hangs in the kernel."""
     stdout: bytes
+    """Cut to its limit."""
     stderr: bytes
+    """Cut to its limit."""
     left: Hung | None = None
+    """What hangs of it, also where its first process has ended. None: nothing."""
 
 
 class Hung:

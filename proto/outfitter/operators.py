@@ -151,10 +151,12 @@ class Changes(Iterator[ExternalResourceInfos], AsyncIterator[ExternalResourceInf
 
 
 class _Poll(NamedTuple):
-    """One look at the watch. `version`: wait for another one. `changed_infos` None: they are the same as before."""
+    """One look at the watch."""
 
     version: int
+    """Wait for another one."""
     changed_infos: ExternalResourceInfos | None = None
+    """None: they are the same as before."""
     over: bool = False
 
 

@@ -60,12 +60,14 @@ UNSERVED = frozenset({Life.STOPPED, Life.DEAD})
 
 
 class Verdict(Struct, frozen=True):
-    """`at`: since when it is stopped, or when a dead one was last heard; None: that is not known. `process`: of a dead
-    one, which runs on the reader's machine all the same; 0: one that the reader cannot name, None: no such process."""
+    """What has become of a manager."""
 
     life: Life
     at: datetime | None = None
+    """Since when it is stopped, or when a dead one was last heard. None: that is not known."""
     process: int | None = None
+    """Of a dead one, which runs on the reader's machine all the same. 0: one that the reader cannot name. None: no such
+    process."""
 
 
 UNKNOWN = Verdict(Life.UNKNOWN)

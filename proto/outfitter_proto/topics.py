@@ -25,17 +25,18 @@ SHORTEST_TOMBSTONE_MS = 60_000
 
 
 class Setting(NamedTuple):
-    """A topic setting by Kafka's name, our value, and why it matters.
-
-    `bound`: which other values are acceptable; -1 is Kafka's "no limit". `fatal`: whether a manager must not start with
-    this unacceptable value.
-    """
+    """A topic setting."""
 
     name: str
+    """Kafka's."""
     value: str
+    """Ours."""
     why: str
+    """Why it matters."""
     bound: Literal["exactly", "at least", "at most"] = "exactly"
+    """Which other values are acceptable; -1 is Kafka's "no limit"."""
     fatal: Callable[[str, TopicInfo], bool] = lambda _have, _info: False
+    """Whether a manager must not start with this unacceptable value."""
 
     def accepts(self, have: str) -> bool:
         if self.bound == "exactly":
@@ -50,16 +51,20 @@ class Setting(NamedTuple):
 
 
 class TopicDifference(NamedTuple):
-    """A wrong setting of a topic. `found` and `wanted`: its value, and the valid ones. `why`: why it matters. `remedy`:
-    a command, or words. `fatal`: a manager must not start, or (`waits`) is not ready before it is corrected."""
+    """A wrong setting of a topic."""
 
     topic: str
     setting: str
     found: str
+    """Its value."""
     wanted: str
+    """The valid ones."""
     why: str
+    """Why it matters."""
     remedy: str
+    """A command, or words."""
     fatal: bool
+    """A manager must not start, or (`waits`) is not ready before it is corrected."""
 
     def in_words(self) -> str:
         """What is wrong, and what would be right."""

@@ -29,13 +29,15 @@ _LONGEST_LINE = 1000
 
 
 class Complaint(NamedTuple):
-    """A line that is no row, and the GPUs that it names: by bus ids as Linux writes them, UUIDs, indexes. `is_loss`:
-    they compute no more. `is_warning`: it says that it is none."""
+    """A line that is no row, and the GPUs that it names."""
 
     text: str
     is_loss: bool
+    """They compute no more."""
     is_warning: bool
+    """It says that it is none."""
     bus_ids: tuple[str, ...]
+    """As Linux writes them."""
     uuids: tuple[str, ...]
     indexes: tuple[str, ...]
 

@@ -36,17 +36,18 @@ class CoordinationError(Exception):
 
 
 class ScriptOwner(NamedTuple):
-    """A process that holds devices. A field is None if it is unknown; `pid` 0 means no process.
-
-    `start`: field 22 of proc(5) `/proc/<pid>/stat`; `pidns`: the inode of the pid's namespace; `boot`: the machine's
-    boot id; `worker`: `<worker>/<incarnation>` if one process holds devices for several workers.
-    """
+    """A process that holds devices. A field is None if it is unknown."""
 
     pid: int
+    """0: no process."""
     start: str | None = None
+    """Field 22 of proc(5) `/proc/<pid>/stat`."""
     pidns: str | None = None
+    """The inode of the pid's namespace."""
     boot: str | None = None
+    """The machine's boot id."""
     worker: str | None = None
+    """`<worker>/<incarnation>` if one process holds devices for several workers."""
 
     def is_same(self, other: ScriptOwner) -> bool:
         """Whether both are the same process and worker, by the fields that both know."""

@@ -21,17 +21,16 @@ log = logging.getLogger("outfitter")
 
 
 class HostPartition:
-    """The host's partition, which changes if the topics are made anew with another number of partitions.
-
-    `number` is the partition's, `count` the number of partitions. `checkpoint_keys` are the keys under which its
-    managers commit checkpoints.
-    """
+    """The host's partition, which changes if the topics are made anew with another number of partitions."""
 
     def __init__(self, bus: Bus, topics: Topics, host: str, *, worker: str) -> None:
         """`worker`: the name of the session in log lines."""
         self.number = 0
+        """The partition's."""
         self.count = 0
+        """The number of partitions."""
         self.checkpoint_keys: frozenset[bytes] = frozenset()
+        """The keys under which its managers commit checkpoints."""
         self._bus = bus
         self._topic = topics.allocations
         self._host = host

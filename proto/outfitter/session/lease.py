@@ -30,14 +30,14 @@ Clock = Callable[[], float]
 
 
 class _Claim(Struct):
-    """An open registration. `offset`: its place in the input. `sent_at`: when the worker began to send it.
-
-    `alive_at`: the worker was alive until then, if the allocation still stands when the manager reads the registration.
-    """
+    """An open registration."""
 
     sent_at: float
+    """When the worker began to send it."""
     offset: int
+    """Its place in the input."""
     alive_at: float
+    """The worker was alive until then, if the allocation still stands when the manager reads the registration."""
 
 
 def boot_time() -> float:
@@ -47,15 +47,13 @@ def boot_time() -> float:
 
 
 class Lease:
-    """One worker's lease. Its session writes it, any thread reads it; each field changes in one step.
-
-    `clock`: its time in seconds. `watched`: a manager on this machine watches the worker's process. The lease has no
-    end while that process lives.
-    """
+    """One worker's lease. Its session writes it, any thread reads it; each field changes in one step."""
 
     def __init__(self, clock: Clock = boot_time) -> None:
         self.clock = clock
+        """Its time in seconds."""
         self.watched = False
+        """A manager on this machine watches the worker's process. The lease has no end while that process lives."""
         self._seconds: float | None = None
         self._alive_at = clock()
         self._claims: deque[_Claim] = deque(maxlen=MOST_CLAIMS)

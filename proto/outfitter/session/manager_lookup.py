@@ -29,17 +29,17 @@ HOST_SCOPE = "host"
 
 
 class ManagerLookup:
-    """The hosts of a cluster and their managers, as recorded in the ledger.
-
-    `host`: the worker's. `hosts`: the records read so far, by name. `own_was_read`: the
-    worker's own partition was read; `complete`: all were.
-    """
+    """The hosts of a cluster and their managers, as recorded in the ledger."""
 
     def __init__(self, bus: Bus, cluster: str, host: str) -> None:
         self.host = host
+        """The worker's."""
         self.hosts: dict[str, Host] = {}
+        """The records read so far, by name."""
         self.complete = False
+        """All partitions were read."""
         self.own_was_read = False
+        """The worker's own partition was read."""
         self._own = 0
         self._hidden: str | None = None
         self._bus = bus

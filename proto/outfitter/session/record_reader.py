@@ -34,14 +34,7 @@ log = logging.getLogger("outfitter")
 
 
 class RecordReader:
-    """The records of one incarnation, from the ledger to `allocation_watch`.
-
-    `registration`: the session's request. `attach`: another process registered, and keeps the lease.
-    `new_manager`: before the first answer, a manager has appeared since the last `answer_new_manager`. It may not have
-    read the registration, because messages from before it may have become dead letters.
-    `watcher`: who says which processes the manager can watch; None before the first answer's commit was read.
-    `registered_anew`: the allocation had ended, and a repeated registration began another one under the same key.
-    """
+    """The records of one incarnation, from the ledger to `allocation_watch`."""
 
     def __init__(
         self,
@@ -51,8 +44,12 @@ class RecordReader:
         *,
         attach: bool,
     ) -> None:
+        """`registration`: the session's request. `attach`: another process registered, and keeps the lease."""
         self.new_manager = False
+        """Before the first answer, a manager has appeared since the last `answer_new_manager`. It may not have read the
+        registration, because messages from before it may have become dead letters."""
         self.registered_anew = False
+        """The allocation had ended, and a repeated registration began another one under the same key."""
         self._host_partition = host_partition
         self._watch = allocation_watch
         self._lease = allocation_watch.lease
@@ -65,8 +62,9 @@ class RecordReader:
         self._registering = False
         self._reached = 0  # the input offset before which the manager has read everything
         self._fetching_since = self._fetched_before = 0.0  # the beginnings of the last fetch and of the one before it
-        # The newest record that shows whether the manager watches the owner.
         self.watcher: ManagerIdentity | Checkpoint | None = None
+        """Who says which processes the manager can watch: the newest record that shows it. None before the first
+        answer's commit was read."""
         self._logged_left_out: set[str] = set()
 
     @property

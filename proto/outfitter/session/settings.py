@@ -27,19 +27,19 @@ Amounts = Mapping[str, int]
 
 
 class Settings(Struct, frozen=True, kw_only=True):
-    """A context's settings.
-
-    `bus`: its URL. `registration`: what the worker publishes, or the allocation that it attaches to. `operator`: whose
-    share the context shows; None: the whole worker's. `attach`: publish nothing and follow the existing allocation.
-    `allowed_variables`: see `outfitter_proto.environment`.
-    """
+    """A context's settings."""
 
     bus: str
+    """Its URL."""
     cluster: str
     registration: Register
+    """What the worker publishes, or the allocation that it attaches to."""
     operator: str | None
+    """Whose share the context shows. None: the whole worker's."""
     attach: bool
+    """Publish nothing and follow the existing allocation."""
     allowed_variables: frozenset[str] = frozenset()
+    """See `outfitter_proto.environment`."""
 
 
 def resolve(

@@ -16,16 +16,16 @@ from outfitter_proto.records import FINAL_STATES, Allocation
 
 
 class WatchSnapshot(NamedTuple):
-    """One state of a watch.
-
-    `version`: grows with each change. `record`: the newest one; None: there is none yet. `closed`: no more changes will
-    come. `error`: why, if it was an error.
-    """
+    """One state of a watch."""
 
     version: int
+    """Grows with each change."""
     record: Allocation | None
+    """The newest one. None: there is none yet."""
     error: Exception | None
+    """Why it is closed, if it was an error."""
     closed: bool
+    """No more changes will come."""
 
     @property
     def answered(self) -> bool:

@@ -87,8 +87,6 @@ class WorkerSession:
         waits_on: wait for longer than that while the manager shows that it lives.
         on_lease_at_risk: called once each time the lease of granted devices gets at risk, instead of a log line. It
             must not block.
-
-    `key`: the allocation's. `is_left_registered`: `deregister` has failed; see `late_deregistration`.
     """
 
     def __init__(
@@ -115,11 +113,13 @@ class WorkerSession:
         self._on_lease_at_risk = on_lease_at_risk
         self._leaving_reason: str | None = None
         self.key = keys.allocation_key(registration.host, registration.worker, registration.incarnation)
+        """The allocation's."""
         self._outage_log = WorkerOutageLog(self.key, self.allocation_watch.lease.clock)
         self._host_partition = HostPartition(bus, self._topics, registration.host, worker=self.key)
         self._records = RecordReader(self._host_partition, self.allocation_watch, registration, attach=attach)
         self._registered = registered
         self.is_left_registered = False
+        """`deregister` has failed; see `late_deregistration`."""
         self._until = math.inf
         self._running: AbstractAsyncContextManager[None] | None = None
 

@@ -92,13 +92,12 @@ class MemberReplacedError(BusError):
 
 
 class Entry(Struct, frozen=True, gc=False):
-    """A record to write. A struct, because it is six times as fast to create as a named tuple, and there are many.
-
-    `key` None: no key. `value` None: a tombstone.
-    """
+    """A record to write. A struct, because it is six times as fast to create as a named tuple, and there are many."""
 
     key: bytes | None
+    """None: no key."""
     value: bytes | None
+    """None: a tombstone."""
 
 
 class Create(enum.Enum):
@@ -110,34 +109,35 @@ class Create(enum.Enum):
 
 
 class Message(Struct, frozen=True, gc=False):
-    """A record that was read. `timestamp_ms`: milliseconds since the epoch, set by the bus or the sender.
-
-    If `unreadable` has a reason, the message stands for a batch that cannot be decoded. The batch begins at offset
-    `first`. The message's value is the batch's bytes, and it has no key.
-    """
+    """A record that was read, or a batch that cannot be decoded."""
 
     topic: str
     partition: int
     offset: int
     key: bytes | None
+    """None: it has none, or is an unreadable batch."""
     value: bytes | None
+    """None: a tombstone. Of an unreadable batch: its bytes."""
     timestamp_ms: int
+    """Milliseconds since the epoch, set by the bus or the sender."""
     unreadable: str | None = None
+    """Why the batch cannot be decoded. None: this is a record."""
     first: int | None = None
+    """The offset at which the unreadable batch begins."""
 
 
 class TopicInfo(NamedTuple):
-    """The bus's description of a topic.
-
-    `id`: distinguishes it from a topic of the same name that was deleted. `partitions`: their number. `replication`:
-    the number of copies of each partition. `config`: the settings that differ or matter, by Kafka's names.
-    """
+    """The bus's description of a topic."""
 
     name: str
     id: str
+    """Distinguishes it from a topic of the same name that was deleted."""
     partitions: int
+    """Their number."""
     replication: int
+    """The number of copies of each partition."""
     config: Mapping[str, str]
+    """The settings that differ or matter, by Kafka's names."""
 
 
 class TopicLayout(NamedTuple):
@@ -148,37 +148,41 @@ class TopicLayout(NamedTuple):
 
 
 class TopicSpec(NamedTuple):
-    """A topic to create. `partitions`: their number. `config`: settings by Kafka's names. `replication` None: the bus's
-    default."""
+    """A topic to create."""
 
     name: str
     partitions: int
+    """Their number."""
     config: Mapping[str, str]
+    """Settings by Kafka's names."""
     replication: int | None = None
+    """The number of copies of each partition. None: the bus's default."""
 
 
 class Obstacle(NamedTuple):
-    """What keeps clients from working with a bus that answers: a setting of its brokers, or another property of them.
-    `kind`: what cannot work, a `transactional-id`, a `group`, or nothing at all, as `brokers` are out of reach.
-    `found`: its value; `wanted`: the valid ones; `why`: why it matters; `remedy`: what to do."""
+    """What keeps clients from working with a bus that answers: a setting of its brokers, or another property."""
 
     kind: str
+    """What cannot work: a `transactional-id`, a `group`, or nothing at all, as `brokers` are out of reach."""
     setting: str
     found: str
+    """Its value."""
     wanted: str
+    """The valid ones."""
     why: str
+    """Why it matters."""
     remedy: str
+    """What to do."""
 
 
 class Right(NamedTuple):
-    """An access right, by Kafka's names: `Right("Read", "topic", "outfitter.allocations")`.
-
-    `kind`: topic, transactional-id, group or cluster. `name`: the object's, empty for the cluster.
-    """
+    """An access right, by Kafka's names: `Right("Read", "topic", "outfitter.allocations")`."""
 
     operation: str
     kind: str
+    """`topic`, `transactional-id`, `group` or `cluster`."""
     name: str
+    """The object's. Empty for the cluster."""
 
 
 class Closable(ABC):

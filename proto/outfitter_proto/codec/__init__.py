@@ -24,16 +24,15 @@ MAX_MESSAGE_BYTES = 64 * 1024
 
 
 class WireError(ValueError):
-    """The bytes are no valid message.
-
-    `what`: the kind of message. `problem`: the fault and the valid values. `field`: the JSON path of the wrong field
-    (`$.resources.gpu.amount`), None if the whole message is wrong.
-    """
+    """The bytes are no valid message."""
 
     def __init__(self, what: str, problem: str, field: str | None = None) -> None:
         self.what = what
+        """The kind of message."""
         self.problem = problem
+        """The fault and the valid values."""
         self.field = field
+        """The JSON path of the wrong field (`$.resources.gpu.amount`). None: the whole message is wrong."""
         super().__init__(f"{what}: {problem}" + (f" (at {field})" if field else ""))
 
 

@@ -32,10 +32,12 @@ class Known(NamedTuple):
 
 
 class Unknown(NamedTuple):
-    """An unknown field. `steps`: its path. `known`: the known names beside it."""
+    """An unknown field."""
 
     steps: tuple[Step, ...]
+    """Its path."""
     known: tuple[str, ...]
+    """The known names beside it."""
 
 
 def is_about_unknown_fields(error: Exception) -> bool:
@@ -92,18 +94,22 @@ def without(body: bytes, kind: Any) -> Known:
 
 
 class _Fields(NamedTuple):
-    """A struct's fields. `known`: the known names, None: any name is valid. `plans`: the fields to search."""
+    """A struct's fields."""
 
     known: dict[str, None] | None
+    """The known names. None: any name is valid."""
     plans: dict[str, _Plan]
+    """The fields to search."""
 
 
 class _Plan(NamedTuple):
-    """How to search an object. `structs`: it is one of these, by their tags. `values`: how to search all its values."""
+    """How to search an object."""
 
     tag_field: str | None
     structs: dict[Any, _Fields]
+    """It is one of these, by their tags."""
     values: _Plan | None
+    """How to search all its values."""
 
 
 @cache

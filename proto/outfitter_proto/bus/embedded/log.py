@@ -80,17 +80,16 @@ CREATE TABLE writer (identity TEXT NOT NULL PRIMARY KEY, epoch INTEGER NOT NULL)
 
 
 class StoredTopic(NamedTuple):
-    """A topic's row. Only its number of partitions ever changes, and no topic is ever deleted from a file.
-
-    `id`: its number in this file. `uuid`: tells it from a topic of the same name in another file. `config`: its
-    settings by Kafka's names.
-    """
+    """A topic's row. Only its number of partitions ever changes, and no topic is ever deleted from a file."""
 
     id: int
+    """Its number in this file."""
     name: str
     uuid: str
+    """Tells it from a topic of the same name in another file."""
     partitions: int
     config: dict[str, str]
+    """Its settings by Kafka's names."""
 
     @property
     def compacted(self) -> bool:

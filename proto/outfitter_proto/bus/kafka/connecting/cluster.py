@@ -43,13 +43,14 @@ _BACKOFF_S = 0.02, 0.5
 
 
 class TopicMetadata(NamedTuple):
-    """A topic's metadata. `leaders`: the leader of each partition; None: it has no leader now. `replication`: the
-    number of copies of each partition."""
+    """A topic's metadata."""
 
     name: str
     id: str
     leaders: Mapping[int, Node | None]
+    """The leader of each partition. None: it has no leader now."""
     replication: int
+    """The number of copies of each partition."""
 
 
 class Cluster:

@@ -62,19 +62,20 @@ class UnreadableBatchError(Exception):
 
 
 class RecordBatch(NamedTuple):
-    """A record batch that is not decoded yet.
-
-    `data`: its bytes with the header. `base`: its first offset. `next`: the offset after it and its holes. `producer`:
-    the producer's id, -1: none. `modern`: it has format 2.
-    """
+    """A record batch that is not decoded yet."""
 
     data: bytes
+    """Its bytes with the header."""
     base: int
+    """Its first offset."""
     next: int
+    """The offset after it and its holes."""
     attributes: int
     producer: int
+    """The producer's id. -1: none."""
     last_timestamp_ms: int
     modern: bool
+    """It has format 2."""
 
     @property
     def is_control(self) -> bool:

@@ -36,15 +36,16 @@ _FIELDS_WITHOUT_LOG_START = 6
 
 
 class _Answer:
-    """The answer of one fetch, decoded batch by batch on demand. `next`: the offset after it; `left`: its batches that
-    are not decoded yet, each with whether its records are visible."""
+    """The answer of one fetch, decoded batch by batch on demand."""
 
     def __init__(self, data: bytes, aborted: list[tuple[int, int]] | None, at: int, *, committed: bool) -> None:
         whole = _whole(data, at)
         self.next = whole[-1].next if whole else at
+        """The offset after it."""
         self.left: Iterator[tuple[RecordBatch, bool]] = (
             batches.committed(iter(whole), aborted or ()) if committed else batches.everything(iter(whole))
         )
+        """Its batches that are not decoded yet, each with whether its records are visible."""
 
 
 class KafkaReader(Reader):

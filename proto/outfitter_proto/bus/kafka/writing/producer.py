@@ -70,12 +70,14 @@ def sent_bytes(batch: Any) -> int:
 
 
 class LastTransaction(NamedTuple):
-    """A transactional id's last transaction. `state`: by Kafka's names. `producer_id` and `epoch`: the id's holder's;
-    -1: unknown."""
+    """A transactional id's last transaction."""
 
     state: str
+    """By Kafka's names."""
     producer_id: int = -1
+    """The id's holder's. -1: unknown."""
     epoch: int = -1
+    """The id's holder's. -1: unknown."""
 
     @property
     def is_none(self) -> bool:
