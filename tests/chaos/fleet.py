@@ -19,6 +19,7 @@ from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 
+from support.exclusivity import Held
 from support.kafka.cluster import QUIET
 
 LEASE_S = 20.0
@@ -46,7 +47,7 @@ class Worker:
         self.phase = "idle"
         self.silent = False
         self.amount = 1
-        self.devices: frozenset[str] = frozenset()
+        self.held = Held()
         self.due = now + dice.random() * 0.5
         self.leaves = 0.0
         self.asked = 0.0
@@ -159,7 +160,7 @@ class Fleet:
         self._connect()
         for worker in self._busy():
             if ended:
-                worker.phase, worker.devices, worker.due = "idle", frozenset(), now
+                worker.phase, worker.held, worker.due = "idle", Held(), now
             elif worker.phase == "asked":
                 self._register(worker)
             elif worker.phase == "leaving" and not worker.silent:
@@ -282,7 +283,7 @@ class Fleet:
                     worker.due = now + 0.1
                     return
                 worker.run += 1
-                worker.devices = frozenset()
+                worker.held = Held()
                 worker.silent = dice.random() < 0.03 and not worker.keeps
                 worker.phase, worker.asked, worker.answered = "asked", now, False
                 worker.due = float("inf")
@@ -293,7 +294,7 @@ class Fleet:
             case "holding":
                 if worker.leaves <= now or self._resting.is_set():
                     worker.phase = "leaving"
-                    worker.devices = frozenset()
+                    worker.held = Held()
                     worker.due = float("inf")
                     if not worker.silent:
                         self._say(worker, "deregister", reason="finished")
@@ -361,11 +362,10 @@ class Fleet:
         meanwhile: the record of its end may have been in it."""
         exclusive = [name for name in record["resources"] if name not in record.get("shared", ())]
         found = frozenset(device["id"] for name in exclusive for device in record["resources"][name])
-        worker.devices = found if record["state"] in HOLDING and worker.phase != "leaving" else frozenset()
+        worker.held = Held(found) if record["state"] in HOLDING and worker.phase != "leaving" else Held()
         for other in self._workers.values():
-            if other is not worker and other.host == worker.host and other.devices & worker.devices:
-                both = ", ".join(sorted(other.devices & worker.devices))
-                self.clashes.append(f"{worker.key} was given {both}, which {other.key} has")
+            if other is not worker and other.host == worker.host and (both := worker.held.clash(other.held)):
+                self.clashes.append(f"{worker.key} was given {', '.join(sorted(both))}, which {other.key} has")
 
     def _hear_refusal(self, letter: dict[str, Any], now: float) -> None:
         """A registration that comes back as a dead letter is answered, and over; a deregistration is sent again."""

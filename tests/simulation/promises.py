@@ -21,6 +21,7 @@ from simulation.hosts.hardware import physical
 from simulation.hosts.managers import CLUSTER, EPOCH, TOPICS, Host
 from simulation.model import log as model
 from simulation.world.world import World
+from support.exclusivity import Held
 
 FINAL = ("ended", "failed")
 SHORT_OUTAGE_S = 1.0
@@ -258,7 +259,7 @@ def _held_twice(host: Host, ledger: model.Log) -> list[str]:
     wrong: list[str] = []
     bench = host.bench
     known: dict[str, float] = {}
-    live: dict[str, tuple[float, set[str], set[str]]] = {}
+    live: dict[str, tuple[float, Held]] = {}
     for record, at in ledger.committed():
         key = (record.key or b"").decode()
         found = json.loads(record.value) if record.value is not None else {}
@@ -271,15 +272,15 @@ def _held_twice(host: Host, ledger: model.Log) -> list[str]:
         since = live.pop(key, (at,))[0]
         if found.get("state") not in ("preparing", "allocated", "releasing"):
             continue
-        alone, together = {*_alone(found)}, {*_together(found)}
-        for other, (granted, its, with_others) in live.items():
+        held = Held(frozenset(_alone(found)), frozenset(_together(found)))
+        for other, (granted, its) in live.items():
             wrong += [
                 f"PROMISE 1: {device} is {key}'s from {at - 1000:.3f} on, while {other} has it"
-                for device in (alone & (its | with_others)) | (together & its)
+                for device in held.clash(its)
                 if not bench.catalogue.mapped
                 or known.get(device, math.inf) < granted < bench.parted_at.get(device, math.inf)
             ]
-        live[key] = (since, alone, together)
+        live[key] = (since, held)
     return sorted(set(wrong))[:5]
 
 

@@ -16,6 +16,7 @@ from outfitter_service.core.state.device_index import exclusive_ids
 from outfitter_service.core.state.ledger import Ledger, PutAllocation, PutRecord, SetInventory
 from support.core.core_driver import HOST, CoreDriver, asks, ill, restarted
 from support.core.fingerprint import whole
+from support.exclusivity import Held
 
 NAMES = {"d": ("d0", "d1"), "e": ("a0", "b0", "c0")}
 """Two devices by all their names."""
@@ -222,7 +223,7 @@ class Names(RuleBasedStateMachine):
         for key in live.keys() - self.held.keys():
             self.held[key] = {one: _one(self.groups, one) for one in self.ids(live[key])}
             for other in self.held.keys() - {key}:
-                self.look_at_both(live[key], live[other])
+                assert not self.has(live[key]).clash(self.has(live[other])), f"{key} and {other} have one device"
         for key, record in live.items():
             for device_id, names in self.held[key].items():
                 known = {device_id, *(record.aliases or {}).get(device_id, ())}
@@ -232,11 +233,13 @@ class Names(RuleBasedStateMachine):
         self.judge_refusals()
         self.rebuild()
 
-    def look_at_both(self, one: Allocation, other: Allocation) -> None:
-        for device_id, names in self.held[one.key].items():
-            for another, more in self.held[other.key].items():
-                alone = device_id in exclusive_ids(one) or another in exclusive_ids(other)
-                assert names.isdisjoint(more) or not alone, f"{one.key} has {device_id}, {other.key} has {another}"
+    def has(self, record: Allocation) -> Held:
+        """What a record has, by all names of each device."""
+        alone, held = exclusive_ids(record), self.held[record.key]
+        return Held(
+            frozenset[str]().union(*[names for one, names in held.items() if one in alone]),
+            frozenset[str]().union(*[names for one, names in held.items() if one not in alone]),
+        )
 
     def rebuild(self) -> None:
         """The indexes are a function of records and reports."""

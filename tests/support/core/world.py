@@ -44,6 +44,7 @@ from outfitter_service.core.states import GRANTED_STATES
 from support.core.core_driver import HOST, START
 from support.core.decided import apply, change_all, decision_of, is_committed, touched
 from support.core.fingerprint import whole
+from support.exclusivity import Held
 
 ALIASES = {"g0": ("p0",), "g1": ("p1", "x1")}
 """Devices with several names; `p0` is also what another resource calls `g0`."""
@@ -76,34 +77,27 @@ def written(decision: Decision) -> int:
     return size
 
 
-def has_alone(record: Allocation) -> set[str]:
+def has_alone(record: Allocation) -> frozenset[str]:
     """The devices that a live record has to itself, each by one name."""
     if record.state not in HOLDING_STATES:
-        return set()
+        return frozenset()
     ids = [info["id"] for name, infos in record.resources.items() if name not in record.shared for info in infos]
-    names = {one_name(one) for one in ids}
+    names = frozenset(map(one_name, ids))
     assert len(names) == len(ids), f"one device twice in {record.key}: {ids}"
     return names
 
 
-def has_shared(record: Allocation) -> set[str]:
+def has_shared(record: Allocation) -> frozenset[str]:
     if record.state not in HOLDING_STATES:
-        return set()
-    return {one_name(info["id"]) for name in record.shared for info in record.resources[name]}
+        return frozenset()
+    return frozenset(one_name(info["id"]) for name in record.shared for info in record.resources[name])
 
 
 def check_exclusive(records: Iterable[Allocation]) -> None:
     """Promise 1."""
-    alone: dict[str, str] = {}
-    shared: dict[str, str] = {}
-    for record in records:
-        for name in has_alone(record):
-            assert name not in alone, f"{name} is in {alone[name]} and {record.key}"
-            alone[name] = record.key
-        for name in has_shared(record):
-            shared[name] = record.key
-    for name in alone.keys() & shared.keys():
-        assert alone[name] == shared[name], f"{name} is alone in {alone[name]} and shared in {shared[name]}"
+    held = {one.key: Held(has_alone(one), has_shared(one)) for one in records if one.state in HOLDING_STATES}
+    for (key, mine), (other, its) in combinations(held.items(), 2):
+        assert not mine.clash(its), f"{set(mine.clash(its))} are in {key} and in {other}"
 
 
 def check_operators(record: Allocation) -> None:
