@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from support.checker.verdict import verdict
 from support.kafka.broker import KafkaBroker
 from support.managers.fleet import PARTITIONS, Fleet, hosts
 from support.managers.process import Manager
+from support.polling import pause_s
 from support.processes.freezing import freeze
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
@@ -37,13 +39,14 @@ def owned(manager: Manager) -> set[int]:
 
 async def shared_out(*managers: Manager) -> None:
     """Wait until these managers serve all partitions among them, each its share."""
+    begun = time.monotonic()
     with anyio.fail_after(60):
         while True:
             shares = [await in_thread(owned, manager) for manager in managers]
             fair = all(len(share) >= PARTITIONS // len(managers) for share in shares)  # type: ignore[arg-type]
             if fair and sum(len(share) for share in shares) == PARTITIONS:  # type: ignore[arg-type]
                 return
-            await anyio.sleep(0.05)
+            await anyio.sleep(pause_s(time.monotonic() - begun))
 
 
 async def clean(fleet: Fleet) -> None:

@@ -21,6 +21,7 @@ from outfitter_proto.bus import Bus, Entry, connect
 from outfitter_proto.names import topics
 from outfitter_proto.partitioning import partition_of
 from support.managers.process import Manager
+from support.polling import pause_s
 
 PARTITIONS = 4
 CONFIG = """
@@ -118,11 +119,12 @@ class Fleet:
 
     async def until(self, condition: Any, *, within: float = 60.0) -> Any:
         """Wait until the ledger is as `condition` says; return what it returned."""
+        begun = time.monotonic()
         with anyio.fail_after(within):
             while True:
                 if found := condition(await self.read()):
                     return found
-                await anyio.sleep(0.02)
+                await anyio.sleep(pause_s(time.monotonic() - begun))
 
     async def are(self, states: dict[tuple[str, str], str]) -> None:
         """Wait until these workers (host, name) are in these states."""

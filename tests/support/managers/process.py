@@ -32,7 +32,7 @@ import pytest
 from outfitter_proto.bus import connect
 from outfitter_service.query import ledger_view
 from support.kafka.broker import KafkaBroker
-from support.polling import PATIENCE_S, until
+from support.polling import PATIENCE_S, pause_s, until
 
 OUTFITTER = (sys.executable, "-m", "outfitter_service.cli")
 """The command line of the interpreter that runs the tests."""
@@ -287,7 +287,7 @@ class Manager:
             connection.close()
 
     def _await(self, condition: Callable[[], object], what: str) -> None:
-        deadline = time.monotonic() + READY_WITHIN
+        begun = time.monotonic()
         while True:
             if self._process is None or self._process.poll() is not None:
                 code = None if self._process is None else self._process.returncode
@@ -295,10 +295,11 @@ class Manager:
                 raise ManagerError(f"the manager ended with {code} before it was {what}\n{self.log_tail()}")
             if condition():
                 return
-            if time.monotonic() > deadline:
+            waited_s = time.monotonic() - begun
+            if waited_s > READY_WITHIN:
                 self.kill9()
                 raise ManagerError(f"the manager was not {what} within {READY_WITHIN:g} s\n{self.log_tail()}")
-            time.sleep(0.02)
+            time.sleep(pause_s(waited_s))
 
     def _end(self, number: int) -> int:
         if self._process is None:
