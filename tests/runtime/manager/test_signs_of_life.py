@@ -21,7 +21,7 @@ from support.managers.api import Api, running
 from support.managers.fleet import CONFIG, Fleet, hosts
 from support.managers.process import Manager, StartManager, serving_on
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 OFTEN = {"OUTFITTER_BEAT_INTERVAL": "5s"}
 WITHIN_S = 90.0
@@ -65,46 +65,49 @@ def warnings(manager: Manager) -> str:
     return done.stderr
 
 
-def test_who_was_killed_is_seen_by_everybody_until_it_runs_again(served: Manager, api: Api) -> None:
-    assert "manager" not in warnings(served)
-    served.kill9()
-    host = judged(served, api, "dead")
-    assert (host["managed"], host["manager"]["stopped_at"]) == (False, None)
-    assert host["life_at"] is not None
-    assert f"the manager of host '{served.host}' was killed, or hangs: last heard " in warnings(served)
-    top = served.outfitter("top", "--once").stdout
-    assert f"The manager of {served.host} was killed, or hangs" in top
-    doctor = json.loads(served.outfitter("doctor", "--json").stdout)
-    [managers] = [check for check in doctor["checks"] if check["check"] == "managers"]
-    assert any("was killed, or hangs: it was not heard since" in finding["seen"] for finding in managers["findings"])
-    served.start()
-    host = judged(served, api, "lives")
-    assert host["managed"]
-    assert "was killed" not in warnings(served)
-
-
-def test_nobody_disagrees_about_a_manager_that_was_killed(served: Manager, api: Api) -> None:
-    served.outfitter("register", "--worker", "w", "--resource", "gpu=7", "--lease", "none", "--wait", "20")
+def test_who_was_killed_is_seen_alike_by_everybody_until_it_runs_again(served: Manager, api: Api) -> None:
     killed = f"{served.host}  its manager was killed, or hangs"
+    assert "manager" not in warnings(served)
     with watching(served) as watch:
         until_line(watch, f"{served.host}  managed")
+        register_too_much(served)
         served.kill9()
-        judged(served, api, "dead")
+        host = judged(served, api, "dead")
+        assert (host["managed"], host["manager"]["stopped_at"]) == (False, None)
+        assert host["life_at"] is not None
         until_line(watch, killed)
-        done = served.outfitter("devices", "--free")
-        assert f"no manager serves {served.host} now (it was killed, or hangs: last heard " in done.stderr
-        assert "GPU-0" not in done.stdout
-        assert "gpu: 1 device: 0 free, 0 held, 0 unhealthy, 0 unknown, 1 on hosts without a manager" in done.stdout
-        said = served.outfitter("explain", "w").stdout.splitlines()[-1]
-        assert said.startswith(f"The manager of {served.host} was killed, or hangs: last heard ")
-        assert [each["managed"] for each in json.loads(served.outfitter("explain", "w", "--json").stdout)] == [False]
-        assert [each["managed"] for each in api.get("/api/v1/workers/w/explanations")[1]["items"]] == [False]
         with watching(served) as late:
             until_line(late, killed)
+        commands_say_that_it_was_killed(served)
+        assert [each["managed"] for each in api.get("/api/v1/workers/w/explanations")[1]["items"]] == [False]
+        with alone_on_machine(served.host, {}):  # as if it had been started again, and had written nothing yet
+            says_that_it_lives(served, os.getpid())
+        assert f"Start one with `outfitter serve --host {served.host}`" in warnings(served)
         served.start()
         until_line(watch, f"{served.host}  managed")
+    assert judged(served, api, "lives")["managed"]
+    assert "was killed" not in warnings(served)
     done = served.outfitter("devices", "--free")
     assert (done.stderr, "GPU-0" in done.stdout) == ("", True)
+
+
+def register_too_much(manager: Manager) -> None:
+    manager.outfitter("register", "--worker", "w", "--resource", "gpu=7", "--lease", "none", "--wait", "20")
+
+
+def commands_say_that_it_was_killed(manager: Manager) -> None:
+    assert f"the manager of host '{manager.host}' was killed, or hangs: last heard " in warnings(manager)
+    assert f"The manager of {manager.host} was killed, or hangs" in manager.outfitter("top", "--once").stdout
+    doctor = json.loads(manager.outfitter("doctor", "--json").stdout)
+    [managers] = [check for check in doctor["checks"] if check["check"] == "managers"]
+    assert any("was killed, or hangs: it was not heard since" in finding["seen"] for finding in managers["findings"])
+    done = manager.outfitter("devices", "--free")
+    assert f"no manager serves {manager.host} now (it was killed, or hangs: last heard " in done.stderr
+    assert "GPU-0" not in done.stdout
+    assert "gpu: 1 device: 0 free, 0 held, 0 unhealthy, 0 unknown, 1 on hosts without a manager" in done.stdout
+    said = manager.outfitter("explain", "w").stdout.splitlines()[-1]
+    assert said.startswith(f"The manager of {manager.host} was killed, or hangs: last heard ")
+    assert [each["managed"] for each in json.loads(manager.outfitter("explain", "w", "--json").stdout)] == [False]
 
 
 @contextmanager
@@ -121,38 +124,17 @@ def until_line(process: subprocess.Popen[str], words: str) -> None:
     assert any(words in line for line in process.stdout), "it has ended"
 
 
-def test_who_hangs_is_dead_and_lives_again_when_it_goes_on(served: Manager, api: Api) -> None:
+def test_who_hangs_is_dead_and_nobody_is_told_to_start_another_until_it_goes_on(served: Manager, api: Api) -> None:
+    register_too_much(served)
     served.signal(signal.SIGSTOP)
     try:
         assert judged(served, api, "dead")["managed"] is False
-    finally:
-        served.signal(signal.SIGCONT)
-    assert judged(served, api, "lives")["managed"] is True
-
-
-def test_nobody_is_told_to_start_a_manager_that_lives_on_this_machine_but_does_not_write(
-    served: Manager, api: Api
-) -> None:
-    served.outfitter("register", "--worker", "w", "--resource", "gpu=7", "--lease", "none", "--wait", "20")
-    served.signal(signal.SIGSTOP)
-    try:
-        judged(served, api, "dead")
         says_that_it_lives(served, served.pid)
         assert host_of(api)["process"] == served.pid
     finally:
         served.signal(signal.SIGCONT)
-    assert judged(served, api, "lives")["process"] is None
-
-
-def test_who_was_started_again_and_has_written_nothing_yet_lives_by_the_machines_lock(
-    served: Manager, api: Api
-) -> None:
-    served.outfitter("register", "--worker", "w", "--resource", "gpu=7", "--lease", "none", "--wait", "20")
-    served.kill9()
-    judged(served, api, "dead")
-    with alone_on_machine(served.host, {}):
-        says_that_it_lives(served, os.getpid())
-    assert f"Start one with `outfitter serve --host {served.host}`" in warnings(served)
+    host = judged(served, api, "lives")
+    assert (host["managed"], host["process"]) == (True, None)
 
 
 def says_that_it_lives(manager: Manager, pid: int) -> None:
