@@ -79,7 +79,7 @@ async def settled(manager: InProcessManager) -> int:
 
 async def shown(manager: InProcessManager, name: str, value: float) -> None:
     """Wait until a metric has a value."""
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         while manager.metric(name) != value:  # noqa: ASYNC110 - it tells nobody
             await anyio.sleep(0.01)
 
