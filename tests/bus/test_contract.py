@@ -253,7 +253,7 @@ async def test_a_commit_writes_all_its_batches_in_order_and_readers_reach_the_st
     history, ledger = await make_topic(), await make_topic(cleanup_policy="compact")
     async with await bus.open_writer(f"writer-{ledger}", 0) as writer:
         assert not writer.must_reopen
-        assert writer.max_batch_bytes >= 256 * 1024
+        assert writer.max_part_bytes >= 256 * 1024
         await writer.commit([(history, entries("h1", "h2")), (ledger, entries("a", "b")), (ledger, entries("c"))])
         await writer.commit([(history, []), (ledger, entries("d"))])
         await writer.commit([])
@@ -390,7 +390,7 @@ async def test_a_last_batch_far_larger_than_a_writer_says_it_takes_is_refused_wh
 ) -> None:
     history, ledger = await make_topic(), await make_topic()
     async with await bus.open_writer(f"writer-{ledger}", 0) as writer:
-        many = [Entry(b"%d" % n, b"x" * 10_000) for n in range(writer.max_batch_bytes // 5_000)]
+        many = [Entry(b"%d" % n, b"x" * 10_000) for n in range(writer.max_part_bytes // 5_000)]
         with pytest.raises(TooLargeError):
             await writer.commit([(history, entries("h")), (ledger, many)])
         await writer.commit([(ledger, many[: len(many) // 3])])

@@ -238,17 +238,17 @@ class Writer(Closable):
     """The number of the partition, of every topic, to which commits go."""
 
     @abstractmethod
-    async def commit(self, batches: Sequence[tuple[str, Sequence[Entry]]]) -> None:
-        """Write `batches` (topic, entries) atomically into this writer's partition, in the given order.
+    async def commit(self, parts: Sequence[tuple[str, Sequence[Entry]]]) -> None:
+        """Write `parts` (topic, entries) atomically into this writer's partition, in the given order.
 
-        The adapter requests the commit only after the bus has acknowledged all of them. The last batch (the ledger's)
+        The adapter requests the commit only after the bus has acknowledged all of them. The last part (the ledger's)
         is one indivisible record batch, if the bus has record batches. On return committed readers see everything. One
-        call at a time. Empty batches are allowed.
+        call at a time. Empty parts are allowed.
 
         Raises:
             FencedError: another writer has the identity.
             CommitUnknownError: the outcome is unknown.
-            TooLargeError: a record or the ledger batch is larger than the topic allows; nothing was written.
+            TooLargeError: a record or the ledger's part is larger than the topic allows; nothing was written.
             BusUnavailableError: it certainly failed; nothing was written.
 
         After FencedError, CommitUnknownError or BusUnavailableError the writer is unusable: open a new one. After
@@ -264,8 +264,8 @@ class Writer(Closable):
 
     @property
     @abstractmethod
-    def max_batch_bytes(self) -> int:
-        """Limit of the last batch of a commit, in bytes of keys and values."""
+    def max_part_bytes(self) -> int:
+        """Limit of the last part of a commit, in bytes of keys and values."""
 
     @property
     @abstractmethod

@@ -186,7 +186,7 @@ def _correct_clock(builder: DecisionBuilder, host: str) -> None:
     with suppress(FullError):
         if host_state.record is not None and host_state.record.since > now:
             builder.put_record(structs.replace(host_state.record, since=now))
-        for key in host_state.ahead(now, builder.rules.chunk - len(builder.decision.changes)):
+        for key in host_state.from_future(now, builder.rules.chunk - len(builder.decision.changes)):
             record = builder.record(key)
             if record is None or record.since <= now:
                 continue  # this decision has failed it already

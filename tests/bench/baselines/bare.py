@@ -27,7 +27,7 @@ from outfitter_proto.bus.kafka.reading.reader import FETCH_BYTES, LONG_POLL
 from outfitter_proto.bus.kafka.writing.producer import BUILDER_BYTES, NEXT_TRANSACTION_WAIT, RETRY_BACKOFF_MS
 
 MOST_RECORDS = 1000
-"""Records a transaction at most, as the service's `Limits.batch_records`."""
+"""Records a transaction at most, as the service's `Limits.events_per_commit`."""
 ROOM = 4096
 """Bytes of a batch that are left to the checkpoint and the records' headers."""
 

@@ -182,7 +182,7 @@ async def test_the_last_batch_of_a_commit_is_one_record_batch(kafka_broker: Kafk
     async with connect(kafka_broker.url) as bus:
         await bus.create_topics([TopicSpec(topic, 1, {})])
         async with await bus.open_writer(topic, 0) as writer:
-            value = b"x" * (writer.max_batch_bytes // 1000 - 3)
+            value = b"x" * (writer.max_part_bytes // 1000 - 3)
             await writer.commit([(topic, [Entry(b"%03d" % n, value) for n in range(1000)])])
             with pytest.raises(TooLargeError, match="one record batch"):
                 await writer.commit([(topic, [Entry(b"%03d" % n, 2 * value) for n in range(1000)])])

@@ -33,7 +33,7 @@ HANGS_AFTER_S = 240.0
 """A flood takes as long as a busy machine lets it."""
 FLOOD = 20_000
 """Registrations: several times what is read ahead."""
-LITTLE = Limits(lease_grace_s=0.1, read_ahead=200, batch_records=50, checkpoint_records=1)
+LITTLE = Limits(lease_grace_s=0.1, read_ahead=200, events_per_commit=50, checkpoint_records=1)
 """So that a small flood is one, and that the position is written even where there is nothing else to write."""
 SMALL_FLOOD = 3000
 BATCH = 400
@@ -216,7 +216,7 @@ async def test_what_was_decided_ahead_and_come_by_is_not_lost_when_the_commit_fa
     async with FaultyBus(url) as teller, Unhurried(url) as bus:
         await all_topics.create(teller, CLUSTER, partitions=1)
         bus.line = 1
-        async with managed(bus, tmp_path, structs.replace(LITTLE, read_ahead=10, batch_records=1000)) as manager:
+        async with managed(bus, tmp_path, structs.replace(LITTLE, read_ahead=10, events_per_commit=1000)) as manager:
             await manager.ready()
             bus.script = refuse
             await say(teller, register("first", host="loud", gpu=1))

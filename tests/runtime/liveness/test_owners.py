@@ -135,7 +135,7 @@ async def test_a_crash_while_the_deaths_of_the_boot_before_are_written_down_lose
         await manager.say(*[register(worker, gpu=1, owner=owner, lease_s=None) for worker in workers])
         for worker in workers:
             await manager.state(worker, "allocated")
-    limits = Limits(batch_records=3, beat_s=None)  # signs of life would add a commit at some moment
+    limits = Limits(events_per_commit=3, beat_s=None)  # signs of life would add a commit at some moment
     async with serve(static(8), identity=another(machine_id="m", boot_id="b"), limits=limits, ready=False) as manager:
         crashed = anyio.Event()
         commits = 0

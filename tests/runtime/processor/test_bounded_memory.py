@@ -90,7 +90,7 @@ async def test_what_piles_up_behind_a_slow_bus_stays_on_the_bus_and_is_counted(b
         async with stuck(bus):
             await flood(bus, *[register(f"w{n}", gpu=1) for n in range(FLOOD)])
             kept = await settled(manager)
-            assert READ_AHEAD <= kept < 2 * READ_AHEAD + Limits().batch_records
+            assert READ_AHEAD <= kept < 2 * READ_AHEAD + Limits().events_per_commit
             await shown(manager, "outfitter_input_lag_records", FLOOD + 1)
             age = manager.metric("outfitter_oldest_unanswered_seconds")
             assert age > 0
@@ -132,7 +132,7 @@ async def test_a_poisonous_message_costs_itself_only_whenever_the_manager_is_kil
     poison = register("poison", gpu=1)
     monkeypatch.setattr(commit, "decide", decide)
     async with FaultyBus(url) as bus:
-        one_by_one = Limits(lease_grace_s=0.1, batch_records=1)
+        one_by_one = Limits(lease_grace_s=0.1, events_per_commit=1)
         for number, kill_at in enumerate(("1 before", "2 before", "1 after", "2 after")):
             killed = anyio.Event()
             commits = 0
@@ -183,7 +183,7 @@ async def test_after_a_flood_of_one_workers_runs_a_good_registration_is_answered
         await manager.state("w", "allocated", "good")
         await manager.state("other", "allocated")
         await manager.reported()
-        assert manager.metric("outfitter_ledger_records") < 64 + 2 * Limits().batch_records
+        assert manager.metric("outfitter_ledger_records") < 64 + 2 * Limits().events_per_commit
         assert manager.metric("outfitter_commits_total", outcome="too-large") == 0
         assert manager.metric("outfitter_dead_letters_total") == 0
         if kind == "deregistrations of unseen runs":

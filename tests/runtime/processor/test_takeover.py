@@ -40,8 +40,8 @@ class _ReopenedWriter(WrappedWriter):
         self._bus = bus
         self._must_reopen = False
 
-    async def commit(self, batches: Sequence[tuple[str, Sequence[Entry]]]) -> None:
-        await super().commit(batches)
+    async def commit(self, parts: Sequence[tuple[str, Sequence[Entry]]]) -> None:
+        await super().commit(parts)
         self._must_reopen = self._bus.reopens
 
     @property

@@ -28,9 +28,9 @@ def _groups(bus: ModelBus) -> dict[bytes | None, int]:
 
 
 class _GroupWriter(ModelWriter):
-    async def commit(self, batches: Sequence[tuple[str, Sequence[Entry]]]) -> None:
-        await super().commit(batches)
-        last = batches[-1][1][-1]
+    async def commit(self, parts: Sequence[tuple[str, Sequence[Entry]]]) -> None:
+        await super().commit(parts)
+        last = parts[-1][1][-1]
         if (last.key or b"").startswith(CHECKPOINT):
             position = msgspec.json.decode(last.value or b"")["input"]["to"]
             await self._bus._ask("OffsetCommit", lambda: _groups(self._bus).update({last.key: position}))

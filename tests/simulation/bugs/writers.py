@@ -23,10 +23,10 @@ class _LateFence(ModelWriter):
     async def take(self) -> None:
         """Later."""
 
-    async def commit(self, batches: Sequence[tuple[str, Sequence[Entry]]]) -> None:
+    async def commit(self, parts: Sequence[tuple[str, Sequence[Entry]]]) -> None:
         if self._producer is None:
             await super().take()
-        await super().commit(batches)
+        await super().commit(parts)
 
 
 class _Forgetful(ModelWriter):
@@ -43,14 +43,14 @@ class _Stubborn(ModelWriter):
 
     after: type[BusError] = CommitUnknownError
 
-    async def commit(self, batches: Sequence[tuple[str, Sequence[Entry]]]) -> None:
+    async def commit(self, parts: Sequence[tuple[str, Sequence[Entry]]]) -> None:
         try:
-            await super().commit(batches)
+            await super().commit(parts)
         except self.after:
             self._unusable = self._begun = self._ending = False
             self._sequences.clear()
             await self.take()
-            await super().commit(batches)
+            await super().commit(parts)
 
 
 class _Zombie(_Stubborn):
@@ -64,15 +64,15 @@ class _NeverReopened(ModelWriter):
 
 
 class _TwoSteps(ModelWriter):
-    async def commit(self, batches: Sequence[tuple[str, Sequence[Entry]]]) -> None:
-        *before, (topic, entries) = batches
+    async def commit(self, parts: Sequence[tuple[str, Sequence[Entry]]]) -> None:
+        *before, (topic, entries) = parts
         await super().commit([*before, (topic, entries[:-1])])
         await super().commit([(topic, entries[-1:])])
 
 
 class _TakesFirst(ModelWriter):
-    async def commit(self, batches: Sequence[tuple[str, Sequence[Entry]]]) -> None:
-        *before, (topic, entries) = batches
+    async def commit(self, parts: Sequence[tuple[str, Sequence[Entry]]]) -> None:
+        *before, (topic, entries) = parts
         await super().commit([*before, (topic, [*reversed(entries[:-1]), entries[-1]])])
 
 

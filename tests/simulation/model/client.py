@@ -65,7 +65,7 @@ class ModelBus(Bus):
         takes_bytes: int = MAX_BATCH_BYTES,
         gives_records: int = 1000,
     ) -> None:
-        """`takes_bytes`: larger ledger batches are refused. `gives_records`: no fetch is
+        """`takes_bytes`: larger ledger parts are refused. `gives_records`: no fetch is
         answered with more, as where records are large."""
         self._broker = broker
         self._takes_bytes = takes_bytes
@@ -294,7 +294,7 @@ class ModelWriter(Writer):
         return self._unusable or self._may_act_late
 
     @property
-    def max_batch_bytes(self) -> int:
+    def max_part_bytes(self) -> int:
         return MAX_BATCH_BYTES
 
     @property
@@ -314,10 +314,10 @@ class ModelWriter(Writer):
         except RefusedError as error:
             raise BusUnavailableError(f"could not take {self.identity!r}: {error}") from error
 
-    async def commit(self, batches: Sequence[tuple[str, Sequence[Entry]]]) -> None:
+    async def commit(self, parts: Sequence[tuple[str, Sequence[Entry]]]) -> None:
         if self._unusable or self._closed:
             raise BusUnavailableError(f"writer {self.identity!r} must be opened again")
-        groups = [(self._bus.log(topic, self.partition), entries) for topic, entries in batches if entries]
+        groups = [(self._bus.log(topic, self.partition), entries) for topic, entries in parts if entries]
         if not groups:
             return
         size = batch_bytes(groups[-1][1])
@@ -343,7 +343,7 @@ class ModelWriter(Writer):
                 raise TooLargeError(f"{size} bytes are more than {lowered_to}", topic=log.topic, size=size)
 
     async def _send(self, groups: Sequence[tuple[Log, Sequence[Entry]]]) -> None:
-        """Everything but the commit; the batches are under way together, in an order that the network chooses."""
+        """Everything but the commit; the parts are under way together, in an order that the network chooses."""
         producer = self._held
         try:
             with anyio.fail_after(WATCHDOG_S * len(groups)):

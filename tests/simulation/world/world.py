@@ -139,10 +139,10 @@ class World:
         """Of managers of cluster scope: in a flood they commit and read ahead little, so that it lasts."""
         dice = random.Random(f"{self.seed}/limits")
         if not self.setting.flood:
-            return structs.replace(limits, batch_records=Limits().batch_records)
+            return structs.replace(limits, events_per_commit=Limits().events_per_commit)
         return structs.replace(
             limits,
-            batch_records=dice.choice((5, 10)),
+            events_per_commit=dice.choice((5, 10)),
             read_ahead=dice.choice((3, 10, 30)),
             quiet_limit=dice.choice((1, 4, 20)),
         )
@@ -155,7 +155,7 @@ class World:
             machine=f"machine-of-{name}",
             prepares=dice.random() < 0.4,
             limits=Limits(
-                batch_records=dice.choice((2, 5, 1000)),
+                events_per_commit=dice.choice((2, 5, 1000)),
                 lease_grace_s=max(dice.choice((0.5, 2.0)), self.setting.lease_grace_s),
                 checkpoint_records=dice.choice((3, 20, 5000)),
                 checkpoint_interval_s=dice.choice((5.0, 3600.0)),

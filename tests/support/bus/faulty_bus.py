@@ -201,16 +201,16 @@ class WrappedWriter(Writer):
         self._inner = inner
         self.partition = inner.partition
 
-    async def commit(self, batches: Sequence[tuple[str, Sequence[Entry]]]) -> None:
-        await self._inner.commit(batches)
+    async def commit(self, parts: Sequence[tuple[str, Sequence[Entry]]]) -> None:
+        await self._inner.commit(parts)
 
     @property
     def must_reopen(self) -> bool:
         return self._inner.must_reopen
 
     @property
-    def max_batch_bytes(self) -> int:
-        return self._inner.max_batch_bytes
+    def max_part_bytes(self) -> int:
+        return self._inner.max_part_bytes
 
     @property
     def tenure(self) -> str:
@@ -226,8 +226,8 @@ class _FaultyWriter(WrappedWriter):
         self._bus = bus
         self._written = written
 
-    async def commit(self, batches: Sequence[tuple[str, Sequence[Entry]]]) -> None:
+    async def commit(self, parts: Sequence[tuple[str, Sequence[Entry]]]) -> None:
         await self._bus.script("commit:before")
-        self._written.update(topic for topic, entries in batches if entries)
-        await super().commit(batches)
+        self._written.update(topic for topic, entries in parts if entries)
+        await super().commit(parts)
         await self._bus.script("commit:after")

@@ -9,7 +9,7 @@ from support.bus.faulty_bus import FaultyBus, WrappedWriter
 
 
 class NarrowBus(FaultyBus):
-    """An embedded bus whose ledger batches hold at most `most` bytes, and no record with `refused` in it. `sizes` are
+    """An embedded bus whose ledger parts hold at most `most` bytes, and no record with `refused` in it. `sizes` are
     the bytes of each batch's records, by topic."""
 
     most = 10_000
@@ -31,18 +31,18 @@ class _NarrowWriter(WrappedWriter):
         self._bus = bus
         self._unusable = False
 
-    async def commit(self, batches: Sequence[tuple[str, Sequence[Entry]]]) -> None:
+    async def commit(self, parts: Sequence[tuple[str, Sequence[Entry]]]) -> None:
         assert not self._unusable
-        ledger = batches[-1][1]
-        for topic, entries in batches:
+        ledger = parts[-1][1]
+        for topic, entries in parts:
             self._bus.sizes.setdefault(topic, []).append([_bytes(entry) for entry in entries])
         size = sum(map(_bytes, ledger))
         refused = self._bus.refused
         if size > self._bus.most or (refused and any(refused in (entry.value or b"") for entry in ledger)):
             self._bus.refusals += 1
             self._unusable = self._bus.uses_up
-            raise TooLargeError(f"{size} bytes, at most {self._bus.most}", topic=batches[-1][0], size=size)
-        await super().commit(batches)
+            raise TooLargeError(f"{size} bytes, at most {self._bus.most}", topic=parts[-1][0], size=size)
+        await super().commit(parts)
 
     @property
     def must_reopen(self) -> bool:

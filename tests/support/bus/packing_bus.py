@@ -41,7 +41,7 @@ class _PackingWriter(WrappedWriter):
         self._bus = bus
 
     @property
-    def max_batch_bytes(self) -> int:
+    def max_part_bytes(self) -> int:
         return MAX_BATCH_BYTES
 
     async def commit(self, batches: Sequence[tuple[str, Sequence[Entry]]]) -> None:

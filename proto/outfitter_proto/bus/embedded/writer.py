@@ -12,7 +12,7 @@ from outfitter_proto.bus.embedded.connecting.notify import Notifier
 from outfitter_proto.bus.port import BusUnavailableError, Entry, TooLargeError, Writer
 
 MAX_BATCH_BYTES: Final = 1_000_000
-"""Limit of the last batch of a commit in bytes: about Kafka's default, so that a batch that fits here fits there."""
+"""Limit of the last part of a commit in bytes: about Kafka's default, so that a part that fits here fits there."""
 
 
 class EmbeddedWriter(Writer):
@@ -37,10 +37,10 @@ class EmbeddedWriter(Writer):
         self._epoch = epoch
         self._unusable = False
 
-    async def commit(self, batches: Sequence[tuple[str, Sequence[Entry]]]) -> None:
+    async def commit(self, parts: Sequence[tuple[str, Sequence[Entry]]]) -> None:
         if self._unusable:
             raise BusUnavailableError(f"this writer {self._identity!r} can write no more: open a new one")
-        stored = [(await self._find(name, self.partition), entries) for name, entries in batches]
+        stored = [(await self._find(name, self.partition), entries) for name, entries in parts]
         for topic, entries in stored:
             log.check_entries(topic, entries)
         if stored:
@@ -61,7 +61,7 @@ class EmbeddedWriter(Writer):
         return False  # a returned commit leaves no open request
 
     @property
-    def max_batch_bytes(self) -> int:
+    def max_part_bytes(self) -> int:
         return MAX_BATCH_BYTES
 
     @property
@@ -79,5 +79,5 @@ class EmbeddedWriter(Writer):
         size = sum(len(entry.key or b"") + len(entry.value or b"") for entry in entries)
         if size > MAX_BATCH_BYTES:
             raise TooLargeError(
-                f"the last batch, for {topic.name!r}, has {size} bytes, and {MAX_BATCH_BYTES} is the most: split it"
+                f"the last part, for {topic.name!r}, has {size} bytes, and {MAX_BATCH_BYTES} is the most: split it"
             )

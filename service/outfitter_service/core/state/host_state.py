@@ -277,7 +277,7 @@ class HostState:
             or (self.record is not None and self.record.since > limit)
         )
 
-    def ahead(self, now: datetime, most: int) -> list[AllocationKey]:
+    def from_future(self, now: datetime, most: int) -> list[AllocationKey]:
         """The keys of records that ended, or began to wait, in the future; at most `most`."""
         limit = now + CLOCK_SLACK
         keys: list[AllocationKey] = []

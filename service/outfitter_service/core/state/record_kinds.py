@@ -2,7 +2,7 @@
 
 Everything else is the same for each kind, and written once: a restore puts the record into `Ledger.records`, history
 has its new value in a `put`, snapshots and replays carry its bytes. Allocations change by steps, and have rules and
-indexes of their own. The checkpoint ends each batch, and no ledger in memory holds it.
+indexes of their own. The checkpoint ends each commit, and no ledger in memory holds it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class RecordKind(Struct, frozen=True, kw_only=True):
     """How one kind of record differs from the others."""
 
     after_grants: bool
-    """The record stands behind the grants in a batch; a record that bars a device stands before them."""
+    """The record stands behind the grants in a commit; a record that bars a device stands before them."""
     needs: str | None = None
     """What a manager must know to work on a ledger that has, or had, such a record. None: every version can. See
     `runtime.changelog.ledger_format`."""

@@ -1,6 +1,6 @@
-"""Encodes one commit: history and dead letters first, then one ledger batch that ends in the checkpoint.
+"""Encodes one commit: history and dead letters first, then the ledger's part, which ends in the checkpoint.
 
-The order inside the ledger batch keeps promise 1 at every prefix: releases stand before grants. `record_kinds` says
+The order inside the ledger's part keeps promise 1 at every prefix: releases stand before grants. `record_kinds` says
 where each other kind of record stands.
 """
 
@@ -66,9 +66,9 @@ class Transaction:
         self.piece: Piece | None = None
         """A piece of a snapshot."""
         self.ledger_bytes = 0
-        """At most so many bytes are in the ledger's batch, letters included."""
+        """At most so many bytes are in the ledger's part, letters included."""
         self.history_bytes = 0
-        """At most so many bytes are in history's batch."""
+        """At most so many bytes are in history's part."""
         self._history = history
         self._steps: list[Entry] = []
 

@@ -1,4 +1,4 @@
-"""Prefetches the input of a partition in the background, up to a bound: a batch takes what has piled up.
+"""Prefetches the input of a partition in the background, up to a bound: a commit takes what has piled up.
 
 The reader continues after outages of the bus. It decodes nothing and decides nothing.
 """

@@ -205,7 +205,7 @@ class CommitLoop:
     def _decide(self) -> None:
         """Decide one slice of the waiting events, without awaiting anything."""
         commit, event_queue, reader = self._open, self._event_queue, self._reader
-        transaction, most = commit.transaction, self._limits.batch_records
+        transaction, most = commit.transaction, self._limits.events_per_commit
         commit.set_time(self._clock.utc())
         while self._unannounced and commit.events < most and commit.announce(self._unannounced[0]):
             self._unannounced.popleft()

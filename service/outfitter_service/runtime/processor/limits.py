@@ -15,7 +15,7 @@ from outfitter_service.runtime.processor.commit.quotas import REWRITTEN_BYTES
 class Limits(Struct, frozen=True, kw_only=True):
     """The limits of one processor."""
 
-    batch_records: int = 1000
+    events_per_commit: int = 1000
     """The most events in a commit."""
     max_bytes: int = MAX_BYTES
     """As in `Rules`."""

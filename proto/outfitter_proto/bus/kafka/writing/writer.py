@@ -22,7 +22,7 @@ from outfitter_proto.bus.port import BusUnavailableError, CommitUnknownError, En
 from outfitter_proto.names import is_history
 
 MAX_BATCH_BYTES = 900 * 1024
-"""Limit of keys and values in a commit's last batch. The records' headers (about 15 bytes each) are added, and the
+"""Limit of keys and values in a commit's last part. The records' headers (about 15 bytes each) are added, and the
 topic's limit is 1 MiB. Large batches are better, because a transaction of any size costs milliseconds."""
 
 _FENCED = (kafka_errors.ProducerFenced, kafka_errors.InvalidProducerEpoch)
@@ -69,8 +69,8 @@ class KafkaWriter(Writer):
         return self._unusable or self._producer.may_act_late
 
     @property
-    def max_batch_bytes(self) -> int:
-        """See `Writer.max_batch_bytes`."""
+    def max_part_bytes(self) -> int:
+        """See `Writer.max_part_bytes`."""
         return MAX_BATCH_BYTES
 
     @property
@@ -78,7 +78,7 @@ class KafkaWriter(Writer):
         """See `Writer.tenure`."""
         return self._producer.tenure
 
-    async def commit(self, batches: Sequence[tuple[str, Sequence[Entry]]]) -> None:
+    async def commit(self, parts: Sequence[tuple[str, Sequence[Entry]]]) -> None:
         """One transaction; see `Writer.commit`.
 
         Each await has a watchdog, because aiokafka retries for ever without an error. Once the request to commit is
@@ -86,7 +86,7 @@ class KafkaWriter(Writer):
         """
         if self._unusable or self._closed or self._busy:
             raise BusUnavailableError(f"{self._name} is {'busy' if self._busy else 'at its end'}: open a new one")
-        prepared = self._prepare(batches)
+        prepared = self._prepare(parts)
         if not prepared:
             return
         self._busy = True
@@ -111,20 +111,20 @@ class KafkaWriter(Writer):
             await self._producer.dispose(1.0)
             self._release()
 
-    def _prepare(self, batches: Sequence[tuple[str, Sequence[Entry]]]) -> list[_Batch]:
+    def _prepare(self, parts: Sequence[tuple[str, Sequence[Entry]]]) -> list[_Batch]:
         """The record batches, in order. All must fit before the first is sent.
 
-        History and dead letters, which are kept long and read seldom, are always compressed. The last batch is
+        History and dead letters, which are kept long and read seldom, are always compressed. The last part is
         compressed only if the commit exceeds the allowance. Workers of any language read it, and dead letters, so these
         have gzip, which needs no library."""
         prepared: list[_Batch] = []
-        filled = [(topic, entries) for topic, entries in batches if entries]
+        filled = [(topic, entries) for topic, entries in parts if entries]
         for number, (topic, entries) in enumerate(filled):
             builders = self._pack(topic, entries)
             if number == len(filled) - 1 and len(builders) > 1:
                 raise TooLargeError(
-                    f"{self._name}: the last batch ({len(entries)} records for {topic!r}) does not fit into one "
-                    f"record batch of {BUILDER_BYTES} bytes; keep it within max_batch_bytes = {MAX_BATCH_BYTES}"
+                    f"{self._name}: the last part ({len(entries)} records for {topic!r}) does not fit into one "
+                    f"record batch of {BUILDER_BYTES} bytes; keep it within max_part_bytes = {MAX_BATCH_BYTES}"
                 )
             prepared += [(topic, builder) for builder in builders]
         if prepared:

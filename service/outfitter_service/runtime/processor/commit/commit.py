@@ -122,7 +122,7 @@ class Commit:
         self.seconds = 0.0
 
         self._manager = manager
-        self._most_events = limits.batch_records
+        self._most_events = limits.events_per_commit
         self._most_hosts = limits.hosts
         self._base = cursor.base
         self._quotas = quotas or Quotas.unlimited()
@@ -130,7 +130,7 @@ class Commit:
 
     @property
     def full(self) -> float:
-        """The bytes of the ledger's batch from which on nothing more is decided."""
+        """The bytes of the ledger's part from which on nothing more is decided."""
         return self.rules.max_bytes * FILL
 
     @property
@@ -141,7 +141,7 @@ class Commit:
         return has_bytes and not self.is_full and self.events < self._most_events
 
     def has_room(self, size: int) -> bool:
-        """Whether so many bytes fit into the ledger's batch. In an empty one each decision fits."""
+        """Whether so many bytes fit into the ledger's part. In an empty one each decision fits."""
         written = self.transaction.ledger_bytes
         return not written or written + size <= self.rules.max_bytes
 
@@ -414,7 +414,7 @@ class Commit:
     # --- records that are written again ---
 
     def renumber(self, host: str, full: float) -> bool:
-        """Refresh a host's queue positions in records, until the ledger's batch has `full` bytes. Returns False if some
+        """Refresh a host's queue positions in records, until the ledger's part has `full` bytes. Returns False if some
         do not fit."""
         for change in renumber(self.ledger, self.rules, host):
             record = change.record
@@ -447,7 +447,7 @@ class Commit:
             rewrites.postpone(record.host, key)
 
     def _rewrite(self, key: AllocationKey, record: Allocation, full: float) -> bool:
-        """Write a record without a step. Returns False if its host's quota is used up, or the ledger's batch would have
+        """Write a record without a step. Returns False if its host's quota is used up, or the ledger's part would have
         more than `full` bytes."""
         if self._quotas.rewrites.is_spent(record.host):
             return False
@@ -488,7 +488,7 @@ class Commit:
 
 
 def _bytes(decision: Decision) -> int:
-    """The bytes of a decision in the ledger's batch."""
+    """The bytes of a decision in the ledger's part."""
     return sum([_bytes_of(change) for change in decision.changes])
 
 
