@@ -26,7 +26,7 @@ from outfitter.errors import LeaseLostError, NoManagerError
 from outfitter.lifetimes.sharing import OnLeaseAtRisk, Shares
 from outfitter.session import status
 from outfitter.session.lease import Lease
-from outfitter.session.settings import Settings
+from outfitter.session.settings import SessionSettings
 from outfitter.session.watch import AllocationWatch, lease_lost
 from outfitter_proto import keys, names
 from outfitter_proto.records import (
@@ -371,7 +371,10 @@ class _FakeBackend:
     """A `Backend` on a fake."""
 
     def __init__(
-        self, fake: FakeOutfitter, settings: Settings, on_lease_at_risk: Callable[[LeaseLostError], object] | None
+        self,
+        fake: FakeOutfitter,
+        settings: SessionSettings,
+        on_lease_at_risk: Callable[[LeaseLostError], object] | None,
     ) -> None:
         self.allocation_watch = AllocationWatch(Lease(lambda: fake._now))
         self._fake = fake

@@ -22,7 +22,7 @@ import anyio
 import psutil
 import pytest
 
-from outfitter_service.cli._lib.holding.lease import LeaseRequest, Leasing, missing, seconds_running, worker_name
+from outfitter_service.cli._lib.holding.leasing import LeaseRequest, Leasing, missing, seconds_running, worker_name
 from outfitter_service.cli._lib.holding.owner import OwnerProcess
 from outfitter_service.config import BusConnection
 from outfitter_service.query.errors import OutfitterCliError

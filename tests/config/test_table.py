@@ -6,14 +6,14 @@ from collections.abc import Callable
 
 import pytest
 
-from outfitter_service.config import Inspection, Problem
+from outfitter_service.config import ConfigProblem, Inspection
 from outfitter_service.core.model import OnFailure, SpecState
 
 Look = Callable[..., Inspection]
 GPU = "external-resources: gpu\nexternal-resource.gpu.amount: 2\nexternal-resource.gpu.driver: static\n"
 
 
-def of(problems: tuple[Problem, ...], severity: str) -> list[Problem]:
+def of(problems: tuple[ConfigProblem, ...], severity: str) -> list[ConfigProblem]:
     return [problem for problem in problems if problem.severity == severity]
 
 

@@ -22,7 +22,7 @@ from outfitter_proto import codec
 from outfitter_service.cli import outfitter as command_line
 from outfitter_service.cli._lib.driver_check import driver_problems
 from outfitter_service.cli.lease import lease
-from outfitter_service.config import Problem, Severity, inspect
+from outfitter_service.config import ConfigProblem, Severity, inspect
 from support.documents import DOCUMENTS, ROOT, Snippet, blocks, here_documents, name_of, prose, shell_lines, snippets
 
 documents = pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
@@ -189,7 +189,7 @@ def _listed(snippet: Snippet) -> str:
     return f"external-resources = {json.dumps(names)}\n{snippet.text}"
 
 
-def _problems(text: str, file: Path) -> list[Problem]:
+def _problems(text: str, file: Path) -> list[ConfigProblem]:
     file.write_text(text)
     inspection = inspect(file, {}, {})
     found = [*inspection.problems, *driver_problems(inspection.settings)]

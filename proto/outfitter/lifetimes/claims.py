@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from outfitter.errors import ContextStateError, UsedAfterForkError
-from outfitter.session.settings import Settings
+from outfitter.session.settings import SessionSettings
 from outfitter_proto.bus.schemes import is_local
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ AFTER_FORK = (
 )
 
 
-def claim(settings: Settings, make_backend: Callable[[], Backend]) -> Backend:
+def claim(settings: SessionSettings, make_backend: Callable[[], Backend]) -> Backend:
     """Claim the worker until the returned backend, which `make_backend` makes, is stopped.
 
     Raises:

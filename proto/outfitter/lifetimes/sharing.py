@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct, structs
 
 from outfitter.errors import InvalidRequestError, LeaseLostError
-from outfitter.session.settings import Settings
+from outfitter.session.settings import SessionSettings
 from outfitter.session.watch import AllocationWatch
 from outfitter_proto.records import Register
 
@@ -47,7 +47,7 @@ class SharedRequest(Struct, frozen=True):
 
 
 def request_of(
-    settings: Settings, *, worker: str | None, wait_for_manager: bool | float, ends_with: object
+    settings: SessionSettings, *, worker: str | None, wait_for_manager: bool | float, ends_with: object
 ) -> SharedRequest:
     """The request in `settings`. `worker`: the name that the caller has given, if any."""
     return SharedRequest(
@@ -71,7 +71,7 @@ class Shares:
         self,
         name: str,
         request: SharedRequest,
-        settings: Settings,
+        settings: SessionSettings,
         make_backend: Callable[[OnLeaseAtRisk], Backend],
         on_lease_at_risk: OnLeaseAtRisk | None,
     ) -> Share:
@@ -113,7 +113,7 @@ class _Registration:
     """A registration that several contexts share. `Shares` calls all methods but `warn`, under its lock."""
 
     def __init__(
-        self, request: SharedRequest, settings: Settings, make_backend: Callable[[OnLeaseAtRisk], Backend]
+        self, request: SharedRequest, settings: SessionSettings, make_backend: Callable[[OnLeaseAtRisk], Backend]
     ) -> None:
         self.request = request
         self.settings = settings

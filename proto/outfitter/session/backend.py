@@ -19,7 +19,7 @@ import anyio
 
 from outfitter.errors import ContextStateError, LeaseLostError, OutfitterError
 from outfitter.session.late_deregistration import deregister_late
-from outfitter.session.settings import Settings
+from outfitter.session.settings import SessionSettings
 from outfitter.session.watch import AllocationWatch
 from outfitter.session.worker_session import WorkerSession
 from outfitter_proto.bus import WORKER, BusError, Create, connect
@@ -69,7 +69,7 @@ class SessionThread:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: SessionSettings,
         *,
         manager_patience: float | None,
         waits_on: bool = True,

@@ -26,7 +26,7 @@ from outfitter_proto.support.processes import process_owner, survivors_of
 Amounts = Mapping[str, int]
 
 
-class Settings(Struct, frozen=True, kw_only=True):
+class SessionSettings(Struct, frozen=True, kw_only=True):
     """A context's settings."""
 
     bus: str
@@ -57,7 +57,7 @@ def resolve(
     labels: Mapping[str, str] | None,
     owner: bool | Owner,
     survivors: bool,
-) -> Settings:
+) -> SessionSettings:
     """Combine arguments and environment.
 
     Raises:
@@ -102,7 +102,7 @@ def resolve(
         ) from error
     except (codec.WireError, TypeError) as error:
         raise InvalidRequestError(f"no manager would take this {error}", code="invalid-request") from error
-    return Settings(
+    return SessionSettings(
         bus=bus or environment.get("OUTFITTER_BUS") or DEFAULT_BUS,
         cluster=names.check_name(cluster or environment.get("OUTFITTER_CLUSTER") or names.DEFAULT_CLUSTER, "cluster"),
         registration=registration,

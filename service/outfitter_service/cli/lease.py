@@ -110,7 +110,7 @@ def lease(
         raise click.UsageError(f"unexpected argument {' '.join(ignored)!r}", ctx)
     import anyio
 
-    from outfitter_service.cli._lib.holding.lease import LeaseRequest, Leasing, seconds_running
+    from outfitter_service.cli._lib.holding.leasing import LeaseRequest, Leasing, seconds_running
     from outfitter_service.cli._lib.running.signals import SignalFile
     from outfitter_service.config import connection
 

@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from outfitter_service.config.connection import BusConnection, connection
-from outfitter_service.config.problems import ConfigurationError, Problem, Severity
+from outfitter_service.config.problems import ConfigProblem, ConfigurationError, Severity
 
 if TYPE_CHECKING:
     from outfitter_service.config.resources import ResourceConfig
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BusConnection",
+    "ConfigProblem",
     "ConfigurationError",
     "Inspection",
-    "Problem",
     "ResourceConfig",
     "Settings",
     "Severity",

@@ -15,7 +15,7 @@ from typing import Any
 from msgspec import Struct
 
 from outfitter_service.config import options, sources
-from outfitter_service.config.problems import ConfigurationError, Problem
+from outfitter_service.config.problems import ConfigProblem, ConfigurationError
 
 log = logging.getLogger("outfitter.config")
 
@@ -64,7 +64,7 @@ def connection(
         if overrides and overrides.get(option.name) is not None:
             texts[option.name] = (overrides[option.name], "command line", f"--{option.name}")
     values: dict[str, Any] = {}
-    problems: list[Problem] = []
+    problems: list[ConfigProblem] = []
     for option in _TABLE:
         default = option.default_text
         if option.name not in texts and default is None:
@@ -73,7 +73,7 @@ def connection(
         try:
             values[option.name] = option.parse(text)
         except ValueError as error:
-            problems.append(Problem(file=origin, key=key, found=text, problem=str(error)))
+            problems.append(ConfigProblem(file=origin, key=key, found=text, problem=str(error)))
     if problems:
         raise ConfigurationError(problems)
     login = {name.removeprefix(options.KAFKA): value for name, value in values.items() if name not in _NAMES}

@@ -24,7 +24,7 @@ class Severity(enum.StrEnum):
     INFO = "info"
 
 
-class Problem(Struct, frozen=True, kw_only=True):
+class ConfigProblem(Struct, frozen=True, kw_only=True):
     """One problem or information.
 
     Attributes:
@@ -62,7 +62,7 @@ class Problem(Struct, frozen=True, kw_only=True):
 class ConfigurationError(Exception):
     """A configuration that cannot be used. `problems` has all problems, not only errors."""
 
-    def __init__(self, problems: Iterable[Problem], message: str = "") -> None:
+    def __init__(self, problems: Iterable[ConfigProblem], message: str = "") -> None:
         self.problems = tuple(problems)
         lines = [message] if message else []
         super().__init__("\n".join(lines + [str(problem) for problem in self.problems]))

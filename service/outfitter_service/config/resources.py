@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from msgspec import Struct
 
 from outfitter_service.config import options
-from outfitter_service.config.problems import Problem, Severity, nearest
+from outfitter_service.config.problems import ConfigProblem, Severity, nearest
 from outfitter_service.config.sources import Value
 from outfitter_service.core.model import OnFailure, SpecState
 
@@ -64,8 +64,8 @@ class Given(NamedTuple):
         *,
         resource: str | None = None,
         found: str | None = None,
-    ) -> Problem:
-        return Problem(
+    ) -> ConfigProblem:
+        return ConfigProblem(
             file=self.place,
             key=self.key,
             found=_shown(self.value) if found is None else found,
@@ -81,7 +81,7 @@ class ResourceConfigs(NamedTuple):
 
     configs: tuple[ResourceConfig, ...]
     origins: dict[str, str]
-    problems: tuple[Problem, ...]
+    problems: tuple[ConfigProblem, ...]
 
 
 _OPTIONS = {option.name: option for option in options.RESOURCE_OPTIONS}
@@ -143,7 +143,7 @@ class _ResourceBuilder:
     def __init__(self, names: list[str]) -> None:
         self.names = names
         self.values: dict[str, dict[str, Given]] = {name: {} for name in names}
-        self.problems: list[Problem] = []
+        self.problems: list[ConfigProblem] = []
         self._unlisted: set[str] = set()
 
     def add(self, layer: Iterable[Given]) -> None:

@@ -21,7 +21,7 @@ from outfitter_proto.support import file_ownership
 from outfitter_proto.support.units import format_duration
 from outfitter_service.config import options, resources, sources
 from outfitter_service.config.names import resource_names
-from outfitter_service.config.problems import ConfigurationError, Problem, Severity, nearest
+from outfitter_service.config.problems import ConfigProblem, ConfigurationError, Severity, nearest
 from outfitter_service.config.resources import Given, ResourceConfig
 
 _COMMAND_LINE = "command line"
@@ -38,7 +38,7 @@ class Settings(options.OwnSettings, frozen=True, kw_only=True, forbid_unknown_fi
     file: Path | None = None
     origins: dict[str, str]
     """The origin of each value, by setting name or full resource key."""
-    problems: tuple[Problem, ...] = ()
+    problems: tuple[ConfigProblem, ...] = ()
     """Those that do not stop the manager."""
 
     @property
@@ -51,13 +51,13 @@ class Inspection(NamedTuple):
     """The result of checking a configuration. `settings` None: a manager cannot start with it."""
 
     settings: Settings | None
-    problems: tuple[Problem, ...]
+    problems: tuple[ConfigProblem, ...]
     resources: tuple[ResourceConfig, ...] = ()
     """All listed resources, even if the manager's own settings are wrong."""
     origins: Mapping[str, str] = MappingProxyType({})
 
     @property
-    def errors(self) -> tuple[Problem, ...]:
+    def errors(self) -> tuple[ConfigProblem, ...]:
         return tuple(problem for problem in self.problems if problem.severity is Severity.ERROR)
 
 
@@ -114,7 +114,7 @@ class _Reading:
     ) -> None:
         self.source = source
         self.environment = environment
-        self.problems: list[Problem] = list(source.problems) if source else []
+        self.problems: list[ConfigProblem] = list(source.problems) if source else []
         self.settings: dict[str, Given] = {}
         self.names: Given | None = None
         self.of_resources: list[Given] = []

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from outfitter_proto.support import file_ownership
 from outfitter_proto.support.printable import printable
-from outfitter_service.config.problems import ConfigurationError, Problem, Severity
+from outfitter_service.config.problems import ConfigProblem, ConfigurationError, Severity
 
 if TYPE_CHECKING:
     from ruamel.yaml.nodes import MappingNode, Node, ScalarNode
@@ -57,7 +57,7 @@ class ConfigSource(NamedTuple):
     path: Path
     toml: bool
     entries: tuple[ConfigEntry, ...]
-    problems: tuple[Problem, ...] = ()
+    problems: tuple[ConfigProblem, ...] = ()
     lines: bool = False
 
 
@@ -97,16 +97,16 @@ def none_found() -> ConfigurationError:
     tried = ", ".join(f"./{file}" if not file.is_absolute() else str(file) for file in DEFAULT_FILES)
     doubts = [_passed_over(file, doubt) for file in DEFAULT_FILES if (doubt := file_ownership.doubt(file))]
     why = "; ".join(doubts) or f"neither of {tried} exists"
-    problem = Problem(
+    problem = ConfigProblem(
         file="", key="--config", problem=f"no configuration: --config and {VARIABLE} are not given, and {why}"
     )
     return ConfigurationError([problem])
 
 
-def _doubts(path: Path) -> Iterator[Problem]:
+def _doubts(path: Path) -> Iterator[ConfigProblem]:
     """A warning if another user can change a named file."""
     if doubt := file_ownership.doubt(path):
-        yield Problem(
+        yield ConfigProblem(
             file=str(path),
             key="",
             problem=f"{doubt}, and so what runs as this user",
@@ -131,7 +131,7 @@ def read(path: Path) -> ConfigSource:
 
 
 def _refuse(path: Path, problem: str, *, key: str = "", found: str | None = None) -> ConfigurationError:
-    return ConfigurationError([Problem(file=str(path), key=key, problem=problem, found=found)])
+    return ConfigurationError([ConfigProblem(file=str(path), key=key, problem=problem, found=found)])
 
 
 def _text(path: Path) -> str:
@@ -295,7 +295,7 @@ def _line_format(path: Path, text: str) -> ConfigSource:
     """Parse Flink's own line format: up to the first `#`, split on the first colon with a blank after it
     (`GlobalConfiguration.loadLegacyYAMLResource`)."""
     entries: list[ConfigEntry] = []
-    problems: list[Problem] = []
+    problems: list[ConfigProblem] = []
     for number, whole in enumerate(text.split("\n"), 1):
         line = whole.split("#", 1)[0].strip()
         if not line:
@@ -303,7 +303,7 @@ def _line_format(path: Path, text: str) -> ConfigSource:
         key, separator, value = line.partition(": ")
         if not separator or not key.strip() or not value.strip():
             problems.append(
-                Problem(
+                ConfigProblem(
                     file=f"{path} line {number}",
                     key=key.strip().rstrip(":"),
                     found=line,

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from msgspec import structs
 
-from outfitter_service.config import ConfigurationError, Problem, ResourceConfig, options
+from outfitter_service.config import ConfigProblem, ConfigurationError, ResourceConfig, options
 from outfitter_service.config.names import NONE, resource_names
 from outfitter_service.config.problems import nearest
 from outfitter_service.requests.amounts import DriverOf, RequestError, kubernetes_amounts, no_driver
@@ -31,7 +31,7 @@ class _Item(NamedTuple):
     name: str
     amount: str | None
 
-    def problem(self, problem: str, suggestion: str | None = None) -> Problem:
+    def problem(self, problem: str, suggestion: str | None = None) -> ConfigProblem:
         return _problem(problem, suggestion, key=self.name, found=self.amount)
 
 
@@ -89,11 +89,11 @@ def _item(text: str) -> _Item:
     return _Item(text.strip(), name.strip(), amount.strip() if equals else None)
 
 
-def _problem(problem: str, suggestion: str | None = None, *, key: str = "", found: str | None = None) -> Problem:
-    return Problem(file=f"annotation {ANNOTATION}", key=key, problem=problem, suggestion=suggestion, found=found)
+def _problem(problem: str, suggestion: str | None = None, *, key: str = "", found: str | None = None) -> ConfigProblem:
+    return ConfigProblem(file=f"annotation {ANNOTATION}", key=key, problem=problem, suggestion=suggestion, found=found)
 
 
-def _problems_of_list(items: Sequence[_Item]) -> Iterator[Problem]:
+def _problems_of_list(items: Sequence[_Item]) -> Iterator[ConfigProblem]:
     """What is wrong with the list, whatever is configured."""
     names = [item.name for item in items]
     for error in resource_names(names)[1]:

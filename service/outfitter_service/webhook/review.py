@@ -16,7 +16,7 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from outfitter_proto.support.printable import printable
-from outfitter_service.config import ConfigurationError, Problem
+from outfitter_service.config import ConfigProblem, ConfigurationError
 from outfitter_service.requests.amounts import RequestError
 from outfitter_service.requests.annotation import ANNOTATION
 from outfitter_service.requests.pod_template import main_container, shown
@@ -240,7 +240,7 @@ def _check_own(container: Container, amounts: Mapping[str, str]) -> None:
         ConfigurationError: it lists all of them.
     """
     problems = [
-        Problem(
+        ConfigProblem(
             file=f"container {shown(container.name)}",
             key=f"resources.{field}.{key}",
             found=str(quantities[key]),

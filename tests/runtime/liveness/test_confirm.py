@@ -9,7 +9,7 @@ from msgspec import UNSET
 from outfitter.session.worker_session import WorkerSession
 from outfitter_proto.bus import connect
 from outfitter_proto.records import Allocation, Owner, Register
-from outfitter_service.cli._lib.holding.lease import CONFIRMATIONS
+from outfitter_service.cli._lib.holding.leasing import CONFIRMATIONS
 from support.managers.process import Manager
 from support.processes.owners import owner_of, process
 

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 import anyio
 
 from outfitter_drivers.api import Device
-from outfitter_service.config import Inspection, Problem, ResourceConfig, Settings, Severity
+from outfitter_service.config import ConfigProblem, Inspection, ResourceConfig, Settings, Severity
 from outfitter_service.core import reasons
 from outfitter_service.core.decision import Rules
 from outfitter_service.core.model import DriverFailure, KnownDevice
@@ -73,7 +73,7 @@ def refused(found: Mapping[str, tuple[KnownDevice, ...]]) -> dict[str, str]:
     }
 
 
-def name_problems(inspection: Inspection) -> Iterator[Problem]:
+def name_problems(inspection: Inspection) -> Iterator[ConfigProblem]:
     """A warning for each report that a manager would refuse on this machine."""
     if inspection.settings is None:
         return
@@ -81,7 +81,7 @@ def name_problems(inspection: Inspection) -> Iterator[Problem]:
     reasons_of = refused(found)
     for config in inspection.settings.resources:
         if config.name in reasons_of:
-            yield Problem(
+            yield ConfigProblem(
                 file=inspection.origins.get(config.key("driver-factory.class"), ""),
                 key=config.key("driver-factory.class"),
                 found=config.driver,

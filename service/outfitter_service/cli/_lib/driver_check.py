@@ -12,12 +12,12 @@ from msgspec import structs
 
 from outfitter_drivers.api import NotOnThisMachineError
 from outfitter_drivers.settings import SettingError
-from outfitter_service.config import Inspection, Problem, ResourceConfig, Settings, Severity
+from outfitter_service.config import ConfigProblem, Inspection, ResourceConfig, Settings, Severity
 from outfitter_service.core.model import SpecState
 from outfitter_service.runtime.drivers.building import UnservableDriverError, build_error_text, build_served
 
 
-def driver_problems(configuration: Settings | Inspection | None) -> Iterator[Problem]:
+def driver_problems(configuration: Settings | Inspection | None) -> Iterator[ConfigProblem]:
     """The errors and warnings of drivers about their settings, also for resources with other errors.
 
     If a setting may be right on another machine, its error is a warning.
@@ -31,7 +31,7 @@ def driver_problems(configuration: Settings | Inspection | None) -> Iterator[Pro
             yield from _of(config, scope, configuration.origins)
 
 
-def _of(config: ResourceConfig, scope: str, origins: Mapping[str, str]) -> Iterator[Problem]:
+def _of(config: ResourceConfig, scope: str, origins: Mapping[str, str]) -> Iterator[ConfigProblem]:
     warned, refused = set[str](), False
     while True:
         warnings: list[str] = []
@@ -67,7 +67,7 @@ def _key(config: ResourceConfig, error: Exception) -> str | None:
     return key if key in config.params else None
 
 
-def _about(config: ResourceConfig, origins: Mapping[str, str], error: Exception, severity: Severity) -> Problem:
+def _about(config: ResourceConfig, origins: Mapping[str, str], error: Exception, severity: Severity) -> ConfigProblem:
     words, suggestion = build_error_text(error), None
     if isinstance(error, SettingError) and error.suggestion is not None:
         words = f"{error.key} {error.problem}"
@@ -78,7 +78,7 @@ def _about(config: ResourceConfig, origins: Mapping[str, str], error: Exception,
         option, value = f"param.{key}", config.params[key]
     elif isinstance(error, UnservableDriverError) and error.option == "sharing":
         option, value = error.option, config.sharing
-    return Problem(
+    return ConfigProblem(
         file=origins.get(config.key(option), ""),
         key=config.key(option),
         found=value,

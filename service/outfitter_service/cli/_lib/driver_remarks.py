@@ -17,7 +17,7 @@ import anyio
 from outfitter_drivers.api import Device, ExternalResourceDriver, Inventory, Remarks
 from outfitter_drivers.static import configured_hosts
 from outfitter_proto import environment
-from outfitter_service.config import Inspection, Problem, Severity
+from outfitter_service.config import ConfigProblem, Inspection, Severity
 from outfitter_service.config.options import LIST_KEY
 from outfitter_service.runtime.drivers.building import build_served
 from outfitter_service.runtime.drivers.translation import DriverCallError, foreign_code, written
@@ -42,7 +42,7 @@ async def remarks_of(driver: ExternalResourceDriver) -> list[str]:
     return found
 
 
-def remark_problems(inspection: Inspection) -> Iterator[Problem]:
+def remark_problems(inspection: Inspection) -> Iterator[ConfigProblem]:
     """A warning for each remark of a configured driver about this machine, and one for all variables of devices that
     workers must allow."""
     settings = inspection.settings
@@ -61,7 +61,7 @@ def remark_problems(inspection: Inspection) -> Iterator[Problem]:
         if names := not_allowed(variables):
             to_allow[config.name] = names
         for remark in remarks:
-            yield Problem(
+            yield ConfigProblem(
                 file=inspection.origins.get(config.key("driver-factory.class"), ""),
                 key=config.key("driver-factory.class"),
                 found=config.driver,
@@ -70,7 +70,7 @@ def remark_problems(inspection: Inspection) -> Iterator[Problem]:
                 resource=config.name,
             )
     if to_allow:
-        yield Problem(
+        yield ConfigProblem(
             file=str(settings.file or ""), key=LIST_KEY, problem=must_allow(to_allow), severity=Severity.WARNING
         )
 

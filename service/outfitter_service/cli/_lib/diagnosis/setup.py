@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from outfitter_service.cli._lib.diagnosis.finding import UNCONFIGURED, Finding, Grade, Machine
-from outfitter_service.config import Problem, Severity, inspect, options
+from outfitter_service.config import ConfigProblem, Severity, inspect, options
 
 if TYPE_CHECKING:
     from outfitter_service.config import ResourceConfig
@@ -83,7 +83,7 @@ def _of_devices(config: ResourceConfig, found: tuple[KnownDevice, ...]) -> Itera
             yield Finding(Grade.WARNING, seen, "look at it, or replace it; nobody gets it meanwhile")
 
 
-def _of_problems(problems: Iterable[Problem]) -> Iterator[Finding]:
+def _of_problems(problems: Iterable[ConfigProblem]) -> Iterator[Finding]:
     for problem in problems:
         if problem.severity is not Severity.INFO:
             verdict = Grade.PROBLEM if problem.severity is Severity.ERROR else Grade.WARNING

@@ -11,7 +11,7 @@ from msgspec import structs
 from outfitter_service.cli._lib import output
 from outfitter_service.cli._lib.options import config as config_option
 from outfitter_service.cli._lib.options import json_output
-from outfitter_service.config import ConfigurationError, Problem, ResourceConfig, Settings, Severity, inspect
+from outfitter_service.config import ConfigProblem, ConfigurationError, ResourceConfig, Settings, Severity, inspect
 from outfitter_service.config.options import LIST_KEY
 from outfitter_service.config.problems import masked
 from outfitter_service.core.model import SpecState
@@ -53,10 +53,10 @@ def check(file: str | None, config: str | None, as_json: bool) -> int:
     return 0 if ok else 1
 
 
-def _nothing(settings: Settings) -> Iterator[Problem]:
+def _nothing(settings: Settings) -> Iterator[ConfigProblem]:
     """The problem that no resource is configured, if so."""
     if not settings.resources:
-        yield Problem(
+        yield ConfigProblem(
             file=str(settings.file or ""),
             key=LIST_KEY,
             problem="lists no resource, so a manager would serve none",
@@ -65,7 +65,7 @@ def _nothing(settings: Settings) -> Iterator[Problem]:
         )
 
 
-def _as_json(problem: Problem) -> dict[str, str | None]:
+def _as_json(problem: ConfigProblem) -> dict[str, str | None]:
     return {
         "key": problem.key or None,
         "found": problem.found,
@@ -103,7 +103,7 @@ def show(file: str | None, config: str | None, pairs: tuple[str, ...], as_json: 
         output.print_table(["key", "value", "origin"], _rows(settings))
 
 
-def _without(settings: Settings, refused: list[Problem]) -> Settings:
+def _without(settings: Settings, refused: list[ConfigProblem]) -> Settings:
     """The settings as in a manager, where resources whose drivers cannot be built are misconfigured."""
     errors = {problem.resource: problem for problem in reversed(refused) if problem.severity is Severity.ERROR}
     resources = [
