@@ -7,6 +7,7 @@ import secrets
 import shlex
 import subprocess
 import sys
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import anyio
 import pytest
 
 from outfitter_proto import topics
-from outfitter_proto.bus import BusAuthorizationError, Entry, Right, connect
+from outfitter_proto.bus import Bus, BusAuthorizationError, Entry, Right, connect
 from outfitter_proto.names import managers_group
 from outfitter_proto.names import topics as names_of
 from outfitter_proto.partitioning import partition_of
@@ -41,6 +42,9 @@ from support.managers.granted import (
 from support.managers.secured import HOST, WITHIN, client, managing
 
 pytestmark = pytest.mark.kafka
+
+Deed = Callable[[Bus, str], Awaitable[object]]
+"""What somebody tries on the bus of a cluster."""
 
 
 # --- the page ---------------------------------------------------------------------------------------------
@@ -230,57 +234,63 @@ async def test_without_the_right_to_sweep_a_manager_serves_and_says_that_it_take
         assert f"'{cluster}-sweeper-0' is not granted to User:{name}" in printed
 
 
-async def test_a_principal_without_a_transactional_id_is_told_so_by_the_writer_itself(
-    secure_broker: SecureBroker, cluster: str
+async def ask(bus: Bus, cluster: str) -> None:
+    async with await asked(bus, cluster) as ours:
+        await ours.wait()
+
+
+async def look_for_lost(bus: Bus, cluster: str) -> None:
+    await unserved_hosts.find(bus, cluster, served=[], since=datetime.now(UTC))
+
+
+async def read(bus: Bus, cluster: str) -> None:
+    await bus.open_reader(names_of(cluster).allocations, 0, start=None, committed=True)
+
+
+async def eavesdrop(bus: Bus, cluster: str) -> None:
+    async with await bus.open_reader(names_of(cluster).registrations, 0, start=0, committed=False) as reader:
+        await reader.fetch(timeout=WITHIN)
+
+
+def publish(topic: str) -> Deed:
+    return lambda bus, cluster: bus.publish(f"{cluster}.{topic}", 0, Entry(b"h/w/1", b"FORGED"))
+
+
+def write_as(writer: str) -> Deed:
+    return lambda bus, cluster: bus.open_writer(f"{cluster}-{writer}", 0)
+
+
+TO_DESCRIBE = ("Describe", "topic", "allocations")
+REFUSED: dict[str, tuple[str, tuple[str, str, str] | None, Deed, str]] = {
+    "nobody writes as a host": ("", None, write_as("w"), "Write on transactional-id '{}-w'"),
+    "an operator asks": ("operator", None, ask, "(Describe|Write) on topic '{}.registrations'"),
+    "a worker waits": ("worker", None, ask, "Describe on topic '{}.allocations'"),
+    "a worker reads": ("worker", None, read, "Describe on topic '{}.allocations'"),
+    "who may describe waits": ("worker", TO_DESCRIBE, ask, "Read on topic '{}.allocations'"),
+    "an operator looks for what was lost": ("operator", None, look_for_lost, "^Read on topic '{}.dead-letters'"),
+    "a worker forges a grant": ("worker", None, publish("allocations"), "topic '{}.allocations'"),
+    "a worker forges history": ("worker", None, publish("history"), "topic '{}.history'"),
+    "a worker forges a dead letter": ("worker", None, publish("dead-letters"), "topic '{}.dead-letters'"),
+    "a worker fences a manager": ("worker", None, write_as(f"host-{HOST}"), f"'{{}}-host-{HOST}'"),
+    "a worker listens to others": ("worker", None, eavesdrop, "Read on topic '{}.registrations'"),
+}
+"""Who has the rights of which role, and one more; what he tries; the right that he is told to lack."""
+
+
+@pytest.mark.parametrize("case", REFUSED)
+async def test_who_lacks_a_right_is_told_which_and_how_it_is_granted(
+    case: str, secure_broker: SecureBroker, cluster: str
 ) -> None:
-    async with client(secure_broker, secure_broker.oauth("eve")) as bus:
-        with pytest.raises(BusAuthorizationError, match="Write on transactional-id 'w' is not granted to User:eve"):
-            await bus.open_writer("w", 0)
-
-
-async def test_without_its_write_a_worker_is_told_when_it_registers(secure_broker: SecureBroker, cluster: str) -> None:
+    role, more, tries, says = REFUSED[case]
     name = user()
-    acls(secure_broker, "operator", name, cluster)
+    if role:
+        acls(secure_broker, role, name, cluster)
+    if more is not None:
+        secure_broker.allow(right(f"User:{name}", *more[:2], f"{cluster}.{more[2]}"))
+    told = rf"{says.format(cluster)} is not granted to User:{name}: .*kafka-acls --add .* --operation"
     async with client(secure_broker, secure_broker.oauth(name)) as bus:
-        missing = rf"(Describe|Write) on topic '{cluster}.registrations' is not granted to User:{name}"
-        with anyio.fail_after(WITHIN), pytest.raises(BusAuthorizationError, match=missing):
-            async with await asked(bus, cluster):
-                pass
-
-
-async def test_without_its_read_an_operator_is_told_when_it_begins(secure_broker: SecureBroker, cluster: str) -> None:
-    name = user()
-    acls(secure_broker, "worker", name, cluster)
-    denied = rf"Describe on topic '{cluster}.allocations' is not granted to User:{name}"
-    async with client(secure_broker, secure_broker.oauth(name)) as bus:
-        with anyio.fail_after(WITHIN), pytest.raises(BusAuthorizationError, match=denied):
-            async with await asked(bus, cluster):
-                pass
-        with anyio.fail_after(WITHIN), pytest.raises(BusAuthorizationError, match=denied):
-            await bus.open_reader(names_of(cluster).allocations, 0, start=None, committed=True)
-
-
-async def test_an_operator_who_asks_for_lost_messages_is_told_which_right_that_needs(
-    secure_broker: SecureBroker, cluster: str
-) -> None:
-    name = user()
-    acls(secure_broker, "operator", name, cluster)
-    denied = rf"^Read on topic '{cluster}.dead-letters' is not granted to User:{name}: .* --operation Read --topic"
-    async with client(secure_broker, secure_broker.oauth(name)) as bus:
-        with anyio.fail_after(WITHIN), pytest.raises(BusAuthorizationError, match=denied):
-            await unserved_hosts.find(bus, cluster, served=[], since=datetime.now(UTC))
-
-
-async def test_who_may_describe_but_not_read_is_told_instead_of_left_waiting(
-    secure_broker: SecureBroker, cluster: str
-) -> None:
-    name = user()
-    acls(secure_broker, "worker", name, cluster)
-    secure_broker.allow(right(f"User:{name}", "Describe", "topic", names_of(cluster).allocations))
-    async with client(secure_broker, secure_broker.oauth(name)) as bus:
-        with anyio.fail_after(WITHIN), pytest.raises(BusAuthorizationError, match="Read on topic"):
-            async with await asked(bus, cluster) as ours:
-                await ours.wait()
+        with anyio.fail_after(WITHIN), pytest.raises(BusAuthorizationError, match=told):
+            await tries(bus, cluster)
 
 
 async def test_without_describe_configs_a_monitor_sees_that_settings_are_not_shown(

@@ -30,24 +30,6 @@ from support.managers.secured import HOST, WITHIN, client, managing
 pytestmark = pytest.mark.kafka
 
 
-async def test_a_workers_rights_cannot_forge_fence_or_read(secure_broker: SecureBroker, cluster: str) -> None:
-    name = user()
-    acls(secure_broker, "worker", name, cluster)
-    of = names_of(cluster)
-    async with client(secure_broker, secure_broker.oauth(name)) as eve:
-        assert await eve.publish(of.registrations, 0, Entry(b"h", b"{}")) == 0
-        for topic in (of.allocations, of.history, of.dead_letters):
-            with pytest.raises(BusAuthorizationError, match=f"'{topic}' is not granted"):
-                await eve.publish(topic, 0, Entry(b"h/w/1", b"FORGED"))
-        with pytest.raises(BusAuthorizationError, match=f"'{cluster}-host-{HOST}' is not granted"):
-            await eve.open_writer(f"{cluster}-host-{HOST}", 0)
-        async with await eve.open_reader(of.registrations, 0, start=0, committed=False) as reader:
-            with pytest.raises(BusAuthorizationError, match=f"Read on topic '{of.registrations}' is not granted"):
-                await reader.fetch(timeout=WITHIN)
-        with pytest.raises(BusAuthorizationError):
-            await eve.open_reader(of.allocations, 0, start=None, committed=True)
-
-
 async def test_whose_transaction_is_open_is_not_told_to_who_may_not_read_and_that_is_said(
     secure_broker: SecureBroker, cluster: str
 ) -> None:
