@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+import math
 
 import anyio
 
 from outfitter_proto import keys
-from outfitter_proto.bus.port import Bus, Message, Reader
+from outfitter_proto.bus.port import Bus, Message, OffsetOutOfRangeError, Reader, TopicLayout, UnknownTopicError
 from outfitter_proto.names import Topics
 from outfitter_proto.partitioning import partition_of
 
@@ -21,7 +22,7 @@ log = logging.getLogger("outfitter")
 
 
 class HostPartition:
-    """The host's partition, which changes if the topics are made anew with another number of partitions."""
+    """The host's partition, which changes if partitions are added, or the topics made anew."""
 
     def __init__(self, bus: Bus, topics: Topics, host: str, *, worker: str) -> None:
         """`worker`: the name of the session in log lines."""
@@ -29,6 +30,8 @@ class HostPartition:
         """The partition's."""
         self.count = 0
         """The number of partitions."""
+        self.topic_id = ""
+        """The ledger's."""
         self.checkpoint_keys: frozenset[bytes] = frozenset()
         """The keys under which its managers commit checkpoints."""
         self._bus = bus
@@ -37,7 +40,7 @@ class HostPartition:
         self._worker = worker
         self._checked_at = 0.0
         self._reader: Reader | None = None
-        self._read_number = 0
+        self._read = (0, "")  # the number and the topic's id of what is read
 
     @property
     def position(self) -> int | None:
@@ -51,20 +54,20 @@ class HostPartition:
 
     @property
     def is_left(self) -> bool:
-        """Whether the reader still reads the host's former partition."""
-        return self._read_number != self.number
+        """Whether the reader still reads the host's former partition, or the former topic."""
+        return self._read != (self.number, self.topic_id)
 
-    def assign(self, partitions: int) -> None:
-        """Compute the host's partition among this number of `partitions`."""
-        self.count = partitions
-        self.number = partition_of(self._host, partitions)
+    def assign(self, layout: TopicLayout) -> None:
+        """Compute the host's partition in a ledger of this `layout`."""
+        self.count, self.topic_id = layout.partitions, layout.id
+        self.number = partition_of(self._host, self.count)
         writers = keys.host_writer(self._host), keys.partition_writer(self.number)
         self.checkpoint_keys = frozenset(keys.checkpoint_key(writer).encode() for writer in writers)
         self._checked_at = anyio.current_time()
 
     async def open(self, *, start: int | None) -> None:
         """Read the partition from the offset `start`; None: from the earliest."""
-        self._read_number = self.number
+        self._read = (self.number, self.topic_id)
         self._reader = await self._bus.open_reader(self._topic, self.number, start=start, committed=True)
 
     async def stable_end(self) -> int:
@@ -72,13 +75,14 @@ class HostPartition:
         return await self._bus.stable_end(self._topic, self.number)
 
     async def has_changed(self) -> bool:
-        """Read the number of partitions and compute the partition again. Returns whether the number has changed."""
+        """Look at the ledger's layout and compute the partition again. Returns whether it, or the topic, is another."""
         layout = (await self._bus.layouts([self._topic])).get(self._topic)
-        if layout is None or layout.partitions == self.count:
+        if layout is None or layout == TopicLayout(self.topic_id, self.count):
             self._checked_at = anyio.current_time()
             return False
-        log.info("%s: there are %d partitions now", self._worker, layout.partitions)
-        self.assign(layout.partitions)
+        what = "the ledger was made anew, and has" if layout.id != self.topic_id else "the ledger has"
+        log.info("%s: %s %d partitions now", self._worker, what, layout.partitions)
+        self.assign(layout)
         return True
 
     def is_check_due(self) -> bool:
@@ -90,12 +94,12 @@ class HostPartition:
         return reader is not None and (self.is_left or reader.position < end)
 
     async def follow(self) -> None:
-        """If the host has left the partition, read its new one from the beginning."""
+        """If the host has left the partition, or the topic was made anew, read its new one from the beginning."""
         if not self.is_left:
             return
-        number = self.number
-        reader = await self._bus.open_reader(self._topic, number, start=None, committed=True)
-        former, self._reader, self._read_number = self._reader, reader, number
+        new = (self.number, self.topic_id)
+        reader = await self._bus.open_reader(self._topic, self.number, start=None, committed=True)
+        former, self._reader, self._read = self._reader, reader, new
         if former is not None:
             await former.aclose()
 
@@ -103,7 +107,11 @@ class HostPartition:
         """See `Reader.fetch`."""
         if self._reader is None:
             raise RuntimeError("the partition is not open")
-        return await self._reader.fetch(timeout=_FETCH_TIMEOUT)
+        try:
+            return await self._reader.fetch(timeout=_FETCH_TIMEOUT)
+        except (UnknownTopicError, OffsetOutOfRangeError):
+            self._checked_at = -math.inf  # somebody may be making the topic anew
+            raise
 
     async def seek(self, offset: int) -> None:
         """See `Reader.seek`."""

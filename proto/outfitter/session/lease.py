@@ -8,6 +8,8 @@ A heartbeat that is acknowledged before the lease ends renews it, because the ma
 After the end an acknowledgement proves nothing, because another worker may have the devices. Then the worker registers
 again. The manager's answer renews the lease from the time of that registration, or of a later heartbeat that was
 acknowledged in time. So even a manager that is more than a lease behind with its input can confirm a worker.
+
+Nor does an acknowledgement prove anything while a manager serves a ledger that was made anew and lacks the allocation.
 """
 
 from __future__ import annotations
@@ -57,6 +59,7 @@ class Lease:
         self._seconds: float | None = None
         self._alive_at = clock()
         self._claims: deque[_Claim] = deque(maxlen=MOST_CLAIMS)
+        self._doubted = False
 
     @property
     def seconds(self) -> float | None:
@@ -78,10 +81,23 @@ class Lease:
         for claim in self._claims:
             if seconds is not None and now < claim.alive_at + seconds:
                 claim.alive_at = max(claim.alive_at, sent_at)
-        if self.over:
+        if self.unconfirmed:
             return False
         self.confirm(sent_at)
         return True
+
+    def doubt(self) -> None:
+        """Note that a manager serves a new ledger, in which the allocation was not found yet."""
+        self._doubted = True
+
+    def trust(self) -> None:
+        """Note that the ledger has the allocation."""
+        self._doubted = False
+
+    @property
+    def unconfirmed(self) -> bool:
+        """Whether an acknowledged heartbeat would prove nothing: the lease is over, or the allocation in doubt."""
+        return self._doubted or self.over
 
     def set_watched(self, watched: bool) -> bool:
         """Set whether a manager watches the worker's process. Returns whether that has changed."""

@@ -60,6 +60,7 @@ class RecordReader:
         self._known_managers: set[str] = set()
         self._catch_up_to: int | None = None  # the end of the ledger when the lease was found to be over
         self._registering = False
+        self._missing = False  # the ledger was made anew, and the allocation was not found there yet
         self._reached = 0  # the input offset before which the manager has read everything
         self._fetching_since = self._fetched_before = 0.0  # the beginnings of the last fetch and of the one before it
         self.watcher: ManagerIdentity | Checkpoint | None = None
@@ -129,11 +130,13 @@ class RecordReader:
             await anyio.sleep(_CAUGHT_UP_POLL)
 
     async def check_partition(self) -> None:
-        """Compute the host's partition again, because the number of partitions may have grown."""
+        """Compute the host's partition again: partitions may have been added, or the ledger made anew."""
+        topic_id = self._host_partition.topic_id
         if await self._host_partition.has_changed():
             # records in this partition do not answer messages in the former one
             self._lease.withdraw_claims()
             self._catch_up_to = None
+            self._missing = self._missing or self._host_partition.topic_id != topic_id
 
     # --- answers to registrations ----------------------------------------------------------------------
 
@@ -163,6 +166,8 @@ class RecordReader:
         """Before the first answer, note each new manager. After it, check whether the manager watches this process."""
         if not isinstance(record, Host):
             return
+        if self._missing:
+            self._lease.doubt()
         manager = record.manager
         if self._watch.read().answered:
             self.watcher = manager
@@ -224,6 +229,8 @@ class RecordReader:
         if record.state == AllocationState.PENDING:
             log.info("%s waits: %s", record.key, record.reason)
         self._log_left_out(record)
+        self._missing = False
+        self._lease.trust()
         self._watch.post(record)
         self._update_watched()
 

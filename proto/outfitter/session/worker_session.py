@@ -30,10 +30,10 @@ from outfitter.session.watch import AllocationWatch
 from outfitter_proto import codec, keys, names
 from outfitter_proto.bus.port import (
     Bus,
-    BusAccessError,
     BusError,
     BusUnavailableError,
     Entry,
+    TopicLayout,
     UnknownTopicError,
 )
 from outfitter_proto.records import (
@@ -183,7 +183,7 @@ class WorkerSession:
         """
         if self.registration.wait_s is not None and not self._attach:
             self._until = anyio.current_time() + self.registration.wait_s + VERDICT_GRACE
-        self._host_partition.assign(await self._partition_count())
+        self._host_partition.assign(await self._ledger_layout())
         if self._attach:
             await self._host_partition.open(start=None)
             await self._attach_to_record()
@@ -223,7 +223,8 @@ class WorkerSession:
         return self.record
 
     async def follow(self) -> None:
-        """Post each new record of this incarnation to the watch, until one is final."""
+        """Post each new record of this incarnation to the watch, until one is final. Once the bus has answered, any
+        trouble with the ledger is an outage: heartbeats go on, and the worker hears of it before its lease ends."""
         backoff, has_fetched = Backoff(*RETRY_BACKOFF_S), False
         while not self.allocation_watch.read().over:
             try:
@@ -235,15 +236,12 @@ class WorkerSession:
                     backoff.reset()
                     has_fetched = True
                     self._outage_log.passed(_FOLLOWING)
-            except (BusUnavailableError, BusAccessError) as error:
-                if isinstance(error, BusAccessError) and not has_fetched:  # no right to read from the start
+            except BusError as error:
+                if not has_fetched and not isinstance(error, BusUnavailableError):
                     self.allocation_watch.close(error)
                     return
                 self._outage_log.met(_FOLLOWING, error)
                 await anyio.sleep(backoff.next_delay())
-            except BusError as error:
-                self.allocation_watch.close(error)
-                return
 
     async def keep_lease(self) -> None:
         """Send heartbeats until the record is final, and report it when they do not get through."""
@@ -302,13 +300,14 @@ class WorkerSession:
     def _is_answered(self) -> bool:
         return self.allocation_watch.read().answered
 
-    async def _partition_count(self) -> int:
-        """The number of partitions. A missing topic means that there is no manager yet, so wait for it too."""
+    async def _ledger_layout(self) -> TopicLayout:
+        """The ledger's layout. A missing topic means that there is no manager yet, so wait for it too."""
         patience = 0.0 if self._attach else self._patience
         deadline = math.inf if patience is None else self._bus.patience.now() + patience
         while True:
             try:
-                return (await self._bus.topic(self._topics.allocations)).partitions
+                info = await self._bus.topic(self._topics.allocations)
+                return TopicLayout(info.id, info.partitions)
             except UnknownTopicError as error:
                 why = f"there is no cluster {self._cluster!r} on {self._bus.url}"
                 if self._bus.patience.now() >= deadline:
@@ -340,13 +339,15 @@ class WorkerSession:
         self._records.claim(sent_at, offset)
 
     async def _register_again(self) -> None:
-        """Register again after the lease has ended. If the allocation stands, the manager publishes its record again.
+        """Register again where a heartbeat proves nothing. If the allocation stands, the manager publishes its record
+        again.
 
         Before that, read all that was committed at the first call. An ended allocation must not be registered again,
         and the manager deletes its record some time after the end. May be cancelled and called again.
         """
         await self._records.wait_until_caught_up()
-        if not self.allocation_watch.read().over and not self.allocation_watch.lease.claimed_lately:
+        lease = self.allocation_watch.lease
+        if not self.allocation_watch.read().over and lease.unconfirmed and not lease.claimed_lately:
             await self._publish(self.registration)
 
     async def _attach_to_record(self) -> None:
