@@ -173,6 +173,19 @@ def test_a_sweeper_beside_a_manager_that_began_later_is_no_violation() -> None:
     assert report.complete
 
 
+def test_a_dead_letter_from_before_the_ledger_may_come_again() -> None:
+    """A lost ledger begins anew, or where its backup was made, and the registrations are still there."""
+    world = World()
+    offset = world.say(b"odd")
+    for _ in range(2):
+        world.refuse(offset)
+    world.commit()
+    assert world.violated() == {"dead-letters"}
+    first = world.letters.records[0]
+    world.letters.records[0] = first._replace(timestamp_ms=world.allocations.records[0].timestamp_ms - 1)
+    assert world.violated() == set()
+
+
 def test_a_replica_that_gets_a_partition_back_is_no_violation() -> None:
     world = World()
     world.writer = f"partition/{PARTITION}"

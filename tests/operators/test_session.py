@@ -25,7 +25,14 @@ from outfitter.session.late_deregistration import deregister_late
 from outfitter.session.worker_session import MANAGER_PATIENCE, WorkerSession
 from outfitter.testing import FakeOutfitter
 from outfitter_proto import topics
-from outfitter_proto.bus import BusConfigurationError, BusError, BusUnavailableError, UnknownTopicError, connect
+from outfitter_proto.bus import (
+    BusConfigurationError,
+    BusError,
+    BusUnavailableError,
+    DamagedTopicError,
+    UnknownTopicError,
+    connect,
+)
 from outfitter_proto.records import Register
 from support.bus.faulty_bus import FaultyBus
 from support.bus.frozen import frozen
@@ -68,22 +75,31 @@ def test_a_worker_that_waits_sends_heartbeats_too(real: WorkerSetup, manager: Sc
     asyncio.run(wait())
 
 
-async def test_an_allocation_that_cannot_be_followed_any_more_is_given_back_all_the_same(
-    url: str, manager: ScriptedManager
+@pytest.mark.parametrize(
+    "error",
+    [BusConfigurationError("nobody may read"), DamagedTopicError("nobody can read"), UnknownTopicError("it is gone")],
+    ids=lambda error: type(error).__name__,
+)
+async def test_a_ledger_that_cannot_be_read_any_more_ends_no_heartbeats_and_no_farewell(
+    url: str, manager: ScriptedManager, error: BusError
 ) -> None:
-    blind = False
+    blind, blinded = False, anyio.Event()
 
     async def go_blind(point: str) -> None:
         if blind and point == "fetch:after":
-            raise BusConfigurationError("the right to read is gone")
+            blinded.set()
+            raise error
 
     asked = Register(host=HOST, worker="w", incarnation="1", lease_s=0.3)
     async with FaultyBus(url, go_blind) as bus, WorkerSession(bus, asked) as session:
-        await session.wait()
+        record = await session.wait()
         blind = True
         manager.fake.set("gpu", [])
-        while session.allocation_watch.read().error is None:
-            await session.allocation_watch.changed(session.allocation_watch.read().version)
+        await blinded.wait()
+        count = len(manager.heartbeats)
+        await anyio.to_thread.run_sync(manager.wait_until, lambda: len(manager.heartbeats) > count + 2)
+        assert session.record == record
+        assert not session.allocation_watch.read().over
     await anyio.to_thread.run_sync(manager.wait_until, lambda: manager.deregistrations)
 
 

@@ -37,6 +37,18 @@ def register(manager: Manager, worker: str) -> dict[str, Any]:
     return dict(json.loads(done.stdout))
 
 
+def refused_of_nobody(manager: Manager, worker: str) -> list[str]:
+    """Register at a host without a manager, and wait for the dead letter. The workers of all letters."""
+    manager.outfitter("register", "--host", "nobody", "--worker", worker, "--lease", "none")
+
+    def workers() -> list[str]:
+        letters = manager.outfitter("dead-letters", "--json").stdout.splitlines()
+        return [json.loads(json.loads(letter)["text"])["worker"] for letter in letters]
+
+    manager.wait_for(lambda: worker in workers())
+    return workers()
+
+
 def held(manager: Manager) -> dict[str, list[str]]:
     return {
         record["worker"]: [info["id"] for info in record["resources"]["gpu"]]
@@ -59,6 +71,7 @@ async def _remake(manager: Manager, *names: str) -> None:
 
 def test_a_ledger_that_was_lost_is_restored_and_what_was_asked_since_is_answered(manager: Manager) -> None:
     register(manager, "w1")
+    assert refused_of_nobody(manager, "x1") == ["x1"]
     run(manager, commands("Back up")[0])
     token = register(manager, "today")["token"]
     manager.stop()
@@ -73,6 +86,7 @@ def test_a_ledger_that_was_lost_is_restored_and_what_was_asked_since_is_answered
     record = manager.wait_for_state("today", "allocated")
     assert record["token"] > 2**32 > token
     assert held(manager) == {"w1": ["GPU-0"], "today": ["GPU-1"]}
+    assert refused_of_nobody(manager, "x2") == ["x1", "x2"]
     manager.stop()
     verdict = manager.outfitter("verify")
     assert verdict.returncode == 0, verdict.stdout

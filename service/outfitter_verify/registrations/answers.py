@@ -21,11 +21,12 @@ from outfitter_verify.report import Findings
 
 
 class Letter(NamedTuple):
-    """A dead letter: its place, its writer, and whether it has its message's bytes."""
+    """A dead letter: its place, its writer, whether it has its message's bytes, and when it was written."""
 
     offset: int
     writer: str
     fits: bool
+    at_ms: int
 
 
 class Input(NamedTuple):
@@ -66,6 +67,7 @@ class Answers:
     ) -> None:
         """`unseen`: see `wire.Checkpoint`."""
         self._log = logs.registrations
+        self._ledger_since_ms = min((record.timestamp_ms for record in logs.allocations.records), default=0)
         self._letter_log = logs.dead_letters
         self._inputs = inputs
         self._findings = findings
@@ -269,8 +271,8 @@ class Answers:
         first: dict[str, Letter] = {}
         for letter in letters:
             source = self._inputs.get(letter.writer)
-            if source is None or not source.only:
-                continue
+            if source is None or not source.only or letter.at_ms < self._ledger_since_ms:
+                continue  # of a writer of an earlier input, or ledger
             place = self._letter_log.place(letter.offset)
             extent = self._read.get(letter.writer, NOTHING)
             if not letter.fits and self._log.start <= offset and extent.covers(offset, self._key(offset)):
@@ -313,7 +315,7 @@ class Answers:
         message = self._log.at(offset)
         value = (message.value or b"") if message is not None else None
         fits = value is not None and digest == (len(value), hashlib.sha256(value).hexdigest())
-        self._letters[offset].append(Letter(record.offset, writer, fits))
+        self._letters[offset].append(Letter(record.offset, writer, fits, record.timestamp_ms))
         self._written_ms[writer].append(record.timestamp_ms)
 
     def _damaged(self, record: Record, what: str) -> None:

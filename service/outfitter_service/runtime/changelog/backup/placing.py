@@ -1,7 +1,8 @@
-"""Where each manager's checkpoint belongs when a backup goes into other topics.
+"""Where each checkpoint belongs when a backup goes into other topics.
 
 A host's manager writes in the partition of its host, and the owner of a partition there. A manager whose input stays
 where it is reads on. Any other begins where nothing is answered, and numbers registrations above all earlier ones.
+A sweeper reads on in the same topic, and has no checkpoint in another one.
 """
 
 from __future__ import annotations
@@ -10,14 +11,14 @@ from collections.abc import Iterable, Sequence
 
 from msgspec import UNSET, structs
 
-from outfitter_proto.keys import partition_writer, sweeper_writer, writer_names
+from outfitter_proto.keys import is_sweeper, partition_writer, sweeper_writer, writer_names
 from outfitter_proto.partitioning import partition_of
 from outfitter_proto.records import Checkpoint, InputPosition
 from outfitter_service.runtime.changelog.backup.answered import Answered
 
 
 def placed(checkpoints: Iterable[Checkpoint], firsts: Sequence[int], topic_id: str) -> dict[int, list[Checkpoint]]:
-    """The managers' checkpoints by their new partition.
+    """The checkpoints by their new partition.
 
     `checkpoints`: the last ones of all writers. `topic_id`: of the registrations topic; `firsts`: its first offsets, by
     partition. A partition's owner has the highest commit number and token of all former owners, because its hosts may
@@ -38,6 +39,9 @@ def placed(checkpoints: Iterable[Checkpoint], firsts: Sequence[int], topic_id: s
             writers = partition_writer(partition), sweeper_writer(partition)
             begin = max([first, *(answered.of(writer, partition) for writer in writers)])
             found.setdefault(partition, []).append(_owner(owners, len(firsts), topic_id, partition, begin))
+    for each in last:
+        if is_sweeper(each.writer) and each.input.topic_id == topic_id and each.input.partition < len(firsts):
+            found.setdefault(each.input.partition, []).append(each)
     return found
 
 

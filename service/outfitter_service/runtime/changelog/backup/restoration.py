@@ -31,7 +31,7 @@ from outfitter_proto.codec import WireError, decode_ledger, decode_registration,
 from outfitter_proto.keys import CHECKPOINT, host_of, is_sweeper, sweeper_writer
 from outfitter_proto.names import topics, transactional_id
 from outfitter_proto.partitioning import partition_of
-from outfitter_proto.records import Checkpoint, CommitNumber, Deregister, Register, Token
+from outfitter_proto.records import NO_TOKEN, Checkpoint, CommitNumber, Deregister, Register, Token
 from outfitter_service.runtime.changelog.backup.answered import Answered
 from outfitter_service.runtime.changelog.backup.archive import (
     BackupError,
@@ -85,7 +85,7 @@ class _Contents(Struct, kw_only=True):
 
     @property
     def managers(self) -> list[Checkpoint]:
-        """The managers' checkpoints. A sweeper begins anew with another ledger."""
+        """The managers' checkpoints."""
         return [each for each in self.checkpoints if not is_sweeper(each.writer)]
 
     @property
@@ -270,7 +270,7 @@ class _Restoring:
         return count
 
     async def put_checkpoints(self, *partitions: int) -> None:
-        """Commit each manager's checkpoint as its writer, once with each of these numbers of partitions."""
+        """Commit each checkpoint as its writer, once with each of these numbers of partitions."""
         for partition, checkpoints in self._checkpoints.items():
             for checkpoint in checkpoints:
                 entries = [
@@ -281,16 +281,18 @@ class _Restoring:
 
     def _entry(self, checkpoint: Checkpoint, number: int, partitions: int) -> Entry:
         """`number`: how many commits of this writer were restored before."""
+        sweeps = is_sweeper(checkpoint.writer)  # it has no tokens, and adopts nothing
+        unadopted = checkpoint.ledger_id if is_restored(checkpoint) else backup_id(self._contents.header.at)
         record = structs.replace(
             checkpoint,
             instance=self._instance,
             cluster=self._cluster,
             commit=CommitNumber(checkpoint.commit + SKIPPED + number),
-            token=Token(checkpoint.token + SKIPPED),
+            token=NO_TOKEN if sweeps else Token(checkpoint.token + SKIPPED),
             input=structs.replace(checkpoint.input, from_=checkpoint.input.to),
             at=datetime.now(UTC),
             partitions=partitions,
-            ledger_id=checkpoint.ledger_id if is_restored(checkpoint) else backup_id(self._contents.header.at),
+            ledger_id=UNSET if sweeps else unadopted,
             ledger_start=UNSET,
             grown=UNSET,
             beat_s=UNSET,
