@@ -8,6 +8,8 @@ import pytest
 
 from support.transcripts import Scene, scenes
 
+pytestmark = pytest.mark.timeout(300)
+
 
 @pytest.mark.parametrize("scene", scenes(Path(__file__).with_name("config.txt")), ids=str)
 def test_config(scene: Scene, tmp_path: Path) -> None:

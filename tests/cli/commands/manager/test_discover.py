@@ -14,6 +14,8 @@ from support.managers.process import OUTFITTER, environment
 from support.processes.ending import wait_until_ended
 from support.transcripts import Scene, scenes
 
+pytestmark = pytest.mark.timeout(300)
+
 
 @pytest.mark.parametrize("scene", scenes(Path(__file__).with_name("discover.txt")), ids=str)
 def test_discover(scene: Scene, tmp_path: Path) -> None:

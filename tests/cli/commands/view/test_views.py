@@ -15,7 +15,7 @@ from support.managers.process import Manager, StartManager, add_device, files_co
 from support.processes import command_line
 from support.transcripts import Scene, scenes
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from outfitter_proto.records import Allocation
 from support.managers.process import OUTFITTER, Manager, StartManager
 from support.transcripts import Scene, scenes
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 @pytest.mark.parametrize("scene", scenes(Path(__file__).with_name("register.txt")), ids=str)
