@@ -169,9 +169,11 @@ def test_who_stopped_in_order_is_stopped_and_missed_only_once_somebody_asks_for_
     host = judged(served, api, "stopped")
     assert (host["managed"], host["life_at"]) == (False, host["manager"]["stopped_at"])
     served.wait_for(lambda: host_of(api)["unanswered"] == 0)
+    assert not host_of(api)["missed"]
     assert "was stopped" not in warnings(served)
     served.outfitter("register", "--worker", "late", "--resource", "gpu=1")
     served.wait_for(lambda: host_of(api)["unanswered"] == 1)
+    assert host_of(api)["missed"]
     assert "; 1 messages lie unanswered" in warnings(served)
 
 
