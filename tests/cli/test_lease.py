@@ -369,7 +369,8 @@ def test_killed_while_it_waits_it_leaves_nothing(one_gpu: Manager, number: signa
 def test_a_caller_that_no_longer_reads_gets_nothing(one_gpu: Manager) -> None:
     read, write = os.pipe()
     os.close(read)
-    done = subprocess.run([SCRIPT, "1"], env=one_gpu.environment, stdout=write, stderr=subprocess.PIPE, timeout=60)
+    patient = one_gpu.environment | PATIENT
+    done = subprocess.run([SCRIPT, "1"], env=patient, stdout=write, stderr=subprocess.PIPE, timeout=PATIENCE)
     os.close(write)
     assert done.returncode == 1
     assert b"standard output takes no more" in done.stderr

@@ -72,8 +72,12 @@ def _grace(share: float) -> Iterator[None]:
 
 @contextmanager
 def _outages(renew_all: Callable[..., None]) -> Iterator[None]:
-    """Leases are renewed in this way after an outage, where there are many."""
-    with _crashing("down", "worker", "slow"), patch.object(Leases, "renew_all", renew_all):
+    """Leases are renewed in this way after an outage, where there are many and no long grace makes up for it."""
+    with (
+        _crashing("down", "worker", "slow"),
+        patch.object(settings, "PATIENT", 0.0),
+        patch.object(Leases, "renew_all", renew_all),
+    ):
         yield
 
 
