@@ -394,3 +394,5 @@ class Worker:
         with anyio.move_on_after(plan.use_s):
             while not (snapshot := diary.read()).over:
                 await diary.changed(snapshot.version)
+            if not snapshot.ended:
+                self.complaints.append(f"{self.process} has devices, and its client gave up: {snapshot.error}")
