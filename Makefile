@@ -102,7 +102,7 @@ constraints: $(RUNNABLE)
 	$(PIN) --group tools --constraint constraints.txt --output-file constraints-tools.txt
 
 .DEFAULT:
-	@echo "there is no target $@: CONTRIBUTING.md has them all" >&2; false
+	@echo "there is no target $@: CONTRIBUTING.md has them all, CHANGELOG.md what former ones are called now" >&2; false
 
 clean:
 	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

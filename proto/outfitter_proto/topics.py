@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 from outfitter_proto import names
 from outfitter_proto.bus import addresses
-from outfitter_proto.bus.port import Bus, BusAuthorizationError, TopicInfo, TopicSpec, UnknownTopicError
+from outfitter_proto.bus.port import Bus, BusAuthorizationError, TooLargeError, TopicInfo, TopicSpec, UnknownTopicError
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
@@ -390,6 +390,17 @@ def _altering(bus: Bus, topic: str, setting: str, value: str) -> str:
 def whole_batches(bus: Bus, topic: str) -> str:
     """The command that lets a topic take managers' commits, or words."""
     return _altering(bus, topic, _WHOLE_BATCHES.name, _WHOLE_BATCHES.value)
+
+
+def with_remedy(bus: Bus, error: TooLargeError) -> TooLargeError:
+    """The refusal of a commit, with the command that lets the topic take it, if the bus names the topic."""
+    if error.topic is None:
+        return error
+    message = (
+        f"topic {error.topic} takes less than a commit, which is repeated until it fits ({error}): "
+        f"{whole_batches(bus, error.topic)}"
+    )
+    return TooLargeError(message, topic=error.topic, size=error.size)
 
 
 def _normal(value: str) -> list[str]:

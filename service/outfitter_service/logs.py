@@ -14,8 +14,9 @@ import structlog
 
 from outfitter_service import standard_error
 
-LONGEST_VALUE = 300
-"""Most characters of one value in a line. It may be text of a worker."""
+LONGEST_VALUE = 1000
+"""Most characters of one value in a line: it may be text of a worker. A manager's own words, with a command and a few
+brokers' addresses, have some 400."""
 
 
 def _shortened(_logger: object, _method: str, event: dict[str, Any]) -> dict[str, Any]:

@@ -223,6 +223,9 @@ def test_refused_messages_are_counted_for_an_hour_with_the_last_reason() -> None
     assert (refused.title, refused.text) == ("2 messages were refused in the last hour", "The last: reason 2.")
     (of_a,) = found_in(fleet, host="a")
     assert (of_a.title, of_a.text) == ("1 message was refused in the last hour", "The last: reason 1.")
+    many = structs.replace(fleets.letter("a", "many"), at=datetime.now(UTC), count=600)
+    fleet.add_letter(message(many, key=many.key, partition=0, offset=9), many, announce=False)
+    assert found_in(fleet)[0].title == "602 messages were refused in the last hour"
 
 
 def test_what_is_over_an_hour_old_is_no_trouble() -> None:

@@ -139,6 +139,7 @@ def test_added_partitions_are_mended_and_workers_go_on(manager: Manager) -> None
         manager.stop()
         anyio.run(add)
         assert "into a new ledger with 24 partitions" in refused(manager)
+        assert "--adopt-ledger" not in manager.outfitter("topics", "check").stdout
         copy = KafkaBroker.new_cluster()
         for words in commands("A wrong number of partitions"):
             if words[0] == "outfitter":  # and not `systemctl stop outfitter`

@@ -338,7 +338,7 @@ def _failed(picture: _Picture) -> Iterator[Trouble]:
 
 def _refused(picture: _Picture) -> Iterator[Trouble]:
     if picture.letters:
-        number, last = len(picture.letters), picture.letters[0]
+        number, last = sum(letter.count for letter in picture.letters), picture.letters[0]
         yield _trouble(
             REFUSED,
             f"{_count(number, 'message')} {_verb(number, 'was', 'were')} refused in the last hour",

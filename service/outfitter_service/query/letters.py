@@ -18,6 +18,8 @@ class ShownLetter(Struct, frozen=True, kw_only=True):
     code: str | None
     field: str | None
     reason: str
+    count: int
+    """How many messages it stands for."""
     length: int
     sha256: str
     writer: str
@@ -39,6 +41,7 @@ def shown(letter: DeadLetter) -> ShownLetter:
         code=None if letter.code is UNSET else letter.code,
         field=letter.field,
         reason=letter.reason,
+        count=1 if letter.count is UNSET else letter.count,
         length=letter.length,
         sha256=letter.sha256,
         writer=letter.writer,

@@ -230,6 +230,21 @@ async def test_a_worker_that_has_registered_anew_meanwhile_is_not_ended_by_what_
             assert f"{HOSTS[0]}/w4/1" not in records
 
 
+@pytest.mark.parametrize("incarnation", ["1", None])
+async def test_a_worker_that_has_deregistered_meanwhile_is_not_registered_again(
+    original: Original, tmp_path: Path, incarnation: str | None
+) -> None:
+    file = await _saved(original, tmp_path)
+    async with connect(f"sqlite://{tmp_path}/new.db?synchronous=NORMAL") as bus:
+        await wanted.create(bus, NEW, partitions=1)
+        await _say(bus, HOSTS[0], deregister("w4", incarnation, host=HOSTS[0]), cluster=NEW)
+        done = await restore_backup(bus, NEW, file, history=True, origin=OLD)
+        assert done.registrations == 2 * len(HOSTS) - 1
+        async with _manager(bus, tmp_path, original.scope, HOSTS[0], 1, cluster=NEW, adopt=True) as manager:
+            records = await _until(manager, HOSTS[0], w1="ended", w3="allocated")
+            assert records.get(f"{HOSTS[0]}/w4/1", {"state": "ended"})["state"] == "ended"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("partitions", NUMBERS)
 async def test_killed_at_any_change_no_manager_starts_on_a_part_and_restoring_again_is_whole(

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import anyio
 import pytest
+from structlog.testing import capture_logs
 
 from outfitter_proto import topics as all_topics
-from outfitter_proto.bus import Entry, Message
+from outfitter_proto.bus import Entry, Message, TooLargeError
 from outfitter_proto.codec import encode
 from outfitter_proto.keys import checkpoint_key, sweeper_writer
 from outfitter_proto.partitioning import partition_of
@@ -194,6 +195,29 @@ async def test_a_flood_of_nobodys_messages_is_split_over_transactions_and_answer
     offsets = [await say(made, b"\xab" * 60_000, None) for _ in range(60)]
     async with sweeping(made):
         assert [letter.source.offset for letter in await letters(made, 60)] == offsets
+
+
+async def test_while_dead_letters_are_refused_for_their_size_the_log_says_so_once_with_the_remedy(
+    made: FaultyBus,
+) -> None:
+    left = 3
+
+    async def refuse(point: str) -> None:
+        nonlocal left
+        if point == "commit:before" and left:
+            left -= 1
+            raise TooLargeError("it takes 300 bytes", topic=TOPICS.dead_letters, size=301)
+
+    made.script = refuse
+    with capture_logs() as said:
+        async with sweeping(made, grace=0.0):
+            await say(made, register("w"), None)
+            await letters(made, 1)
+    refused, works = (line for line in said if line["log_level"] in ("warning", "info") and "bus" in line["event"])
+    assert refused["event"] == "the bus refuses this manager, trying until it does not"
+    assert f"topic {TOPICS.dead_letters} takes less than a commit" in refused["error"]
+    assert works["event"] == "the bus works again"
+    assert left == 0
 
 
 async def test_what_was_swept_is_swept_again_by_nobody(made: FaultyBus) -> None:

@@ -37,6 +37,7 @@ async def check(bus: Bus, cluster: str, host: str) -> list[TopicDifference]:
         return []
     ledger, registrations = layouts[names.allocations], layouts[names.registrations]
     differences: list[TopicDifference] = []
+    emptied: list[TopicDifference] = []
     try:
         for partition in range(ledger.partitions):
             topic_partition = f"{names.allocations}/{partition}"
@@ -47,7 +48,7 @@ async def check(bus: Bus, cluster: str, host: str) -> list[TopicDifference]:
             differences += _of_checkpoints(topic_partition, own, ledger, registrations)
             trace = await _trace(bus, cluster, names, layouts, partition, host) if not places.has_managers else None
             if trace is not None:
-                differences.append(_emptied(topic_partition, trace))
+                emptied.append(_emptied(topic_partition, trace))
             if not bus.local:
                 start, _ = await bus.offsets(names.allocations, partition)
                 differences += _deleted(topic_partition, own, start)
@@ -57,7 +58,8 @@ async def check(bus: Bus, cluster: str, host: str) -> list[TopicDifference]:
         differences.append(
             TopicDifference(names.allocations, "(records)", "not shown to this principal", "shown", why, remedy, False)
         )
-    return differences
+    # whoever adopted a ledger whose records are elsewhere would lend again what they have
+    return differences if any(each.fatal for each in differences) else differences + emptied
 
 
 async def _read(bus: Bus, topic: str, partition: int, partitions: int) -> Places:

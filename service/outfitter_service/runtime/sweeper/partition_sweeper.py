@@ -23,6 +23,7 @@ from outfitter_proto.bus import (
     Message,
     OffsetOutOfRangeError,
     Reader,
+    TooLargeError,
     Writer,
 )
 from outfitter_proto.codec import WireError, decode_registration, encode
@@ -30,6 +31,7 @@ from outfitter_proto.keys import sweeper_writer
 from outfitter_proto.names import Topics, transactional_id
 from outfitter_proto.records import DeadLetter, NobodysCode, Register
 from outfitter_proto.support.backoff import Backoff
+from outfitter_proto.topics import with_remedy
 from outfitter_service.runtime.changelog.encoding import dead_letter, letter_entries
 from outfitter_service.runtime.changelog.restore import LedgerRefusedError
 from outfitter_service.runtime.changelog.topic_layout import CHECK_S
@@ -100,6 +102,8 @@ class PartitionSweeper:
         self._progress = SweepProgress(context.identity, context.partition, context.instruments.clock)
         self._dead_letter_quota = DeadLetterQuota(context.instruments.clock.monotonic)
         self._checked_at = 0.0
+        self._is_refused = False
+        """Dead letters were refused for their size, and none was written since."""
         self.host_registry: HostRegistry | None = None
 
     async def run(self) -> None:
@@ -123,6 +127,9 @@ class PartitionSweeper:
                 self._context.instruments.outage.passed(self._activity)
                 log.debug("another manager sweeps", partition=partition, again_s=FENCED_S)
                 await anyio.sleep(FENCED_S)
+            except TooLargeError as error:
+                self._is_refused = True
+                self._context.instruments.outage.met(self._activity, with_remedy(self._context.bus, error))
             except BusError as error:
                 self._context.instruments.outage.met(self._activity, error)
             await anyio.sleep(backoff.next_delay(lasted=self._context.instruments.clock.monotonic() - begun))
@@ -156,7 +163,8 @@ class PartitionSweeper:
                 context.topics.registrations, context.partition, start=start, committed=False
             ) as reader:
                 self._progress.read_from(reader.position)
-                context.instruments.outage.passed(self._activity)
+                if not self._is_refused:
+                    context.instruments.outage.passed(self._activity)
                 log.debug("sweeping", partition=context.partition, position=reader.position)
                 while not writer.must_reopen:
                     if context.instruments.clock.monotonic() - self._checked_at > CHECK_S:
@@ -272,6 +280,9 @@ class PartitionSweeper:
             self._dead_letter_quota.refund(used)
             self._omit(summed)
             raise
+        if written:
+            self._is_refused = False
+            context.instruments.outage.passed(self._activity)
         self._omit(omitted)
         self._progress.committed(checkpoint)
         self._held.remove(len(letters))

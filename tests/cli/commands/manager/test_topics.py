@@ -143,10 +143,11 @@ def test_on_a_broker_there_are_twelve_partitions_and_the_settings_are_kept(kafka
 
 
 def test_the_command_that_added_partitions_says_what_has_taken_its_place(bus: str) -> None:
-    for arguments in ([], ["--partitions", "3", "--force"], ["--bus", bus, "--json"]):
+    for arguments in ([], ["--help"], ["--partitions", "3", "--force"], ["--bus", bus, "--json"]):
         done = topics(bus, "grow", *arguments)
         assert (done.returncode, done.stdout) == (2, "")
-        assert "this command is gone: `outfitter backup`, and `outfitter restore` into topics with more" in done.stderr
+        assert done.stderr.startswith("outfitter: this command is gone: `outfitter backup`, and `outfitter restore`")
+        assert done.stderr.endswith('(deploy/README.md, "More partitions")\n')
     assert "grow" not in topics(bus, "--help").stdout
 
 

@@ -115,13 +115,14 @@ def check(where: BusConnection, /, as_json: bool) -> int:
     return 1 if differences else 0
 
 
-@topics.command(hidden=True, context_settings={"ignore_unknown_options": True})
+@topics.command(hidden=True, add_help_option=False, context_settings={"ignore_unknown_options": True})
 @click.argument("_arguments", nargs=-1, type=click.UNPROCESSED)
 def grow(_arguments: tuple[str, ...]) -> None:
     """Say what has taken the place of this command."""
-    raise click.UsageError(
+    raise OutfitterCliError(
         "this command is gone: `outfitter backup`, and `outfitter restore` into topics with more partitions, have "
-        'taken its place (deploy/README.md, "More partitions")'
+        'taken its place (deploy/README.md, "More partitions")',
+        exit_code=2,
     )
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -337,7 +337,7 @@ class _Restoring:
         with reading(self._path) as (_, lines):
             for line in lines:
                 left[line.key, line.value] -= isinstance(line, SavedRegistration)
-        newer = _newest(+left)
+        newer, ended = _newest(+left), _ended(+left)
         with reading(self._path) as (_, lines):
             for line in lines:
                 host = host_of_registration(line.key) if isinstance(line, SavedRegistration) else None
@@ -345,7 +345,7 @@ class _Restoring:
                     continue
                 if in_topic[line.key, line.value] > 0:
                     in_topic[line.key, line.value] -= 1
-                elif not _is_outdated(line, newer):
+                elif not _is_outdated(line, newer, ended):
                     entry = Entry(line.key, line.value)
                     await self._bus.publish(self._topics.registrations, partition_of(host, self.partitions), entry)
                     published += 1
@@ -381,12 +381,27 @@ def _newest(messages: Iterable[tuple[bytes, bytes | None]]) -> dict[tuple[str, s
     return found
 
 
-def _is_outdated(line: SavedRecord, newer: Mapping[tuple[str, str], str]) -> bool:
-    """Whether a worker has registered anew since it sent this message, which must not end the newer registration."""
+def _ended(messages: Iterable[tuple[bytes, bytes | None]]) -> set[tuple[str, str, str | None]]:
+    """What these deregistrations end: host, worker, incarnation (None: any)."""
+    found: set[tuple[str, str, str | None]] = set()
+    for key, value in messages:
+        with suppress(WireError):
+            message = decode_registration(value, key=key)
+            if isinstance(message, Deregister):
+                found.add((message.host, message.worker, message.incarnation))
+    return found
+
+
+def _is_outdated(
+    line: SavedRecord, newer: Mapping[tuple[str, str], str], ended: Set[tuple[str, str, str | None]]
+) -> bool:
+    """Whether a worker has registered anew or deregistered since it sent this message, which must not be read then."""
     try:
         message = decode_registration(line.value, key=line.key)
     except WireError:
         return False
+    if ended & {(message.host, message.worker, None), (message.host, message.worker, message.incarnation)}:
+        return True
     incarnation = newer.get((message.host, message.worker))
     if incarnation is None:
         return False

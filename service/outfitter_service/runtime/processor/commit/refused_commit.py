@@ -16,15 +16,9 @@ class RefusedCommit:
 
     def met(self, bus: Bus, trouble: TooLargeError, *, until: int) -> TooLargeError:
         """The commit of the input up to the offset `until` was refused. Returns the error with its remedy."""
-        if trouble.topic is not None:
-            remedy = topics.whole_batches(bus, trouble.topic)
-            message = (
-                f"topic {trouble.topic} takes less than a commit, which is repeated until it fits ({trouble}): {remedy}"
-            )
-            trouble = TooLargeError(message, topic=trouble.topic, size=trouble.size)
-        self.trouble = trouble
+        self.trouble = topics.with_remedy(bus, trouble)
         self._until = max(self._until, until)
-        return trouble
+        return self.trouble
 
     def passed(self, position: int, *, idle: bool) -> None:
         """A commit up to `position` succeeded. `idle`: no internal event waits, and none is decided and not
