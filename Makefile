@@ -28,9 +28,8 @@ test: $(READY)
 test-slow: $(READY)
 	$(TESTS) -m slow $(PYTEST_ARGS)
 
-# Both in one run, which spends less time on beginning and ending.
-test-all: $(READY)
-	$(TESTS) $(PYTEST_ARGS)
+# What continuous integration tests.
+test-all: test test-slow asyncapi deploy examples console
 
 # One kind, with its tools: `make chaos PYTEST_ARGS="-k frozen"`.
 $(KINDS): $(TOOLS)
