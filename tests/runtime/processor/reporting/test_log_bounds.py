@@ -15,14 +15,14 @@ from runtime.conftest import Serve
 from support.managers.in_process import deregister, register, static
 
 
-def test_a_value_of_a_line_is_cut_at_300_characters(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_value_of_a_line_is_cut_at_a_thousand_characters(capfd: pytest.CaptureFixture[str]) -> None:
     logs.configure("json", "info")
-    structlog.get_logger("outfitter.test").info("said", reason="x" * 60_000, short="y" * 300)
+    structlog.get_logger("outfitter.test").info("said", reason="x" * 60_000, short="y" * 1000)
     logging.getLogger("somebody.else").warning("z" * 5000)
     ours, others = map(json.loads, capfd.readouterr().err.splitlines())
-    assert ours["reason"] == f"{'x' * 300}… (60000 characters)"
-    assert ours["short"] == "y" * 300
-    assert others["event"] == f"{'z' * 300}… (5000 characters)"
+    assert ours["reason"] == f"{'x' * 1000}… (60000 characters)"
+    assert ours["short"] == "y" * 1000
+    assert others["event"] == f"{'z' * 1000}… (5000 characters)"
 
 
 class SpeechlessError(Exception):
