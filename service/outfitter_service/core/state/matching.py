@@ -83,8 +83,8 @@ def _path(
                     path.append(step)
                 path.reverse()
                 return path
-            for other in resources:
-                if other in given and other not in reached and given[other].get(resources):
+            for other in given:  # and not in the order of a set, so that the same request always has the same devices
+                if other in resources and other not in reached and given[other].get(resources):
                     reached[other] = resource, resources
                     waiting.append(other)
     return frozenset(reached)

@@ -82,7 +82,7 @@ class CommitLoop:
         self._unannounced = self._hosts_to_announce()
         self._unstopped: deque[str] | None = None
         """Hosts whose records do not say yet that the manager stops."""
-        self._stale_positions = set(ledger.hosts)  # the last manager may have left these to its next commit
+        self._stale_positions = dict.fromkeys(ledger.hosts)  # the last manager may have left these to its next commit
         self._written_to = cursor.position  # the next offset after the last commit's input
         self._written_at = 0.0
         self._sent: Commit | None = None
@@ -299,7 +299,7 @@ class CommitLoop:
         event_queue, ledger, transaction = self._event_queue, self._ledger, commit.transaction
         stale = self._stale_positions | commit.effects.hosts
         self._rewrites.take_renewed()
-        self._stale_positions = {host for host in stale if not commit.renumber(host, commit.full)}
+        self._stale_positions = {host: None for host in stale if not commit.renumber(host, commit.full)}
         if self._stop.requested:
             commit.sum_up(self._quotas.letters.due(all_of_them=True))
             commit.closing = self._say_stopped(commit)

@@ -326,7 +326,7 @@ class Commit:
             key = self.ledger.change(change)
             if type(change) is PutAllocation:
                 record = change.record
-                effects.hosts.add(record.host)
+                effects.hosts[record.host] = None
                 effects.allocations[change.key] = record
                 transaction.put(key, record, change.value)
             elif key:

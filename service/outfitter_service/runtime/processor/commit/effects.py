@@ -31,7 +31,7 @@ class Effects(Struct):
     """Allocations whose last lease starts."""
     announced: dict[str, None] = {}
     """Hosts whose records changed."""
-    hosts: set[str] = set()
+    hosts: dict[str, None] = {}
     """Hosts with changed allocations."""
     allocations: dict[AllocationKey, Allocation | None] = {}
     """The changed allocations by key, None where deleted."""

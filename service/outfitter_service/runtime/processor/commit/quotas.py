@@ -47,7 +47,7 @@ class RewriteQuota:
         self._windows: dict[str, _Window] = {}
         self._waiting: dict[str, dict[AllocationKey, None]] = {}
         self._held_up: set[str] = set()
-        self._silent: set[str] = set()
+        self._silent: dict[str, None] = {}
         self._renewed = False
 
     @property
@@ -68,7 +68,7 @@ class RewriteQuota:
         """Whether a host's records may be written again only to say more. If not, `end_windows` names the host."""
         if not self.is_spent(host):
             return True
-        self._silent.add(host)
+        self._silent[host] = None
         return False
 
     def _is_used_up(self, name: str, most: int) -> bool:
@@ -102,7 +102,8 @@ class RewriteQuota:
                 self._held_up.discard(name)
                 self._renewed = True
         hosts = [host for host in self._silent if not self.is_spent(host)]
-        self._silent.difference_update(hosts)
+        for host in hosts:
+            del self._silent[host]
         return hosts
 
     def take_renewed(self) -> None:
