@@ -336,7 +336,7 @@ def _attempt(
     that claim nothing and need an on-demand driver. While the manager asks a driver, its devices serve nobody. So the
     driver is asked after the pass, and its reported devices may serve other workers first.
     """
-    most = sizes.most_granted(builder.rules.max_bytes)
+    most = builder.rules.max_bytes
     if (least := policy.least_bytes(overlay, record.request.amounts)) > most:
         return _fail_oversize(builder, record, OversizeError(least, most), new=new), None
     while True:

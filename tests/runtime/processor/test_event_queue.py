@@ -114,11 +114,11 @@ def test_of_what_was_set_aside_one_event_is_tried_again_and_the_others_once_that
     event_queue = EventQueue(clock, Wakeup())
     deaths = [died(worker) for worker in "abc"]
     for event in deaths:
-        event_queue.set_aside(event, "too large")
+        event_queue.set_aside(event)
     assert due(event_queue, clock, RETRY_AFTER_S - 1) == []
     assert due(event_queue, clock, 1) == deaths[:1]
     assert due(event_queue, clock, 1) == []
-    event_queue.set_aside(deaths[0], "too large")
+    event_queue.set_aside(deaths[0])
     assert due(event_queue, clock, RETRY_AFTER_S) == deaths[1:2]
     event_queue.committed(deaths[1:2], notes=0, boot_judged=False)
     assert due(event_queue, clock, 0) == [deaths[2], deaths[0]]
@@ -128,8 +128,8 @@ def test_what_was_set_aside_is_not_tried_before_its_time_when_the_partition_is_t
     clock = Hands()
     event_queue = EventQueue(clock, Wakeup())
     event_queue.add(report("too-large"))
-    event_queue.set_aside(event_queue.pop(), "too large")
-    event_queue.set_aside(m.Reschedule(host="h", whole=False), "too large")
+    event_queue.set_aside(event_queue.pop())
+    event_queue.set_aside(m.Reschedule(host="h", whole=False))
     event_queue.restart(["h", "i"])
     event_queue.extend([m.Reschedule(host="h")])
     assert [*event_queue.queue] == [m.Reschedule(host="i")]

@@ -59,16 +59,10 @@ def most_bytes(max_bytes: int, step: Step, record: Allocation) -> int | None:
         return max_bytes // 4  # the commit may hold another record of the same worker
     if step in (Step.GRANT, Step.PREPARE):
         devices = sum(map(len, record.resources.values()))
-        return most_granted(max_bytes) - devices * HEALTH_BYTES
+        return max_bytes - devices * HEALTH_BYTES  # its final reason comes on top, and commits have room for it
     if step is Step.REFRESH and record.state in HOLDING_STATES:
         return max_bytes
     return None
-
-
-def most_granted(max_bytes: int) -> int:
-    """The most bytes of a grant, including the growth of its devices' infos. Its final reason comes on top; commits
-    have room for it beside decisions."""
-    return max_bytes
 
 
 def info_bytes(info: Mapping[str, str]) -> int:

@@ -205,9 +205,9 @@ class CommitLoop:
     def _decide(self) -> None:
         """Decide one slice of the waiting events, without awaiting anything."""
         commit, event_queue, reader = self._open, self._event_queue, self._reader
-        transaction, most = commit.transaction, self._limits.events_per_commit
+        transaction, most_events = commit.transaction, self._limits.events_per_commit
         commit.set_time(self._clock.utc())
-        while self._unannounced and commit.events < most and commit.announce(self._unannounced[0]):
+        while self._unannounced and commit.events < most_events and commit.announce(self._unannounced[0]):
             self._unannounced.popleft()
         commit.repeat_waiting()
         self._check_deadlines(commit)
@@ -216,9 +216,7 @@ class CommitLoop:
         while event_queue.queue and commit.events < until and now() < end and commit.is_open:
             event = event_queue.pop()
             if type(event) is m.DriverReport and event.host not in self._ledger.hosts:
-                # the host was deleted while the manager asked its driver
-                event_queue.set_aside(event, f"host {event.host!r} is not served any more")
-                event_queue.forget(event.host)
+                event_queue.forget(event.host)  # it was deleted while the manager asked its driver
                 continue
             if not commit.decide_internal(event):
                 event_queue.put_back([event], but=())
@@ -228,11 +226,11 @@ class CommitLoop:
             while lookahead_buffer.messages and commit.events < first and now() < end and commit.is_open:
                 commit.decide_ahead(lookahead_buffer, scope)
         waiting = reader.messages
-        most, full, full_history = min(until, most), commit.full, self._rules.max_bytes
+        last, full, full_history = min(until, most_events), commit.full, self._rules.max_bytes
         # `is_open`, written out, because it runs for every message
         while (
             waiting
-            and commit.events < most
+            and commit.events < last
             and transaction.ledger_bytes < full
             and transaction.history_bytes < full_history
             and not commit.is_full
@@ -376,7 +374,7 @@ class CommitLoop:
         liveness.apply_committed(effects.allocations)
         liveness.start_final_leases(effects.final_leases, ledger)
         for event in effects.failed_events:
-            event_queue.set_aside(event, "deciding it met a defect, which the manager's log describes")
+            event_queue.set_aside(event)  # deciding it met a defect, which is in the log
             if isinstance(event, m.LeaseExpired):
                 # the allocation gets one more lease, and is judged again after it
                 liveness.start_final_leases([event.allocation], ledger)

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from copy import copy
 from itertools import chain
 
 import anyio
-from msgspec import Struct
 
 from outfitter_proto.keys import AllocationKey
 from outfitter_proto.records import Note, Token
@@ -137,69 +135,6 @@ class StopRequest:
         await self._requested.wait()
 
 
-class NotCommittedError(Exception):
-    """A submitted event is in no commit, and the manager does not try it again for its submitter."""
-
-
-class Submission(Struct, gc=False):
-    """A submitted event: a copy, which is no other submission's. `ended` is set once its commit has returned, or the
-    manager has given it up (`problem` says why)."""
-
-    event: m.Event
-    ended: anyio.Event
-    problem: str | None = None
-
-
-class Submissions:
-    """The submitted events whose commit has not returned. They are told apart by identity: two equal events are two
-    submissions, and so is one that is submitted twice."""
-
-    def __init__(self) -> None:
-        self._waiting: dict[int, Submission] = {}
-        self._closed: str | None = None
-
-    def __iter__(self) -> Iterator[m.Event]:
-        return (submission.event for submission in self._waiting.values())
-
-    def begin(self, event: m.Event) -> Submission:
-        """Submit a copy of an event. The caller queues this copy.
-
-        Raises:
-            NotCommittedError: nothing more is decided.
-        """
-        if self._closed is not None:
-            raise NotCommittedError(self._closed)
-        event = copy(event)
-        submission = self._waiting[id(event)] = Submission(event, anyio.Event())
-        return submission
-
-    async def wait(self, submission: Submission) -> None:
-        """Wait for the commit of the event itself, not of its follow-ups.
-
-        Raises:
-            NotCommittedError: the manager has given the event up.
-        """
-        try:
-            await submission.ended.wait()
-        finally:
-            self._waiting.pop(id(submission.event), None)
-        if submission.problem is not None:
-            raise NotCommittedError(submission.problem)
-
-    def end(self, events: Iterable[m.Event], *, problem: str | None = None) -> None:
-        """The commit of these events has returned, or the manager gives them up because of `problem`."""
-        for event in events if self._waiting else ():
-            submission = self._waiting.get(id(event))
-            if submission is not None and not submission.ended.is_set():
-                submission.problem = problem
-                submission.ended.set()
-
-    def close(self, problem: str) -> None:
-        """Nothing more is decided: give up all waiting events, and refuse later ones."""
-        self._closed = problem
-        self.end([*self], problem=problem)
-
-
 class EventQueue:
     """The events of one processor. `wakeup` is set when there is something to decide or to act on."""
 
@@ -210,7 +145,6 @@ class EventQueue:
         """For the history of the next commit."""
         self.ended_boot_id: str | None = None
         """The ended boot in which the last manager worked, until all deaths by that end are committed."""
-        self._submissions = Submissions()
         self._retries = DelayedEvents(clock)
         self._reports: dict[tuple[str, str], m.DriverReport] = {}
         self._delays: dict[AllocationKey, m.ReleaseDelayed] = {}
@@ -227,19 +161,6 @@ class EventQueue:
                     return
         self.queue.append(event)
         self.wakeup.set()
-
-    async def submit(self, event: m.Event) -> None:
-        """Queue an event, and wait for the commit that includes it; not for those of its follow-ups. It is for callers
-        that may answer only once their change is committed, such as an HTTP route. It waits through failed commits and
-        while the partition is taken again. If the caller is cancelled, the event stays queued.
-
-        Raises:
-            NotCommittedError: this manager no longer serves the partition, or could not commit the event.
-        """
-        submission = self._submissions.begin(event)
-        self.queue.append(submission.event)
-        self.wakeup.set()
-        await self._submissions.wait(submission)
 
     def _replaced(self, event: m.Event) -> m.Event | None:
         """The earlier event that this one replaces, if it may still be queued."""
@@ -279,16 +200,13 @@ class EventQueue:
     def committed(self, events: Iterable[m.Event], *, notes: int, boot_judged: bool) -> None:
         """The commit of these events and of the first so many `notes` has returned, or nothing of it had to be written.
         `boot_judged`: all deaths by the end of the ended boot are committed."""
-        events = [*events]
-        self._submissions.end(events)
         self._retries.committed(events)
         del self.notes[:notes]
         if boot_judged:
             self.ended_boot_id = None
 
-    def set_aside(self, event: m.Event, problem: str) -> None:
-        """An event cannot be committed because of `problem`. Give it up for its submitter, and try it again later."""
-        self._submissions.end([event], problem=problem)
+    def set_aside(self, event: m.Event) -> None:
+        """An event cannot be committed now. Try it again later."""
         self._retries.add(event)
 
     def queue_due_retries(self) -> None:
@@ -296,10 +214,6 @@ class EventQueue:
         for event in self._retries.due():
             if not isinstance(event, m.DriverReport) or self._reports.get((event.host, event.resource)) is event:
                 self.queue.append(event)
-
-    def close(self, problem: str) -> None:
-        """Nothing more is decided: give up all submitted events, and refuse later ones."""
-        self._submissions.close(problem)
 
     def put_back(self, events: Iterable[m.Event], *, but: Iterable[m.Event]) -> None:
         """The commit that included `events` failed: put them first again, and remove its follow-ups (`but`)."""
@@ -317,8 +231,6 @@ class EventQueue:
         hosts = dict.fromkeys(hosts)
         self._reports = {key: report for key, report in self._reports.items() if key[0] in hosts}
         self.queue = edges(self.queue, self._retries)
-        queued_ids = {id(event) for event in self.queue}
-        self.queue.extend(event for event in self._submissions if id(event) not in queued_ids)
         self.queue.extendleft(report for report in self._reports.values() if not self._retries.has(report))
         self.extend(m.Reschedule(host=host) for host in hosts)
 

@@ -214,7 +214,6 @@ class Processor:
         finally:
             self._set_ready(False)
             self._instruments.outage.drop(self._activity)
-            self.event_queue.close("this manager no longer serves the partition")
             self.liveness.close()
 
     async def _run_tenure(self) -> BusError | None:

@@ -195,7 +195,7 @@ def test_however_many_hosts_a_worker_names_all_together_have_so_many_bytes_and_e
     assert len(taken) == 100
     assert Counter(key.partition("/")[0] for key in taken)["honest"] == 1
     assert rewrites.is_spent("another")
-    assert not rewrites.has_ready
+    assert not [*rewrites.take_waiting()]
     alone = quotas.RewriteQuota(lambda: 0.0, most=1000)
     alone.use("flooding", 500)
     assert alone.is_spent("flooding")

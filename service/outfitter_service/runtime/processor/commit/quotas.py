@@ -120,11 +120,6 @@ class RewriteQuota:
         """Whether answers of a host wait."""
         return host in self._waiting
 
-    @property
-    def has_ready(self) -> bool:
-        """Whether answers wait of a host that has something left."""
-        return next(self._ready(), None) is not None
-
     def take_waiting(self) -> Iterator[AllocationKey]:
         """The answers that wait, of hosts that have something left: one of each host, and again, and of each host the
         longest waiting first. Each is taken when it is asked for."""
