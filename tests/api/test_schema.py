@@ -52,12 +52,12 @@ def schemathesis(folder: Path, manager: Manager, url: str, *arguments: str) -> s
         [Path(sys.executable).with_name("schemathesis"), "run", f"{url}/api/v1/openapi.json", "--url", url,
          "--checks", "all", "--exclude-path", "/api/v1/events", "--max-examples", str(EXAMPLES), "--seed", "1",
          "--no-color", *arguments],
-        cwd=folder, capture_output=True, text=True, timeout=100, check=False,
+        cwd=folder, capture_output=True, text=True, timeout=400, check=False,
     )  # fmt: skip
 
 
 @pytest.mark.kafka
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(500)
 def test_nothing_is_found_in_the_api_of_a_cluster(kafka_broker: KafkaBroker, tmp_path: Path) -> None:
     (tmp_path / "token").write_text(TOKEN)
     with (
@@ -70,7 +70,7 @@ def test_nothing_is_found_in_the_api_of_a_cluster(kafka_broker: KafkaBroker, tmp
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(500)
 def test_nothing_is_found_in_the_api_of_a_manager(tmp_path: Path) -> None:
     with crowd(tmp_path / "manager", bus=None, cluster="schema") as manager:
         done = schemathesis(tmp_path, manager, manager.url)
