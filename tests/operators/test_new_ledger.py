@@ -11,11 +11,12 @@ import pytest
 from msgspec import structs
 
 from operators.conftest import HOST
+from outfitter.errors import AllocationEndedError
 from outfitter.session.worker_session import WorkerSession
 from outfitter.testing import FakeOutfitter
 from outfitter_proto.bus import Bus, connect
 from outfitter_proto.names import topics
-from outfitter_proto.records import Allocation, AllocationState, Register
+from outfitter_proto.records import Allocation, AllocationState, Register, Token
 from support.bus.remaking import remake
 from support.kafka.broker import KafkaBroker
 from support.managers.scripted import ScriptedManager, host_record, publish_record
@@ -87,3 +88,30 @@ async def test_whoever_a_manager_has_no_more_is_told_before_the_lease_ends(
         await scene.warned.wait()
         # it asks the manager meanwhile
         await anyio.to_thread.run_sync(manager.wait_until, lambda: len(manager.registrations) > 1)
+
+
+@pytest.mark.parametrize("anew", ["another token", "other devices", "waits"])
+async def test_whoever_the_new_ledger_has_granted_anew_is_told_that_its_devices_are_gone(
+    kafka_broker: KafkaBroker, fake: FakeOutfitter, anew: str
+) -> None:
+    """A manager that continues from a backup reads the same registration again, and lends to it what is free then."""
+    scene = Scene(kafka_broker, fake)
+    async with scene.playing() as (bus, session, manager, record):
+        await scene.remake(bus)
+        await publish_record(bus, host_record(HOST), cluster=scene.cluster)
+        others = {"gpu": [{**info, "id": f"another-{info['id']}"} for info in record.resources["gpu"]]}
+        match anew:
+            case "another token":
+                granted = structs.replace(record, token=Token((record.token or 0) + 2**32))
+            case "other devices":
+                granted = structs.replace(record, resources=others)
+            case _:
+                granted = structs.replace(record, state=AllocationState.PENDING, token=None, resources={})
+        await publish_record(bus, granted, cluster=scene.cluster)
+        while not (snapshot := session.allocation_watch.read()).over:
+            await session.allocation_watch.changed(snapshot.version)
+        assert isinstance(snapshot.error, AllocationEndedError)
+        assert "granted anew" in str(snapshot.error)
+        assert snapshot.record == record
+        await session.deregister()  # nobody uses what it was granted anew
+        await anyio.to_thread.run_sync(manager.wait_until, lambda: manager.deregistrations != [])

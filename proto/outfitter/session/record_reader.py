@@ -19,6 +19,8 @@ from outfitter.session.watch import AllocationWatch
 from outfitter_proto import codec, keys
 from outfitter_proto.bus.port import Message, OffsetOutOfRangeError
 from outfitter_proto.records import (
+    FINAL_STATES,
+    HOLDING_STATES,
     Allocation,
     AllocationState,
     Checkpoint,
@@ -49,7 +51,7 @@ class RecordReader:
         """Before the first answer, a manager has appeared since the last `answer_new_manager`. It may not have read the
         registration, because messages from before it may have become dead letters."""
         self.registered_anew = False
-        """The allocation had ended, and a repeated registration began another one under the same key."""
+        """The allocation is over, and the registration began another one under the same key, which nobody uses."""
         self._host_partition = host_partition
         self._watch = allocation_watch
         self._lease = allocation_watch.lease
@@ -222,6 +224,11 @@ class RecordReader:
             why = f"allocation {record.key} had ended, and was registered anew"
             self._watch.close(AllocationEndedError(why, record=self.record))
             return
+        if self.record is not None and _is_granted_anew(self.record, record):
+            self.registered_anew = True
+            why = f"the ledger was made anew, where allocation {record.key} is granted anew: its devices are others'"
+            self._watch.close(AllocationEndedError(why, record=self.record))
+            return
         if not self._attach:  # else another process keeps the lease
             self._set_lease(record.request.lease_s)
         if record.warnings and self.record is None:
@@ -246,6 +253,18 @@ class RecordReader:
             # At the beginning of the fetch before the last one the lease did not exist, even if the reader prefetches.
             self._lease.begin(self._fetched_before)
         self._lease.grant(seconds)
+
+
+def _is_granted_anew(before: Allocation, after: Allocation) -> bool:
+    """Whether a manager has read the same registration once more, without knowing its first grant: in a ledger that was
+    made anew, or restored from a backup of before that grant. A grant's token and devices never change."""
+    if before.state not in HOLDING_STATES or after.state in FINAL_STATES or after.state == AllocationState.RELEASING:
+        return False
+    return after.token != before.token or _devices(after) != _devices(before)
+
+
+def _devices(record: Allocation) -> dict[str, list[str | None]]:
+    return {name: [info.get("id") for info in infos] for name, infos in record.resources.items()}
 
 
 def _decoded(message: Message) -> LedgerRecord | None:
