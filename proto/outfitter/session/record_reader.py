@@ -257,14 +257,10 @@ class RecordReader:
 
 def _is_granted_anew(before: Allocation, after: Allocation) -> bool:
     """Whether a manager has read the same registration once more, without knowing its first grant: in a ledger that was
-    made anew, or restored from a backup of before that grant. A grant's token and devices never change."""
+    made anew, or restored from a backup of before that grant. A grant's token never changes."""
     if before.state not in HOLDING_STATES or after.state in FINAL_STATES or after.state == AllocationState.RELEASING:
         return False
-    return after.token != before.token or _devices(after) != _devices(before)
-
-
-def _devices(record: Allocation) -> dict[str, list[str | None]]:
-    return {name: [info.get("id") for info in infos] for name, infos in record.resources.items()}
+    return after.token != before.token
 
 
 def _decoded(message: Message) -> LedgerRecord | None:
