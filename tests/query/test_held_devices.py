@@ -64,7 +64,7 @@ def test_a_device_that_two_resources_show_under_two_names_is_held_in_both() -> N
     holder = having("cuda", "0", aliases={"0": ["GPU-a"]})
     lines = lines_of(view_of(host, holder), host)
     assert held_by(lines) == {("gpu", "GPU-a"): ["w1"], ("cuda", "0"): ["w1"]}
-    assert [line.aliases for line in lines] == [["0"], ["GPU-a"]]
+    assert {line.resource: line.aliases for line in lines} == {"gpu": ["0"], "cuda": ["GPU-a"]}
 
 
 def test_the_hosts_record_alone_connects_the_names_of_a_device() -> None:

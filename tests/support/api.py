@@ -35,14 +35,26 @@ NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
 PARTITIONS = 3
 
 
-def host_record(host: str, *, gpus: int = 2, stopped: bool = False, ill: int = 0) -> Host:
-    """A host with `gpus` GPUs, of which the first `ill` are unhealthy."""
+def host_record(
+    host: str,
+    *,
+    gpus: int = 2,
+    stopped: bool = False,
+    ill: int = 0,
+    resources: dict[str, ResourceInventory] | None = None,
+) -> Host:
+    """A host with `gpus` GPUs, of which the first `ill` are unhealthy, or with these `resources`."""
     devices = [
         InventoryDevice(id=f"{host}-{index}", health="unhealthy" if index < ill else "healthy") for index in range(gpus)
     ]
     manager = ManagerIdentity(instance="i", version="0.1.0", since=NOW, stopped_at=NOW if stopped else None)
-    inventory = ResourceInventory(state="reported", amount=1, devices=devices, total=gpus, healthy=gpus - ill)
-    return Host(host=host, manager=manager, since=NOW, resources={"gpu": inventory})
+    return Host(host=host, manager=manager, since=NOW, resources=resources or {"gpu": resource_of(devices)})
+
+
+def resource_of(devices: list[InventoryDevice]) -> ResourceInventory:
+    """A resource of one host, with these devices."""
+    healthy = sum(device.health == "healthy" for device in devices)
+    return ResourceInventory(state="reported", amount=1, devices=devices, total=len(devices), healthy=healthy)
 
 
 def allocation(host: str, worker: str, state: str = "allocated", *, offset: int = 0, **more: Any) -> Allocation:

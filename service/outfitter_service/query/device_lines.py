@@ -6,6 +6,7 @@ when somebody asks for it, because a shared device may have thousands of holders
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import chain, islice
@@ -24,6 +25,11 @@ NOT_REPORTED = "its driver does not report it"
 MOST_HOLDERS = 20
 """Most holders that a line names."""
 
+_MOST_DIGITS = 15
+"""Most digits of a number in a driver's properties."""
+_BEHIND_ALL = "\U0010ffff"
+"""Behind any PCI address."""
+
 
 class DeviceHolder(Struct, frozen=True, kw_only=True):
     """An allocation that holds a device. `since`: when it got into its state. `delayed_by`: why a releasing device is
@@ -39,10 +45,9 @@ class DeviceHolder(Struct, frozen=True, kw_only=True):
     labels: dict[str, str] = {}
 
 
-class DeviceLine(Struct, frozen=True, kw_only=True):
-    """One device of one host. `aliases`: its other names. `state`: its state apart from allocations (a quarantine), or
-    None. `holders`: at most `MOST_HOLDERS` of them, who has it alone first; `holder_count`: how many there are.
-    `listed`: the host's record has the device. Otherwise a worker holds it."""
+class HostDevice(Struct, frozen=True, kw_only=True):
+    """One device of one host, and whether it is lent. `state`: its state apart from allocations (a quarantine), or
+    None."""
 
     host: str
     resource: str
@@ -52,10 +57,6 @@ class DeviceLine(Struct, frozen=True, kw_only=True):
     reason: str | None = None
     state: str | None = None
     properties: dict[str, str] = {}
-    aliases: list[str] = []
-    holders: list[DeviceHolder] = []
-    holder_count: int = 0
-    listed: bool = True
 
     @property
     def block(self) -> Block | None:
@@ -65,7 +66,7 @@ class DeviceLine(Struct, frozen=True, kw_only=True):
     @property
     def use(self) -> Use | None:
         """How it is held by those who hold it."""
-        return lending.use_of(alone=any(not holder.shared for holder in self.holders), shared=bool(self.holders))
+        raise NotImplementedError
 
     @property
     def not_lent(self) -> Block | Use | None:
@@ -78,26 +79,65 @@ class DeviceLine(Struct, frozen=True, kw_only=True):
         return self.not_lent is None
 
     @property
+    def model(self) -> str | None:
+        """Its model, if the driver names one."""
+        return self.properties.get("model") or None
+
+    def is_model(self, text: str | None) -> bool:
+        """Whether its model has this text in its name, in upper or lower case; None: any device."""
+        return text is None or (self.model is not None and text.casefold() in self.model.casefold())
+
+    @property
+    def memory(self) -> str | None:
+        """Its memory in words, if the driver names it: `80 GiB`."""
+        size = self.properties.get("memory.total_bytes", "")
+        if not (size.isascii() and size.isdigit()) or len(size) > _MOST_DIGITS:
+            return None
+        mebibytes = int(size) / 1024**2
+        return f"{mebibytes:.0f} MiB" if mebibytes < 1024 else f"{mebibytes / 1024:.0f} GiB"
+
+    @property
+    def place(self) -> tuple[str, float, str]:
+        """Its place in the machine: by the index that its driver names, or else by its PCI address. Where the driver
+        names neither, devices have one place."""
+        index, address = self.properties.get("index", ""), self.properties.get("pci.bus_id", _BEHIND_ALL)
+        is_number = index.isascii() and index.isdigit() and len(index) <= _MOST_DIGITS
+        return self.resource, int(index) if is_number else math.inf, address
+
+
+class DeviceLine(HostDevice, frozen=True, kw_only=True):
+    """A device with its holders. `aliases`: its other names. `holders`: at most `MOST_HOLDERS` of them, who has it
+    alone first; `holder_count`: how many there are. `listed`: the host's record has the device. Otherwise a worker
+    holds it."""
+
+    aliases: list[str] = []
+    holders: list[DeviceHolder] = []
+    holder_count: int = 0
+    listed: bool = True
+
+    @property
+    def use(self) -> Use | None:
+        return lending.use_of(alone=any(not holder.shared for holder in self.holders), shared=bool(self.holders))
+
+    @property
     def names(self) -> set[str]:
         """All its names."""
         return {self.id, *self.aliases}
 
 
-class DeviceEntry(Struct, frozen=True, kw_only=True):
+class DeviceEntry(HostDevice, frozen=True, kw_only=True):
     """A device of which a line can be made. `names`: those that the host's record connects. `held_as`: the same
     device, as its holders' records name it."""
 
-    host: str
-    resource: str
-    id: str
-    health: str
-    reason: str | None
-    sharing: str
-    state: str | None
-    properties: dict[str, str]
     names: Sequence[str]
     held_as: Sequence[HeldDevice]
     listed: bool
+
+    @property
+    def use(self) -> Use | None:
+        return lending.use_of(
+            alone=any(device.alone for device in self.held_as), shared=any(device.sharing for device in self.held_as)
+        )
 
     @property
     def holders(self) -> Iterator[Allocation]:
@@ -106,14 +146,7 @@ class DeviceEntry(Struct, frozen=True, kw_only=True):
 
     def line(self) -> DeviceLine:
         return DeviceLine(
-            host=self.host,
-            resource=self.resource,
-            id=self.id,
-            health=self.health,
-            sharing=self.sharing,
-            reason=self.reason,
-            state=self.state,
-            properties=self.properties,
+            **{field: getattr(self, field) for field in HostDevice.__struct_fields__},
             aliases=sorted({*self.names, *chain.from_iterable(device.names for device in self.held_as)} - {self.id}),
             holders=[_holder(holding) for holding in islice(_holdings(self.held_as), MOST_HOLDERS)],
             holder_count=sum(len(device.alone) + len(device.sharing) for device in self.held_as),
@@ -127,7 +160,8 @@ def lines_of(ledger: LedgerView, host: Host) -> list[DeviceLine]:
 
 
 def entries_of(ledger: LedgerView, host: Host) -> list[DeviceEntry]:
-    """The devices of `lines_of`. This costs as much as the host has devices, whoever holds them."""
+    """The devices of `lines_of`, by resource and in the order of the machine. This costs as much as the host has
+    devices, whoever holds them."""
     names, held = _Names(host), ledger.held(host.host)
     records = {device.id: device for device in ledger.of(Device, host.host)}
     listed = [
@@ -135,7 +169,8 @@ def entries_of(ledger: LedgerView, host: Host) -> list[DeviceEntry]:
         for resource, inventory in host.resources.items()
         for entry in _listed(host.host, resource, inventory, names, held, records)
     ]
-    return listed + list(_unlisted(host, names, held, {names.canonical(entry.id) for entry in listed}))
+    unlisted = _unlisted(host, names, held, {names.canonical(entry.id) for entry in listed})
+    return sorted([*listed, *unlisted], key=lambda entry: entry.place)
 
 
 class _Names:

@@ -62,6 +62,11 @@ def unknown_resource(ledger: LedgerView, resource: str) -> str | None:
     return f"{where} {has} {resource!r}; {_there('resource', 'resources', there)}"
 
 
+def unknown_model(models: Iterable[str | None], text: str) -> str:
+    """That no device's model has this text in its name. `models`: of the devices that there are."""
+    return f"no device is of a model {text!r}; {_there('model', 'models', {model for model in models if model})}"
+
+
 def no_worker(ledger: LedgerView, worker: WorkerName) -> str:
     """That there is no such worker, with a near name."""
     near = get_close_matches(worker.worker, _workers(ledger), n=1)

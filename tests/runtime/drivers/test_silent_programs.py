@@ -59,7 +59,7 @@ def test_each_view_shows_devices_of_a_silent_driver_as_unknown_until_it_answers(
     assert manager.metric("outfitter_devices", resource="gpu", state="free") == 0
     assert manager.metric("outfitter_devices", resource="gpu", state="held") == 1
     table = manager.outfitter("devices")
-    assert "0 free, 1 held, 0 unhealthy, 2 unknown (1 of them held)" in table.stdout
+    assert "0 of 2 free, 0 healthy, 1 held (1 of them ill), 2 unknown" in table.stdout
     assert f"the driver of gpu on {manager.host} fails now: " in table.stderr
     assert said in manager.outfitter("explain", "holder").stdout
     with running(tmp_path, manager.bus_url) as api:

@@ -104,7 +104,7 @@ def commands_say_that_it_was_killed(manager: Manager) -> None:
     done = manager.outfitter("devices", "--free")
     assert f"no manager serves {manager.host} now (it was killed, or hangs: last heard " in done.stderr
     assert "GPU-0" not in done.stdout
-    assert "gpu: 1 device: 0 free, 0 held, 0 unhealthy, 0 unknown, 1 on hosts without a manager" in done.stdout
+    assert "gpu: 0 of 1 free, 0 held, 1 without manager" in done.stdout
     said = manager.outfitter("explain", "w").stdout.splitlines()[-1]
     assert said.startswith(f"The manager of {manager.host} was killed, or hangs: last heard ")
     assert [each["managed"] for each in json.loads(manager.outfitter("explain", "w", "--json").stdout)] == [False]

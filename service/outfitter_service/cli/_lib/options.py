@@ -150,6 +150,10 @@ only_labels = click.option(
     help="Only workers with this label; repeatable, then with all of them.",
 )  # fmt: skip
 
+only_model = click.option(
+    "--model", metavar="TEXT", help="Only devices whose model has this in its name, in upper or lower case."
+)
+
 COUNT = click.IntRange(1, 1_000_000_000)
 """A number of things to show."""
 

@@ -23,7 +23,8 @@ def crowd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Manager]:
     """A host with two GPUs, of which one is ill, where one worker holds, two wait and one was refused."""
     folder = tmp_path_factory.mktemp("crowd")
     manager = Manager(folder, files_config(folder / "gpus", gpus=1))
-    add_device(folder / "gpus", 1, health="unhealthy", reason="XID 79")
+    add_device(folder / "gpus", 0, model="A100", **{"memory.total_bytes": str(80 * 1024**3)})
+    add_device(folder / "gpus", 1, model="H100", health="unhealthy", reason="XID 79")
     manager.start()
     try:
         for worker, arguments in {
@@ -185,8 +186,8 @@ def test_a_shared_device_that_is_held_and_reported_no_more_is_counted_as_held(
 ) -> None:
     manager = start_manager(files_config(tmp_path / "gpus", gpus=2, amount=2) + 'sharing = "shared"\n')
     manager.outfitter("register", "--worker", "w", "--lease", "none", "--wait", "10")
-    assert "gpu: 2 devices: 2 free, 0 held, 0 unhealthy, 0 unknown\n" in manager.outfitter("devices").stdout
+    assert "gpu: 2 of 2 free, 0 held\n" in manager.outfitter("devices").stdout
     add_device(tmp_path / "gpus", 0, health="unhealthy", reason="XID 79")
     (tmp_path / "gpus/gpu1").unlink()
-    told = "gpu: 2 devices: 0 free, 2 held, 1 unhealthy (1 of them held), 1 unknown (1 of them held)\n"
+    told = "gpu: 0 of 2 free, 0 healthy, 2 held (2 of them ill), 1 unhealthy, 1 unknown\n"
     manager.wait_for(lambda: told in manager.outfitter("devices").stdout)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -30,16 +29,26 @@ class DeviceFilter(Struct, frozen=True, kw_only=True):
     """The filters; None selects everything. `free`: only devices that can be lent now."""
 
     resource: str | None
+    model: str | None
     health: str | None
     free: bool
     holder: options.WorkerNames | None
     labelled: labels.Wanted
 
+    @property
+    def is_all(self) -> bool:
+        """Whether `is_about` selects all devices."""
+        return self.resource is None and self.model is None
+
+    def is_about(self, device: DeviceEntry) -> bool:
+        """Whether the resource and the model fit: these devices are counted, whatever is true of them now."""
+        return self.resource in {None, device.resource} and device.is_model(self.model)
+
     def matches(self, device: DeviceEntry, *, is_served: bool) -> bool:
         return (
-            self.resource in {None, device.resource}
+            self.is_about(device)
             and self.health in {None, device.health}
-            and (not self.free or (is_served and device.line().is_free))
+            and (not self.free or (is_served and device.is_free))
             and (not (self.holder or self.labelled) or any(map(self._is_of, device.holders)))
         )
 
@@ -53,6 +62,7 @@ class DeviceFilter(Struct, frozen=True, kw_only=True):
 @click.command()
 @options.looking_on
 @click.option("--resource", metavar="NAME", help="Only devices of this resource.")
+@options.only_model
 @click.option("--health", type=click.Choice(HEALTHS), help="Only devices of this health.")
 @click.option("--free", is_flag=True, help="Only devices that can be lent now.")
 @click.option("--holder", metavar="WORKER", type=options.WORKER, help=f"Only what this worker holds: {WORKER_FORMS}.")
@@ -63,6 +73,7 @@ def devices(
     /,
     host: str | None,
     resource: str | None,
+    model: str | None,
     health: str | None,
     free: bool,
     holder: options.WorkerNames | None,
@@ -71,68 +82,47 @@ def devices(
 ) -> None:
     """List the devices of all hosts, or of --host: their health, and who holds them.
 
-    The last lines count the devices of each resource, whatever --health, --free, --holder and --label leave out.
-    Standard error names resources without devices, and drivers that fail, with the reason.
+    The last lines count the devices of each resource and each model, and who waits, whatever --health, --free, --holder
+    and --label leave out. Standard error names resources without devices, and drivers that fail, with the reason.
     """
     import anyio
 
-    from outfitter_service.query import device_lines, known
+    from outfitter_service.query import device_lines, device_totals, known
 
-    chosen = DeviceFilter(resource=resource, health=health, free=free, holder=holder, labelled=labelled)
+    chosen = DeviceFilter(resource=resource, model=model, health=health, free=free, holder=holder, labelled=labelled)
     ledger, lives, unknown_host = anyio.run(known.look, where, options.host_of(host, holder))
     hosts = sorted(ledger.hosts.values(), key=lambda record: record.host)
-    all_devices = [
-        (device, lives.get(record.host, UNKNOWN).life not in UNSERVED)
-        for record in hosts
-        for device in device_lines.entries_of(ledger, record)
-    ]
-    lines = [device.line() for device, is_served in all_devices if chosen.matches(device, is_served=is_served)]
+    unserved = {name for name, verdict in lives.items() if verdict.life in UNSERVED}
+    there = [device for record in hosts for device in device_lines.entries_of(ledger, record)]
+    about = [device for device in there if chosen.is_about(device)]
+    lines = [device.line() for device in about if chosen.matches(device, is_served=device.host not in unserved)]
     for record in hosts:
         _warn_of_absent(record, lives.get(record.host, UNKNOWN), resource)
     if not lines:
-        warn(unknown_host or _no_device(ledger, chosen))
+        warn(unknown_host or _no_device(ledger, chosen, there))
     if as_json:
         output.print_json(lines)
         return
-    output.print_table(["host", "resource", "index", "device", "health", "held by", "for"], map(_row, lines))
-    for total in _totals([each for each in all_devices if resource in {None, each[0].resource}]):
+    _print_table(lines)
+    counted = None if chosen.is_all else {device.resource for device in about}
+    waiting = device_totals.waiting_in(ledger, counted)
+    for total in device_totals.lines_of(device_totals.totals_of(about, waiting, unserved=unserved)):
         output.say(total)
 
 
-def _no_device(ledger: LedgerView, chosen: DeviceFilter) -> str:
+def _no_device(ledger: LedgerView, chosen: DeviceFilter, there: Sequence[DeviceEntry]) -> str:
     """Why nothing is shown, where there is such a host."""
     from outfitter_service.query import known
 
     if not ledger.hosts:
         return "no devices: no manager has ever run here"
     missing = None if chosen.resource is None else known.unknown_resource(ledger, chosen.resource)
+    if missing is None and chosen.model is not None and not any(device.is_model(chosen.model) for device in there):
+        missing = known.unknown_model((device.model for device in there), chosen.model)
     if missing is None and chosen.holder is not None:
         missing = known.unknown_worker(ledger, chosen.holder)
     missing = missing or known.unknown_labels(ledger, chosen.labelled)
     return f"no device matches: {missing}" if missing else "no device matches"
-
-
-def _totals(devices: Iterable[tuple[DeviceEntry, bool]]) -> Iterator[str]:
-    """How many devices of each resource are free, held, ill and unknown. An ill one may be held as well. With each
-    device stands whether a manager serves its host."""
-    counts: dict[str, Counter[str]] = {}
-    for device, is_served in devices:
-        line = device.line()
-        is_held = bool(line.holders) and not line.is_free  # whoever shares a healthy device leaves it free for others
-        of_resource = counts.setdefault(line.resource, Counter())
-        of_resource["all"] += 1
-        of_resource["free"] += line.is_free and is_served
-        of_resource["held"] += is_held
-        of_resource[line.health] += 1
-        of_resource[f"{line.health} and held"] += is_held
-        of_resource["unserved"] += line.is_free and not is_served
-    for resource, found in sorted(counts.items()):
-        parts = [f"{found['free']} free", f"{found['held']} held"]
-        for health in HEALTHS[1:]:
-            both = found[f"{health} and held"]
-            parts.append(f"{found[health]} {health}" + (f" ({both} of them held)" if both else ""))
-        parts += [f"{found['unserved']} on hosts without a manager"] if found["unserved"] else []
-        yield f"{resource}: {found['all']} {'device' if found['all'] == 1 else 'devices'}: {', '.join(parts)}"
 
 
 def _warn_of_absent(host: Host, verdict: Verdict, only: str | None) -> None:
@@ -155,16 +145,30 @@ def _warn_of_absent(host: Host, verdict: Verdict, only: str | None) -> None:
         warn(f"no manager serves {host.host} now (it {why}): its last manager's data is shown")
 
 
-def _row(line: DeviceLine) -> tuple[object, ...]:
+def _print_table(lines: Sequence[DeviceLine]) -> None:
+    """The devices, with a column for what any of them has a value of."""
+    optional = {
+        "name": [line.properties.get("name") for line in lines],
+        "model": [line.model for line in lines],
+        "memory": [line.memory for line in lines],
+    }
+    said = {heading: cells for heading, cells in optional.items() if any(cells)}
+    output.print_table(
+        ["host", "resource", "index", "device", *said, "health", "held by", "for"],
+        (
+            (line.host, line.resource, line.properties.get("index"), line.id, *more, *_state(line))
+            for line, *more in zip(lines, *said.values(), strict=True)
+        ),
+    )
+
+
+def _state(line: DeviceLine) -> tuple[str | None, ...]:
+    """Its health, who holds it, and for how long."""
     now = datetime.now(UTC)
     health = line.health if line.reason is None else f"{line.health} ({line.reason})"
     others = line.holder_count - len(line.holders)
     more = [f"and {others} more"] if others else []
     return (
-        line.host,
-        line.resource,
-        line.properties.get("index"),
-        line.id,
         health,
         ", ".join([*(holder.worker for holder in line.holders), *more]) or None,
         ", ".join(output.age((now - holder.since).total_seconds()) for holder in line.holders) or None,

@@ -1,0 +1,110 @@
+"""How many devices there are of each resource and each model, and who waits: the numbers that every view shows.
+
+Whether a device is free is asked of `HostDevice`, and so of `core/state/lending.py`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Container, Iterable, Iterator
+
+from msgspec import Struct
+
+from outfitter_proto.records import AllocationState
+from outfitter_service.query.device_lines import HostDevice
+from outfitter_service.query.ledger_view import LedgerView
+
+
+class DeviceTotals(Struct, frozen=True, kw_only=True):
+    """The devices of one resource or one model. By health: `total` is the sum of `healthy`, `unhealthy`, `unknown` and
+    `held_back`. By use: `free` can be lent now, shared ones too; `held` are others that workers have, and `held_ill`
+    those of them that are not healthy. `unserved` would be free, but no manager serves their hosts."""
+
+    total: int = 0
+    healthy: int = 0
+    free: int = 0
+    held: int = 0
+    held_ill: int = 0
+    unhealthy: int = 0
+    unknown: int = 0
+    held_back: int = 0
+    unserved: int = 0
+
+
+class ResourceTotals(DeviceTotals, frozen=True, kw_only=True):
+    """The devices of one resource. `waiting`: how many workers wait that want any of it. `models`: the same numbers of
+    the devices of each model that drivers name."""
+
+    resource: str
+    waiting: int
+    models: dict[str, DeviceTotals]
+
+
+def totals_of(
+    devices: Iterable[HostDevice], waiting: Iterable[Collection[str]] = (), *, unserved: Container[str] = ()
+) -> list[ResourceTotals]:
+    """The numbers of each resource that is there or waited for, by its name. `waiting`: of each worker that waits, the
+    resources that it wants. `unserved`: the hosts that no manager serves."""
+    counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    models: defaultdict[str, defaultdict[str, Counter[str]]] = defaultdict(lambda: defaultdict(Counter))
+    for device in devices:
+        found = list(_counts_as(device, is_served=device.host not in unserved))
+        counts[device.resource].update(found)
+        if device.model is not None:
+            models[device.resource][device.model].update(found)
+    waiters = Counter(resource for wanted in waiting for resource in wanted)
+    return [
+        ResourceTotals(
+            resource=resource,
+            waiting=waiters[resource],
+            models={model: DeviceTotals(**found) for model, found in sorted(models[resource].items())},
+            **counts[resource],
+        )
+        for resource in sorted({*counts, *waiters})
+    ]
+
+
+def _counts_as(device: HostDevice, *, is_served: bool) -> Iterator[str]:
+    """The fields of `DeviceTotals` in which a device counts."""
+    yield "total"
+    yield "healthy" if device.block is None else device.block.replace("-", "_")
+    if device.is_free:
+        yield "free" if is_served else "unserved"
+    elif device.use is not None:
+        yield "held"
+        if device.block is not None:
+            yield "held_ill"
+
+
+def waiting_in(ledger: LedgerView, only: Container[str] | None = None) -> list[set[str]]:
+    """Of each worker that waits in a ledger, the resources that it wants: all, or `only` some."""
+    return [
+        {resource for resource in stored.record.request.amounts if only is None or resource in only}
+        for stored in ledger.allocations
+        if stored.record.state == AllocationState.PENDING
+    ]
+
+
+def lines_of(found: Iterable[ResourceTotals]) -> Iterator[str]:
+    """A line for each resource, and below it a line for each of its models if there are several."""
+    for totals in found:
+        yield f"{totals.resource}: {in_words(totals, totals.waiting)}"
+        if len(totals.models) > 1:
+            for model, of_model in totals.models.items():
+                yield f"  {model}: {in_words(of_model)}"
+
+
+def in_words(totals: DeviceTotals, waiting: int = 0) -> str:
+    """`5 of 16 free, 14 healthy, 9 held, 2 unhealthy`. What can be had comes first, so that nothing cuts it off."""
+    ill = f" ({totals.held_ill} of them ill)" if totals.held_ill else ""
+    parts = [
+        f"{totals.free} of {totals.total} free",
+        f"{totals.healthy} healthy" if totals.healthy < totals.total else "",
+        f"{totals.held} held{ill}",
+        f"{totals.unhealthy} unhealthy" if totals.unhealthy else "",
+        f"{totals.unknown} unknown" if totals.unknown else "",
+        f"{totals.held_back} held back" if totals.held_back else "",
+        f"{totals.unserved} without manager" if totals.unserved else "",
+        f"{waiting} {'worker waits' if waiting == 1 else 'workers wait'}" if waiting else "",
+    ]
+    return ", ".join(filter(None, parts))
