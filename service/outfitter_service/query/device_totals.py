@@ -11,7 +11,7 @@ from collections.abc import Collection, Container, Iterable, Iterator
 from msgspec import Struct
 
 from outfitter_proto.records import AllocationState
-from outfitter_service.query.device_lines import HostDevice
+from outfitter_service.query.device_lines import DeviceEntry, HostDevice, entries_of
 from outfitter_service.query.ledger_view import LedgerView
 
 
@@ -76,22 +76,36 @@ def _counts_as(device: HostDevice, *, is_served: bool) -> Iterator[str]:
             yield "held_ill"
 
 
-def waiting_in(ledger: LedgerView, only: Container[str] | None = None) -> list[set[str]]:
-    """Of each worker that waits in a ledger, the resources that it wants: all, or `only` some."""
+def devices_in(ledger: LedgerView, resource: str | None, model: str | None) -> list[DeviceEntry]:
+    """The devices of all hosts of a ledger, by host and in the order of the machine. None selects everything."""
     return [
-        {resource for resource in stored.record.request.amounts if only is None or resource in only}
-        for stored in ledger.allocations
-        if stored.record.state == AllocationState.PENDING
+        device
+        for _, record in sorted(ledger.hosts.items())
+        for device in entries_of(ledger, record)
+        if resource in {None, device.resource} and device.is_model(model)
     ]
 
 
-def lines_of(found: Iterable[ResourceTotals]) -> Iterator[str]:
-    """A line for each resource, and below it a line for each of its models if there are several."""
+def totals_in(
+    ledger: LedgerView, devices: Collection[HostDevice], *, is_narrowed: bool, unserved: Container[str]
+) -> list[ResourceTotals]:
+    """The numbers of some devices of a ledger. `is_narrowed`: who waits counts for resources of these devices only."""
+    there = {device.resource for device in devices}
+    waiting = (
+        {resource for resource in stored.record.request.amounts if resource in there or not is_narrowed}
+        for stored in ledger.allocations
+        if stored.record.state == AllocationState.PENDING
+    )
+    return totals_of(devices, waiting, unserved=unserved)
+
+
+def rows_of(found: Iterable[ResourceTotals]) -> Iterator[tuple[str, str]]:
+    """Name and numbers of each resource, and below it those of each of its models, indented, if there are several."""
     for totals in found:
-        yield f"{totals.resource}: {in_words(totals, totals.waiting)}"
+        yield totals.resource, in_words(totals, totals.waiting)
         if len(totals.models) > 1:
             for model, of_model in totals.models.items():
-                yield f"  {model}: {in_words(of_model)}"
+                yield f"  {model}", in_words(of_model)
 
 
 def in_words(totals: DeviceTotals, waiting: int = 0) -> str:

@@ -10,6 +10,7 @@ from outfitter_proto.bus import Bus
 from outfitter_proto.signs_of_life import Verdict
 from outfitter_service.config import BusConnection
 from outfitter_service.query import ledger_view, managers
+from outfitter_service.query.device_lines import entries_of
 from outfitter_service.query.labels import Wanted, in_words
 from outfitter_service.query.ledger_view import LedgerView
 
@@ -62,9 +63,10 @@ def unknown_resource(ledger: LedgerView, resource: str) -> str | None:
     return f"{where} {has} {resource!r}; {_there('resource', 'resources', there)}"
 
 
-def unknown_model(models: Iterable[str | None], text: str) -> str:
-    """That no device's model has this text in its name. `models`: of the devices that there are."""
-    return f"no device is of a model {text!r}; {_there('model', 'models', {model for model in models if model})}"
+def unknown_model(ledger: LedgerView, text: str) -> str:
+    """That no device of this ledger has a model with this text in its name."""
+    models = {device.model for host in ledger.hosts.values() for device in entries_of(ledger, host)}
+    return f"no device is of a model {text!r}; {_there('model', 'models', filter(None, models))}"
 
 
 def no_worker(ledger: LedgerView, worker: WorkerName) -> str:

@@ -150,9 +150,16 @@ only_labels = click.option(
     help="Only workers with this label; repeatable, then with all of them.",
 )  # fmt: skip
 
-only_model = click.option(
-    "--model", metavar="TEXT", help="Only devices whose model has this in its name, in upper or lower case."
-)
+HEALTHS = ("healthy", "unhealthy", "unknown")
+
+
+def only_devices(command: F) -> F:
+    """Add `--resource`, `--model` and `--health`: parameters `resource`, `model`, `health`."""
+    health = click.option("--health", type=click.Choice(HEALTHS), help="Only devices of this health.")
+    model = click.option("--model", metavar="TEXT", help="Only devices whose model's name has this in it.")
+    resource = click.option("--resource", metavar="NAME", help="Only this resource.")
+    return resource(model(health(command)))
+
 
 COUNT = click.IntRange(1, 1_000_000_000)
 """A number of things to show."""

@@ -16,6 +16,8 @@ from outfitter_proto.support.printable import printable, printable_json
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from outfitter_service.query.device_totals import ResourceTotals
+
 NARROWEST = 40
 """Terminal width below which we do not wrap lines: the terminal itself does it."""
 
@@ -57,6 +59,14 @@ def say_wrapped(line: str) -> None:
 def document(text: str) -> None:
     """Print a document for another program unchanged."""
     click.echo(text, nl=False)
+
+
+def say_totals(found: Iterable[ResourceTotals]) -> None:
+    """Print how many devices there are of each resource, and of each model if there are several."""
+    from outfitter_service.query.device_totals import rows_of
+
+    for name, numbers in rows_of(found):
+        say_wrapped(f"{name}: {numbers}")
 
 
 def age(seconds: float) -> str:

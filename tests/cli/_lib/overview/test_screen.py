@@ -6,10 +6,11 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from outfitter_service.api.items import HostItem, QueueItem, ResourceSummary, Trouble
 from outfitter_service.cli._lib.overview import screen
-from outfitter_service.cli._lib.overview.picture import Picture, views_of
+from outfitter_service.cli._lib.overview.picture import Only, Picture, views_of
 from outfitter_service.query.device_lines import DeviceHolder, DeviceLine
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -37,7 +38,12 @@ def host(name: str = "h", *, managed: bool = True, life: Any = "unknown") -> Hos
 def device(name: str = "GPU-0", on: str = "h", *, holder: str | None = None, **more: Any) -> DeviceLine:
     holders = []
     if holder is not None:
-        holders = [DeviceHolder(worker=holder, incarnation="1", state="allocated", token=1, since=NOW - MINUTE)]
+        holders = [
+            DeviceHolder(
+                worker=holder, incarnation="1", state="allocated", token=1, since=NOW - MINUTE,
+                labels=more.pop("labels", {}),
+            )
+        ]  # fmt: skip
     return DeviceLine(
         **{
             "host": on,
@@ -75,9 +81,63 @@ def shown(found: Picture, width: int = 80, height: int = 24, **more: Any) -> lis
 
 def test_a_quiet_fleet_needs_nobody() -> None:
     lines = shown(picture(devices=[device("a", holder="w"), device("b")]))
-    assert lines[0].endswith("hosts: 1  devices: 1 held, 1 free  waiting: 0")
+    assert lines[0].endswith("hosts: 1  waiting: 0")
     assert lines[1] == "Nothing needs you."
     assert "h  #." in lines
+
+
+def test_the_devices_are_counted_by_resource_and_by_model() -> None:
+    devices = [
+        device("a", holder="w", properties={"model": "A100"}), device("b", properties={"model": "H100"}),
+        device("c", properties={"model": "H100"}, health="unhealthy"), device("n", resource="nic"),
+    ]  # fmt: skip
+    lines = shown(picture(devices=devices, queue=[waiter()]))
+    at = lines.index("DEVICES 4")
+    assert lines[at + 1 : at + 6] == [
+        "gpu: 1 of 3 free, 2 healthy, 1 held, 1 unhealthy, 1 worker waits",
+        "  A100: 0 of 1 free, 1 held",
+        "  H100: 1 of 2 free, 1 healthy, 0 held, 1 unhealthy",
+        "nic: 1 of 1 free, 0 held",
+        "",
+    ]
+
+
+def test_the_devices_of_a_host_are_grouped_by_resource_in_the_order_of_the_machine() -> None:
+    def gpu(index: int, **more: Any) -> DeviceLine:
+        return device(f"GPU-{9 - index % 5}{index}", properties={"index": str(index)}, **more)
+
+    gpus = [gpu(10), gpu(2, health="unhealthy"), gpu(0, holder="w")]
+    assert "h  #!." in shown(picture(devices=gpus))
+    nics = [device("n", resource="nic"), device("m", resource="nic", holder="w")]
+    assert "h  gpu #!.  nic #." in shown(picture(devices=[*nics, *gpus]))
+    many = [device(f"{n:03}") for n in range(200)]
+    assert f"h  gpu {'.' * 60}…" in shown(picture(devices=[*many, *nics]))
+
+
+@pytest.mark.parametrize(
+    ("only", "devices", "queue", "hosts"),
+    [
+        (Only(), 4, 2, ["h", "i"]),
+        (Only(resource="gpu"), 3, 2, ["h", "i"]),
+        (Only(model="a1"), 1, 1, ["h"]),
+        (Only(health="unhealthy"), 1, 1, ["i"]),
+        (Only(labelled=(("team", "vision"),)), 1, 1, ["h"]),
+        (Only(resource="nope"), 0, 0, []),
+    ],
+)
+def test_a_picture_is_narrowed_to_what_is_asked_for(only: Only, devices: int, queue: int, hosts: list[str]) -> None:
+    labels = {"team": "vision"}
+    found = picture(
+        hosts=[host("h"), host("i")],
+        devices=[
+            device("a", holder="w", labels=labels, properties={"model": "A100"}),
+            device("n", resource="nic"), device("b", "i", health="unhealthy"), device("c", "i"),
+        ],
+        queue=[structs.replace(waiter(), labels=labels), waiter("x", "i")],
+    )  # fmt: skip
+    narrowed = only.of(found)
+    assert (len(narrowed.devices), len(narrowed.queue)) == (devices, queue)
+    assert [each.host for each in narrowed.hosts] == hosts
 
 
 def trouble(*, urgent: bool = False, since: datetime | None = NOW - 5 * MINUTE, **more: Any) -> Trouble:
@@ -167,5 +227,19 @@ def test_the_worst_numbers_and_the_remedies_are_whole_also_in_a_narrow_terminal(
     text = "GPU-0 on gpu-0001.eu-central-1.compute.internal: XID 79: the GPU has fallen off the bus."
     ill = trouble(text=text, remedy="Look at it, or replace it.")
     lines = shown(picture(cluster="production", devices=devices, troubles=[ill]), width=80)
-    assert lines[1] == "hosts: 1  devices: 4 unhealthy, 135 held, 88 free  waiting: 0"
+    assert "gpu: 88 of 227 free, 223 healthy, 135 held, 4 unhealthy" in lines
     assert "Look at it, or replace it." in " ".join(line.strip() for line in lines)
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_what_is_free_is_never_cut_off(width: int) -> None:
+    devices = [
+        device(f"{name}{n}", resource=name, health=health, properties={"model": model})
+        for name, model in (("r" * 64, "m" * 100), ("r" * 64, "n" * 100), ("漢字" * 30, "NVIDIA H100"))
+        for n, health in enumerate(["healthy", "unhealthy", "unknown"] * 40)
+    ]
+    lines = shown(picture(devices=devices, queue=[waiter()]), width=width, height=50)
+    counted = [line for line in lines if " of " in line and " free" in line]
+    assert len(counted) == 5
+    assert sum("80 of 240 free" in line for line in counted) == 1
+    assert sum("40 of 120 free" in line for line in counted) == 3

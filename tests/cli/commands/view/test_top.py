@@ -37,7 +37,8 @@ def test_from_the_bus_and_from_an_api_it_prints_the_same_without_a_terminal(busy
         busy.wait_for(lambda: api.is_ready)
         pictures = [busy.outfitter("top").stdout, busy.outfitter("top", "--url", str(api.url)).stdout]
     for text in pictures:
-        assert "hosts: 1  devices: 1 held  waiting: 1" in text
+        assert "hosts: 1  waiting: 1" in text
+        assert "gpu: 0 of 1 free, 1 held, 1 worker waits" in text
         assert f"second on {busy.host}  1 gpu: waits for 1 gpu" in text
         assert f"{busy.host}  #  1 wait" in text
         assert "\x1b" not in text

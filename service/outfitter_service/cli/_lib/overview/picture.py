@@ -6,11 +6,13 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from datetime import datetime
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from outfitter_service.api.items import HostItem, QueueItem, Trouble
 from outfitter_service.core.state.lending import Block, Use
+from outfitter_service.query import labels
 from outfitter_service.query.device_lines import DeviceLine
+from outfitter_service.query.device_totals import ResourceTotals, totals_of
 
 STATES = ("unhealthy", "unknown", "held back", "held", "free")
 """A device's states, the worst first."""
@@ -29,9 +31,48 @@ class Picture(Struct, frozen=True, kw_only=True):
     troubles: Sequence[Trouble]
 
 
+class Only(Struct, frozen=True, kw_only=True):
+    """What a picture is narrowed to; None is everything. `model`: a part of its name. `labelled`: what workers with
+    these labels hold, and which of them wait."""
+
+    resource: str | None = None
+    model: str | None = None
+    health: str | None = None
+    labelled: labels.Wanted = ()
+
+    def of(self, picture: Picture) -> Picture:
+        """The devices and waiters that fit, and their hosts. What needs a person stays."""
+        if self == EVERYTHING:
+            return picture
+        devices = [device for device in picture.devices if self._fits(device)]
+        there = {device.host for device in devices}
+        queue = [
+            item
+            for item in picture.queue
+            if (self.resource is None or self.resource in item.amounts)
+            and labels.has_all(item.labels, self.labelled)
+            and (item.host in there or (self.model is None and self.health is None))
+        ]
+        there |= {item.host for item in queue}
+        return structs.replace(
+            picture, devices=devices, queue=queue, hosts=[host for host in picture.hosts if host.host in there]
+        )
+
+    def _fits(self, device: DeviceLine) -> bool:
+        return (
+            self.resource in {None, device.resource}
+            and device.is_model(self.model)
+            and self.health in {None, device.health}
+            and (not self.labelled or any(labels.has_all(each.labels, self.labelled) for each in device.holders))
+        )
+
+
+EVERYTHING = Only()
+
+
 class HostView(Struct, frozen=True, kw_only=True):
-    """A host with its devices, their states in the same order, and who waits there. `failing`: the names of its
-    resources in a state of `FAILING`."""
+    """A host with its devices in the order of the machine, their states in that order, and who waits there. `failing`:
+    the names of its resources in a state of `FAILING`."""
 
     item: HostItem
     devices: list[DeviceLine]
@@ -70,7 +111,7 @@ def state_of(device: DeviceLine, host: HostItem) -> str:
 def views_of(picture: Picture) -> list[HostView]:
     """The hosts of a picture, the most urgent first."""
     devices: defaultdict[str, list[DeviceLine]] = defaultdict(list)
-    for device in picture.devices:
+    for device in sorted(picture.devices, key=lambda device: (device.place, device.id)):
         devices[device.host].append(device)
     waiting: defaultdict[str, list[QueueItem]] = defaultdict(list)
     for item in picture.queue:
@@ -86,3 +127,9 @@ def views_of(picture: Picture) -> list[HostView]:
         for host in picture.hosts
     ]
     return sorted(views, key=lambda view: ([-number for number in view.urgency], view.name))
+
+
+def totals_in(picture: Picture) -> list[ResourceTotals]:
+    """How many devices a picture has, by resource and model, and who waits."""
+    unserved = {host.host for host in picture.hosts if not host.managed}
+    return totals_of(picture.devices, (item.amounts for item in picture.queue), unserved=unserved)

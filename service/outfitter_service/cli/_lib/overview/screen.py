@@ -1,14 +1,15 @@
 """The picture as lines of a terminal: none is wider than the terminal, and there are not more than fit.
 
-First what needs a person, then who waits, then the fleet. Each part has what it wants, or else its fair share.
+First what needs a person, then how many devices there are, who waits, and the fleet. Each part has what it wants, or
+else its fair share.
 Everything that a colour says is said by a character as well.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from datetime import datetime
+from itertools import groupby, islice
 from textwrap import wrap
 
 from rich.text import Text
@@ -16,8 +17,9 @@ from rich.text import Text
 from outfitter_proto.support.printable import printable
 from outfitter_service.api.items import Trouble
 from outfitter_service.cli._lib.output import age
-from outfitter_service.cli._lib.overview.picture import STATES, HostView, Picture, views_of
+from outfitter_service.cli._lib.overview.picture import STATES, HostView, Picture, totals_in, views_of
 from outfitter_service.query import labels
+from outfitter_service.query.device_totals import rows_of
 
 SIGNS = {"unhealthy": "!", "unknown": "?", "held back": "-", "held": "#", "free": "."}
 STYLES = {"unhealthy": "bold red", "unknown": "yellow", "held back": "magenta", "held": "blue", "free": "green"}
@@ -30,7 +32,9 @@ _WHY = 3
 _REMEDY = 4
 """The most lines of what a trouble means and what to do."""
 _NAME = 24
-"""The most columns of a host's name, if its devices need the rest."""
+"""The most columns of a name, if what follows needs the rest."""
+_FREE = 26
+"""The columns that are kept for what is free."""
 
 
 def lines_of(picture: Picture, now: datetime, width: int, height: int, stale: str | None = None) -> list[Text]:
@@ -39,11 +43,12 @@ def lines_of(picture: Picture, now: datetime, width: int, height: int, stale: st
     views = views_of(picture)
     troubles = picture.troubles
     head = [
-        *_header(picture, views, width, stale),
+        _header(picture, views, stale),
         *(_old(picture, now, width, stale) if stale else [_sentence(troubles)]),
     ]
     parts = [
         [line for trouble in troubles for line in _trouble(trouble, now, width)],
+        [Text(f"DEVICES {len(picture.devices)}", "bold"), *_totals(picture, width)] if picture.devices else [],
         [Text(f"WAITING {len(picture.queue)}", "bold"), *_waiting(picture, now)] if picture.queue else [],
         [Text(f"FLEET {len(views)}", "bold"), *_fleet(views, width)] if views else [],
     ]
@@ -77,15 +82,19 @@ def _cut(lines: Sequence[Text], share: int) -> list[Text]:
     return [*lines[: share - 1], Text(f"… and {len(lines) - share + 1} more lines", "dim")]
 
 
-def _header(picture: Picture, views: Sequence[HostView], width: int, stale: str | None) -> list[Text]:
-    """The numbers, the worst first; on a second line, if they do not fit."""
-    counts = Counter(state for view in views for state in view.states)
-    devices = ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state]) or "none"
+def _header(picture: Picture, views: Sequence[HostView], stale: str | None) -> Text:
     at = "never" if picture.as_of is None else picture.as_of.astimezone().strftime("%H:%M:%S")
     header = Text(f"{printable(picture.cluster)}  ", "bold")
     header.append(f"as of {at}  ", "bold red" if stale else "")
-    numbers = Text(f"hosts: {len(views)}  devices: {devices}  waiting: {len(picture.queue)}", "not bold")
-    return [header + numbers] if header.cell_len + numbers.cell_len <= width else [header, numbers]
+    return header.append(f"hosts: {len(views)}  waiting: {len(picture.queue)}", "not bold")
+
+
+def _totals(picture: Picture, width: int) -> Iterator[Text]:
+    """The numbers of each resource and model. A long name is cut, and never what is free."""
+    for name, numbers in rows_of(totals_in(picture)):
+        line = Text(printable(name))
+        line.truncate(min(_NAME, width - _FREE), overflow="ellipsis")
+        yield line.append(f": {numbers}")
 
 
 def _old(picture: Picture, now: datetime, width: int, stale: str) -> list[Text]:
@@ -129,10 +138,23 @@ def _fleet(views: Sequence[HostView], width: int) -> Iterator[Text]:
     for view in views:
         name = printable(view.name)
         line = Text(f"{name if len(name) <= column else name[: column - 1] + '…':{column}}  ")
-        for state in view.states[: max(0, width - column - 14)]:
-            line.append(SIGNS[state], STYLES[state])
+        line.append_text(_signs(view, max(1, width - column - 14)))
         line.append(_remark(view), "dim")
         yield line
+
+
+def _signs(view: HostView, room: int) -> Text:
+    """A sign for each device in the order of the machine, behind the name of its resource if there are several."""
+    signs = Text()
+    several = len({device.resource for device in view.devices}) > 1
+    devices = islice(zip(view.devices, view.states, strict=True), room + 1)
+    for resource, of_resource in groupby(devices, key=lambda each: each[0].resource):
+        if several:
+            signs.append("  " if signs else "").append(f"{printable(resource)} ", "dim")
+        for _, state in of_resource:
+            signs.append(SIGNS[state], STYLES[state])
+    signs.truncate(room, overflow="ellipsis")
+    return signs
 
 
 _UNSERVED = {"dead": "no manager: killed", "stopped": "no manager: stopped"}

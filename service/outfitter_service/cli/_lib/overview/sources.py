@@ -22,7 +22,7 @@ from outfitter_service.api.access import AccessError
 from outfitter_service.api.follower import Follower
 from outfitter_service.api.paging import MOST, Page
 from outfitter_service.api.typed import RefusedError
-from outfitter_service.cli._lib.overview.picture import Picture
+from outfitter_service.cli._lib.overview.picture import EVERYTHING, Only, Picture
 from outfitter_service.config import BusConnection
 from outfitter_service.query.device_lines import DeviceLine
 from outfitter_service.query.errors import OutfitterCliError
@@ -49,9 +49,11 @@ class NotReadyError(NoPictureError):
 
 
 class PictureSource(ABC):
-    """Where pictures come from. `host`: only what concerns this host; None: all."""
+    """Where pictures come from. `host`: only what concerns this host; None: all. `only`: what they are narrowed to."""
 
-    host: str | None = None
+    def __init__(self, host: str | None, only: Only) -> None:
+        self.host = host
+        self.only = only
 
     async def picture(self) -> Picture:
         """The picture of now.
@@ -61,7 +63,7 @@ class PictureSource(ABC):
             OutfitterCliError: there will be none either, unless somebody corrects what the message says.
         """
         with anyio.move_on_after(PICTURE_S):
-            return await self._picture()
+            return self.only.of(await self._picture())
         raise NoPictureError(f"no picture: its pages do not end within {PICTURE_S:g} s")
 
     async def _picture(self) -> Picture:
@@ -109,9 +111,9 @@ class BusSource(PictureSource):
         "troubles": (routes.troubles, items.TroubleQuery),
     }
 
-    def __init__(self, follower: Follower, host: str | None) -> None:
+    def __init__(self, follower: Follower, host: str | None, only: Only = EVERYTHING) -> None:
+        super().__init__(host, only)
         self._follower = follower
-        self.host = host
 
     async def status(self) -> items.Status:
         status: items.Status = routes.status(self._follower, self._follower.fleet, None, {})  # type: ignore[arg-type]
@@ -134,14 +136,14 @@ class ApiSource(PictureSource):
     """Asks an API. `token`: gives each request its bearer token; None: the API needs none."""
 
     def __init__(
-        self, session: aiohttp.ClientSession, url: str, host: str | None, token: Callable[[], bytes] | None
+        self, session: aiohttp.ClientSession, url: str, host: str | None, only: Only, token: Callable[[], bytes] | None
     ) -> None:
+        super().__init__(host, only)
         self._session = session
         self._url = url.rstrip("/")
         self._token = token
         self._taken = 0
         """The bytes of this picture's answers."""
-        self.host = host
 
     async def status(self) -> items.Status:
         self._taken = 0  # each picture begins with it
@@ -217,7 +219,7 @@ def _no_host(host: str, known: Sequence[str]) -> str:
 
 
 @asynccontextmanager
-async def of_bus(where: BusConnection, host: str | None) -> AsyncIterator[PictureSource]:
+async def of_bus(where: BusConnection, host: str | None, only: Only = EVERYTHING) -> AsyncIterator[PictureSource]:
     """The source that follows the topics. Only a picture of `host` follows its partition alone.
 
     Raises:
@@ -227,17 +229,22 @@ async def of_bus(where: BusConnection, host: str | None) -> AsyncIterator[Pictur
         await follower.reach()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(follower.run)
-            yield BusSource(follower, host)
+            yield BusSource(follower, host, only)
             tasks.cancel_scope.cancel()
 
 
 @asynccontextmanager
 async def of_api(
-    url: str, host: str | None, *, token: Callable[[], bytes] | None, tls: ssl.SSLContext | None
+    url: str,
+    host: str | None,
+    only: Only = EVERYTHING,
+    *,
+    token: Callable[[], bytes] | None,
+    tls: ssl.SSLContext | None,
 ) -> AsyncIterator[PictureSource]:
     """The source that asks the API at `url`. `token`: reads the token, for each request again, because it may be
     renewed; it raises `AccessError` if there is none now."""
     connector = aiohttp.TCPConnector(ssl=tls if tls is not None else True)
     timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
-        yield ApiSource(session, url, host, token)
+        yield ApiSource(session, url, host, only, token)

@@ -22,32 +22,17 @@ if TYPE_CHECKING:
     from outfitter_service.query.ledger_view import LedgerView
 
 
-HEALTHS = ("healthy", "unhealthy", "unknown")
-
-
 class DeviceFilter(Struct, frozen=True, kw_only=True):
-    """The filters; None selects everything. `free`: only devices that can be lent now."""
+    """The filters of what is true of a device now; None selects everything. `free`: only what can be lent now."""
 
-    resource: str | None
-    model: str | None
     health: str | None
     free: bool
     holder: options.WorkerNames | None
     labelled: labels.Wanted
 
-    @property
-    def is_all(self) -> bool:
-        """Whether `is_about` selects all devices."""
-        return self.resource is None and self.model is None
-
-    def is_about(self, device: DeviceEntry) -> bool:
-        """Whether the resource and the model fit: these devices are counted, whatever is true of them now."""
-        return self.resource in {None, device.resource} and device.is_model(self.model)
-
     def matches(self, device: DeviceEntry, *, is_served: bool) -> bool:
         return (
-            self.is_about(device)
-            and self.health in {None, device.health}
+            self.health in {None, device.health}
             and (not self.free or (is_served and device.is_free))
             and (not (self.holder or self.labelled) or any(map(self._is_of, device.holders)))
         )
@@ -61,9 +46,7 @@ class DeviceFilter(Struct, frozen=True, kw_only=True):
 
 @click.command()
 @options.looking_on
-@click.option("--resource", metavar="NAME", help="Only devices of this resource.")
-@options.only_model
-@click.option("--health", type=click.Choice(HEALTHS), help="Only devices of this health.")
+@options.only_devices
 @click.option("--free", is_flag=True, help="Only devices that can be lent now.")
 @click.option("--holder", metavar="WORKER", type=options.WORKER, help=f"Only what this worker holds: {WORKER_FORMS}.")
 @options.only_labels
@@ -87,38 +70,35 @@ def devices(
     """
     import anyio
 
-    from outfitter_service.query import device_lines, device_totals, known
+    from outfitter_service.query import device_totals, known
 
-    chosen = DeviceFilter(resource=resource, model=model, health=health, free=free, holder=holder, labelled=labelled)
+    chosen = DeviceFilter(health=health, free=free, holder=holder, labelled=labelled)
     ledger, lives, unknown_host = anyio.run(known.look, where, options.host_of(host, holder))
     hosts = sorted(ledger.hosts.values(), key=lambda record: record.host)
     unserved = {name for name, verdict in lives.items() if verdict.life in UNSERVED}
-    there = [device for record in hosts for device in device_lines.entries_of(ledger, record)]
-    about = [device for device in there if chosen.is_about(device)]
+    about = device_totals.devices_in(ledger, resource, model)
     lines = [device.line() for device in about if chosen.matches(device, is_served=device.host not in unserved)]
     for record in hosts:
         _warn_of_absent(record, lives.get(record.host, UNKNOWN), resource)
     if not lines:
-        warn(unknown_host or _no_device(ledger, chosen, there))
+        warn(unknown_host or _no_device(ledger, chosen, resource, None if about else model))
     if as_json:
         output.print_json(lines)
         return
     _print_table(lines)
-    counted = None if chosen.is_all else {device.resource for device in about}
-    waiting = device_totals.waiting_in(ledger, counted)
-    for total in device_totals.lines_of(device_totals.totals_of(about, waiting, unserved=unserved)):
-        output.say(total)
+    is_narrowed = resource is not None or model is not None
+    output.say_totals(device_totals.totals_in(ledger, about, is_narrowed=is_narrowed, unserved=unserved))
 
 
-def _no_device(ledger: LedgerView, chosen: DeviceFilter, there: Sequence[DeviceEntry]) -> str:
-    """Why nothing is shown, where there is such a host."""
+def _no_device(ledger: LedgerView, chosen: DeviceFilter, resource: str | None, missing_model: str | None) -> str:
+    """Why nothing is shown, where there is such a host. `missing_model`: of no device."""
     from outfitter_service.query import known
 
     if not ledger.hosts:
         return "no devices: no manager has ever run here"
-    missing = None if chosen.resource is None else known.unknown_resource(ledger, chosen.resource)
-    if missing is None and chosen.model is not None and not any(device.is_model(chosen.model) for device in there):
-        missing = known.unknown_model((device.model for device in there), chosen.model)
+    missing = None if resource is None else known.unknown_resource(ledger, resource)
+    if missing is None and missing_model is not None:
+        missing = known.unknown_model(ledger, missing_model)
     if missing is None and chosen.holder is not None:
         missing = known.unknown_worker(ledger, chosen.holder)
     missing = missing or known.unknown_labels(ledger, chosen.labelled)

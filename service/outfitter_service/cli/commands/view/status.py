@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 import click
+from msgspec import Struct
 
 from outfitter_service.cli._lib import options, output
 from outfitter_service.cli._lib.errors import warn
 
 if TYPE_CHECKING:
     from outfitter_proto.bus import Bus
-    from outfitter_proto.records import Host
+    from outfitter_proto.records import Allocation, Host
     from outfitter_service.config import BusConnection
     from outfitter_service.query import labels
     from outfitter_service.query.ledger_view import LedgerView, StoredAllocation
@@ -28,9 +29,31 @@ RECENT = timedelta(hours=1)
 STATES = ("pending", "preparing", "allocated", "releasing", "ended", "failed")
 
 
+class WorkerFilter(Struct, frozen=True, kw_only=True):
+    """The filters; None and nothing select everything. `holders`: only these allocations."""
+
+    worker: options.WorkerNames | None = None
+    states: Sequence[str] = ()
+    resource: str | None = None
+    labelled: labels.Wanted = ()
+    holders: Container[str] | None = None
+
+    def matches(self, record: Allocation) -> bool:
+        from outfitter_service.query import labels
+
+        return (
+            (self.worker is None or self.worker.fits_key(record.key))
+            and (not self.states or record.state in self.states)
+            and (self.resource is None or self.resource in record.request.amounts)
+            and (self.holders is None or record.key in self.holders)
+            and labels.has_all(record.request.labels, self.labelled)
+        )
+
+
 @click.command()
 @options.looking_on
 @options.one_worker
+@options.only_devices
 @options.only_labels
 @click.option("--state", "states", type=click.Choice(STATES), multiple=True, help="Only in this state; repeatable.")
 @click.option("--limit", type=options.COUNT, metavar="N", help="At most N workers.")
@@ -41,6 +64,9 @@ def status(
     /,
     host: str | None,
     worker: options.WorkerNames | None,
+    resource: str | None,
+    model: str | None,
+    health: str | None,
     labelled: labels.Wanted,
     states: Sequence[str],
     limit: int | None,
@@ -49,7 +75,9 @@ def status(
 ) -> None:
     """List the workers of all hosts, or of --host: what they hold, or why they wait.
 
-    Live workers come first, then those that ended or failed, the last ones first.
+    Live workers come first, then those that ended or failed, the last ones first. --model and --health choose who holds
+    such a device. The last lines count the devices of each resource and each model, and who waits, unless workers are
+    chosen by name or state.
 
     With --json: an array of their allocation records as on the bus, in the order of registrations. Standard error names
     hosts whose manager was killed, or is stopped while workers or messages wait. It names hosts that workers ask for
@@ -57,30 +85,27 @@ def status(
     """
     import anyio
 
-    from outfitter_service.query import known, labels, ledger_view
+    from outfitter_service.query import device_totals, known, ledger_view
 
     host = options.host_of(host, worker)
 
-    async def read() -> tuple[ledger_view.LedgerView, str | None]:
+    async def read() -> tuple[ledger_view.LedgerView, set[str], str | None]:
         async with ledger_view.opened(where) as bus:
             ledger = await ledger_view.read(bus, where.cluster, host)
-            await _warn_of_managers(bus, where.cluster, ledger, host)
+            unserved = await _warn_of_managers(bus, where.cluster, ledger, host)
             await _warn_of_unserved(bus, where.cluster, ledger, host)
-            return ledger, await known.unknown_host(bus, where.cluster, ledger, host)
+            return ledger, unserved, await known.unknown_host(bus, where.cluster, ledger, host)
 
-    ledger, unknown_host = anyio.run(read)
-    chosen = [
-        stored
-        for stored in ledger.allocations
-        if (worker is None or worker.fits_key(stored.record.key))
-        and (not states or stored.record.state in states)
-        and labels.has_all(stored.record.request.labels, labelled)
-    ]
+    ledger, unserved, unknown_host = anyio.run(read)
+    devices = device_totals.devices_in(ledger, resource, model)
+    holders = {record.key for device in devices if health in {None, device.health} for record in device.holders}
+    asked = WorkerFilter(
+        worker=worker, states=states, resource=resource, labelled=labelled,
+        holders=None if model is health is None else holders,
+    )  # fmt: skip
+    chosen = [stored for stored in ledger.allocations if asked.matches(stored.record)]
     if not chosen:
-        missing = known.unknown_worker(ledger, worker) if worker is not None else None
-        missing = missing or known.unknown_labels(ledger, labelled)
-        nothing = "no worker matches" if worker or states or labelled else "no workers"
-        warn(unknown_host or (f"{nothing}: {missing}" if missing else nothing))
+        warn(unknown_host or _no_worker(ledger, asked, None if devices else model))
     if as_json:
         output.print_json(ledger_view.as_on_the_wire(chosen[:limit]))
         return
@@ -92,8 +117,26 @@ def status(
         left_out += max(0, len(shown) - limit)
         shown = shown[:limit]
     print_workers(shown, datetime.now(UTC), ledger.hosts)
+    if not (worker or states):
+        is_narrowed = resource is not None or model is not None
+        output.say_totals(device_totals.totals_in(ledger, devices, is_narrowed=is_narrowed, unserved=unserved))
     if left_out:
         warn(f"and {left_out} more" + ("" if limit is not None else " that ended or failed: --all shows them"))
+
+
+def _no_worker(ledger: LedgerView, asked: WorkerFilter, missing_model: str | None) -> str:
+    """Why nothing is shown, where there is such a host. `missing_model`: of no device."""
+    from outfitter_service.query import known
+
+    if asked == WorkerFilter():
+        return "no workers"
+    missing = known.unknown_worker(ledger, asked.worker) if asked.worker is not None else None
+    if missing is None and asked.resource is not None:
+        missing = known.unknown_resource(ledger, asked.resource)
+    if missing is None and missing_model is not None:
+        missing = known.unknown_model(ledger, missing_model)
+    missing = missing or known.unknown_labels(ledger, asked.labelled)
+    return f"no worker matches: {missing}" if missing else "no worker matches"
 
 
 def _without_long_over(workers: Sequence[StoredAllocation]) -> tuple[list[StoredAllocation], int]:
@@ -116,7 +159,8 @@ def sorted_for_people(workers: Iterable[StoredAllocation]) -> list[StoredAllocat
     return [*(stored for stored in workers if not is_over(stored)), *last_first]
 
 
-async def _warn_of_managers(bus: Bus, cluster: str, ledger: LedgerView, host: str | None) -> None:
+async def _warn_of_managers(bus: Bus, cluster: str, ledger: LedgerView, host: str | None) -> set[str]:
+    """Say whose managers are missed. Returns the hosts that no manager serves."""
     from outfitter_proto.bus import BusError
     from outfitter_service.query import managers
 
@@ -124,12 +168,13 @@ async def _warn_of_managers(bus: Bus, cluster: str, ledger: LedgerView, host: st
         found = await managers.unserved(bus, cluster, ledger, host)
     except BusError as error:
         warn(f"cannot tell which managers live: {error}")
-        return
+        return set()
     for unserved in found:
         if unserved.is_missed:
             runs = unserved.verdict.process is not None
             remedy = "" if runs else f". Start one with `outfitter serve --host {unserved.host}`"
             warn(f"{manager_in_words(unserved)}{remedy}")
+    return {unserved.host for unserved in found}
 
 
 def manager_in_words(unserved: UnservedHost) -> str:

@@ -14,12 +14,16 @@ import click
 from outfitter_service.cli._lib import options, output
 
 if TYPE_CHECKING:
+    from outfitter_service.cli._lib.overview.picture import Only
     from outfitter_service.cli._lib.overview.sources import PictureSource
     from outfitter_service.config import BusConnection
+    from outfitter_service.query import labels
 
 
 @click.command()
 @options.looking_on
+@options.only_devices
+@options.only_labels
 @click.option(
     "--url", metavar="URL", envvar="OUTFITTER_API_URL", show_envvar=True,
     help="The API to ask, such as http://127.0.0.1:9478, instead of the bus.",
@@ -34,6 +38,10 @@ def top(
     where: BusConnection,
     /,
     host: str | None,
+    resource: str | None,
+    model: str | None,
+    health: str | None,
+    labelled: labels.Wanted,
     url: str | None,
     token_file: str | None,
     ca_file: str | None,
@@ -42,12 +50,15 @@ def top(
     """Show what needs a person, who waits and why, and the devices of all hosts, the worst first, until q or Ctrl-C.
 
     From the bus, with a monitor's rights, or from the API at --url. A device is one sign: # held, . free, ! unhealthy,
-    ? unknown, - held back.
+    ? unknown, - held back. The devices that are shown are counted by resource and model.
     """
     import anyio
 
+    from outfitter_service.cli._lib.overview.picture import Only
+
     _log_nothing()
-    anyio.run(_show, _source(where, host, url, token_file, ca_file), once or not _on_terminal())
+    only = Only(resource=resource, model=model, health=health, labelled=labelled)
+    anyio.run(_show, _source(where, host, only, url, token_file, ca_file), once or not _on_terminal())
 
 
 def _log_nothing() -> None:
@@ -65,13 +76,13 @@ def _on_terminal() -> bool:
 
 
 def _source(
-    where: BusConnection, host: str | None, url: str | None, token_file: str | None, ca_file: str | None
+    where: BusConnection, host: str | None, only: Only, url: str | None, token_file: str | None, ca_file: str | None
 ) -> AbstractAsyncContextManager[PictureSource]:
     from outfitter_service.api.access import AccessError, read_token
     from outfitter_service.cli._lib.overview import sources
 
     if not url:
-        return sources.of_bus(where, host)
+        return sources.of_bus(where, host, only)
     token, tls = None, None
     if token_file is not None:
         try:
@@ -84,7 +95,7 @@ def _source(
             tls = ssl.create_default_context(cafile=ca_file)
         except (OSError, ValueError) as error:
             raise click.BadParameter(f"{ca_file} has no certificates: {error}", param_hint="--ca-file") from error
-    return sources.of_api(url, host, token=token, tls=tls)
+    return sources.of_api(url, host, only, token=token, tls=tls)
 
 
 async def _show(source: AbstractAsyncContextManager[PictureSource], once: bool) -> None:
