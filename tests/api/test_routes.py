@@ -10,12 +10,23 @@ from msgspec import structs
 
 from outfitter_proto.bus import Message
 from outfitter_proto.codec import encode
-from outfitter_proto.records import Allocation, DeadLetter, MessageSource, Transition
+from outfitter_proto.records import Allocation, DeadLetter, InventoryDevice, MessageSource, Transition
 from outfitter_service.api import openapi
 from outfitter_service.api.model.fleet import Fleet
 from outfitter_service.api.routes import ROUTES
 from outfitter_service.query import device_lines, held_devices, ledger_view
-from support.api import NOW, allocation, change, checkpoint, fleet_of, follower_of, host_record, message, serving_api
+from support.api import (
+    NOW,
+    allocation,
+    change,
+    checkpoint,
+    fleet_of,
+    follower_of,
+    host_record,
+    message,
+    resource_of,
+    serving_api,
+)
 
 
 def crowd() -> Fleet:
@@ -49,6 +60,11 @@ async def get(fleet: Fleet | None, path: str, status: int = 200, **query: Any) -
         ("devices", {"health": "unhealthy"}, "id", ["a-0"]),
         ("devices", {"held": "true"}, "id", ["a-1"]),
         ("devices", {"resource": "fpga"}, "id", []),
+        ("devices", {"free": "true"}, "id", []),
+        ("devices", {"free": "false"}, "id", ["a-0", "a-1", "b-0", "b-1"]),
+        ("resources", {}, "resource", ["gpu"]),
+        ("resources", {"host": "b", "resource": "gpu"}, "resource", ["gpu"]),
+        ("resources", {"resource": "fpga"}, "resource", []),
         ("workers", {}, "worker", ["early", "holder", "late", "over"]),
         ("workers", {"state": "pending"}, "worker", ["early", "late"]),
         ("workers", {"worker": "over"}, "worker", ["over"]),
@@ -341,3 +357,73 @@ def test_the_document_describes_the_fields_of_records() -> None:
     document = openapi.document(ROUTES, "/api/v1/events", secured=False)
     about = document["components"]["schemas"]["Allocation"]["properties"]["outcome"]
     assert about["description"] == "The next state of a `releasing` record: `ended` or `failed`."
+
+
+def of_models() -> Fleet:
+    """Two hosts with GPUs of two models, and network cards. Two workers of team vision: one holds, one waits."""
+
+    def inventory(name: str, *models: str, **more: Any) -> Any:
+        devices = [
+            InventoryDevice(
+                id=f"{name}-{number}", properties={"model": model, "index": f"{number}"} if model else {}, **more
+            )
+            for number, model in enumerate(models)
+        ]
+        return resource_of(devices)
+
+    def of_vision(worker: str, state: str, offset: int, *devices: str) -> Allocation:
+        record = allocation("a", worker, state, devices=list(devices), offset=offset)
+        return structs.replace(record, request=structs.replace(record.request, labels={"team": "vision"}))
+
+    return fleet_of(
+        host_record("a", resources={"gpu": inventory("a", "A100", "A100", "H100"), "nic": inventory("n", "", "")}),
+        host_record("b", resources={"gpu": inventory("b", "H100", health="unhealthy")}),
+        of_vision("holder", "allocated", 1, "a-1"),
+        of_vision("waits", "pending", 2),
+        allocation("b", "waits", "pending", offset=3),
+    )
+
+
+async def test_the_devices_are_counted_by_resource_and_by_model() -> None:
+    gpu, nic = (await get(of_models(), "resources"))["items"]
+    numbers = {"total": 4, "healthy": 3, "free": 2, "held": 1, "held_ill": 0, "unhealthy": 1, "unknown": 0}
+    assert gpu == {
+        "resource": "gpu",
+        "waiting": 2,
+        "held_back": 0,
+        "unserved": 0,
+        **numbers,
+        "models": {
+            "A100": {**dict.fromkeys(gpu["models"]["A100"], 0), "total": 2, "healthy": 2, "free": 1, "held": 1},
+            "H100": {**dict.fromkeys(gpu["models"]["A100"], 0), "total": 2, "healthy": 1, "free": 1, "unhealthy": 1},
+        },
+    }
+    assert (nic["resource"], nic["total"], nic["free"], nic["waiting"], nic["models"]) == ("nic", 2, 2, 0, {})
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ({}, {"gpu": (2, 4, 2), "nic": (2, 2, 0)}),
+        ({"host": "b"}, {"gpu": (0, 1, 1)}),
+        ({"resource": "nic"}, {"nic": (2, 2, 0)}),
+        ({"model": "h1"}, {"gpu": (1, 2, 2)}),
+        ({"health": "unhealthy"}, {"gpu": (0, 1, 2)}),
+        ({"label": "team=vision"}, {"gpu": (0, 1, 1)}),
+        ({"model": "nope"}, {}),
+        ({"limit": "1"}, {"gpu": (2, 4, 2)}),
+        ({"cursor": "gpu"}, {"nic": (2, 2, 0)}),
+    ],
+)
+async def test_the_numbers_are_of_the_devices_that_the_filters_leave(query: dict[str, str], found: Any) -> None:
+    items = (await get(of_models(), "resources", **query))["items"]
+    assert {item["resource"]: (item["free"], item["total"], item["waiting"]) for item in items} == found
+
+
+async def test_devices_are_found_by_model_and_by_whether_they_are_free() -> None:
+    for query, found in (
+        ({"model": "h100"}, ["a-2", "b-0"]),
+        ({"model": "h100", "free": "true"}, ["a-2"]),
+        ({"resource": "gpu", "free": "false"}, ["a-1", "b-0"]),
+    ):
+        assert [line["id"] for line in (await get(of_models(), "devices", **query))["items"]] == found

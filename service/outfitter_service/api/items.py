@@ -30,12 +30,17 @@ class HostQuery(Paged, frozen=True, kw_only=True, forbid_unknown_fields=True):
     managed: Annotated[bool, Meta(description="Only hosts that a manager serves, or only others.")] | UnsetType = UNSET
 
 
-class DeviceQuery(Paged, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ResourceQuery(Paged, frozen=True, kw_only=True, forbid_unknown_fields=True):
     host: HostName | UnsetType = UNSET
     resource: ResourceName | UnsetType = UNSET
+    model: Annotated[str, Meta(description="Only devices whose model's name has this in it.")] | UnsetType = UNSET
     health: Annotated[Literal["healthy", "unhealthy", "unknown"], Meta(description="Only these.")] | UnsetType = UNSET
-    held: Annotated[bool, Meta(description="Only devices that a worker holds, or only others.")] | UnsetType = UNSET
     label: Annotated[list[Label], Meta(description="Only devices of a worker with this label.")] | UnsetType = UNSET
+
+
+class DeviceQuery(ResourceQuery, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    held: Annotated[bool, Meta(description="Only devices that a worker holds, or only others.")] | UnsetType = UNSET
+    free: Annotated[bool, Meta(description="Only devices that can be lent now, or only others.")] | UnsetType = UNSET
 
 
 class WorkerQuery(Paged, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -31,6 +31,7 @@ from outfitter_service.api.troubles import troubles_of
 from outfitter_service.api.typed import RefusedError, Route
 from outfitter_service.query import labels
 from outfitter_service.query.device_lines import DeviceEntry, DeviceLine
+from outfitter_service.query.device_totals import ResourceTotals, totals_of
 from outfitter_service.query.explanation import Explanation, explain
 from outfitter_service.query.ledger_view import StoredAllocation, held_by_resource, warnings_of
 from outfitter_service.query.letters import ShownLetter
@@ -89,19 +90,36 @@ def host(_: Follower, fleet: Fleet, _query: Any, path: Path) -> items.HostDetail
     )
 
 
+def resources(_: Follower, fleet: Fleet, query: items.ResourceQuery, _path: Path) -> Page[ResourceTotals]:
+    wanted = labels.wanted(query.label or ())
+    hosts = list(_hosts(fleet, Paged(), query.host))
+    devices = [device for host in hosts for device in fleet.devices(host) if _is_device_chosen(device, query, wanted)]
+    there = {device.resource for device in devices}
+    is_any = query.resource is query.model is query.health is UNSET
+    waiting = (
+        {resource for resource in stored.record.request.amounts if is_any or resource in there}
+        for host in hosts
+        for stored in fleet.queue(host)
+        if labels.has_all(stored.record.request.labels, wanted)
+    )
+    found = totals_of(devices, waiting, unserved={host for host in hosts if not fleet.is_managed(host)})
+    places = ((totals.resource, totals) for totals in found if _is_behind(totals.resource, query))
+    return page(places, query, lambda totals: totals)
+
+
 def devices(_: Follower, fleet: Fleet, query: items.DeviceQuery, _path: Path) -> Page[DeviceLine]:
     wanted = labels.wanted(query.label or ())
 
     def places() -> Iterator[tuple[str, DeviceEntry]]:
         for host in _hosts(fleet, query, query.host):
+            is_managed = fleet.is_managed(host)
             for device in fleet.devices(host):
                 place = device_place(device)
                 if (
                     _is_behind(place, query)
-                    and query.resource in {UNSET, device.resource}
-                    and query.health in {UNSET, device.health}
-                    and (query.held is UNSET or query.held == bool(device.held_as))
-                    and (not wanted or any(labels.has_all(each.request.labels, wanted) for each in device.holders))
+                    and _is_device_chosen(device, query, wanted)
+                    and query.held in {UNSET, bool(device.held_as)}
+                    and query.free in {UNSET, is_managed and device.is_free}
                 ):
                     yield place, device
 
@@ -245,6 +263,15 @@ def _is_behind(place: str, query: Paged) -> bool:
     return query.start is None or place > query.start
 
 
+def _is_device_chosen(device: DeviceEntry, query: items.ResourceQuery, wanted: labels.Wanted) -> bool:
+    return (
+        query.resource in {UNSET, device.resource}
+        and device.is_model(query.model or None)
+        and query.health in {UNSET, device.health}
+        and (not wanted or any(labels.has_all(each.request.labels, wanted) for each in device.holders))
+    )
+
+
 def _is_chosen(stored: StoredAllocation, query: items.WorkerQuery, wanted: labels.Wanted) -> bool:
     record = stored.record
     return (
@@ -386,6 +413,10 @@ ROUTES: tuple[Route, ...] = (
     Route(
         path=f"{BASE}/hosts/{{host}}", name="host", handler=host, answer=items.HostDetail, refusals=(404,),
         summary="One host, with its inventories",
+    ),
+    Route(
+        path=f"{BASE}/resources", name="resources", handler=resources, answer=Page[ResourceTotals],
+        query=items.ResourceQuery, summary="How many devices of each resource and model there are, and who waits",
     ),
     Route(
         path=f"{BASE}/devices", name="devices", handler=devices, answer=Page[DeviceLine], query=items.DeviceQuery,

@@ -135,6 +135,8 @@ class DeviceEntry(HostDevice, frozen=True, kw_only=True):
 
     @property
     def use(self) -> Use | None:
+        if not self.held_as:
+            return None
         return lending.use_of(
             alone=any(device.alone for device in self.held_as), shared=any(device.sharing for device in self.held_as)
         )

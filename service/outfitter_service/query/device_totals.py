@@ -11,6 +11,7 @@ from collections.abc import Collection, Container, Iterable, Iterator
 from msgspec import Struct
 
 from outfitter_proto.records import AllocationState
+from outfitter_service.core.state.lending import Block, Use
 from outfitter_service.query.device_lines import DeviceEntry, HostDevice, entries_of
 from outfitter_service.query.ledger_view import LedgerView
 
@@ -45,13 +46,16 @@ def totals_of(
 ) -> list[ResourceTotals]:
     """The numbers of each resource that is there or waited for, by its name. `waiting`: of each worker that waits, the
     resources that it wants. `unserved`: the hosts that no manager serves."""
+    alike = Counter(
+        (device.resource, device.model, device.not_lent, device.use, device.host in unserved) for device in devices
+    )
     counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
     models: defaultdict[str, defaultdict[str, Counter[str]]] = defaultdict(lambda: defaultdict(Counter))
-    for device in devices:
-        found = list(_counts_as(device, is_served=device.host not in unserved))
-        counts[device.resource].update(found)
-        if device.model is not None:
-            models[device.resource][device.model].update(found)
+    for (resource, model, not_lent, use, is_unserved), number in alike.items():
+        found = dict.fromkeys(_counts_as(not_lent, use, is_unserved=is_unserved), number)
+        counts[resource].update(found)
+        if model is not None:
+            models[resource][model].update(found)
     waiters = Counter(resource for wanted in waiting for resource in wanted)
     return [
         ResourceTotals(
@@ -64,15 +68,15 @@ def totals_of(
     ]
 
 
-def _counts_as(device: HostDevice, *, is_served: bool) -> Iterator[str]:
+def _counts_as(not_lent: Block | Use | None, use: Use | None, *, is_unserved: bool) -> Iterator[str]:
     """The fields of `DeviceTotals` in which a device counts."""
     yield "total"
-    yield "healthy" if device.block is None else device.block.replace("-", "_")
-    if device.is_free:
-        yield "free" if is_served else "unserved"
-    elif device.use is not None:
+    yield not_lent.replace("-", "_") if isinstance(not_lent, Block) else "healthy"
+    if not_lent is None:
+        yield "unserved" if is_unserved else "free"
+    elif use is not None:
         yield "held"
-        if device.block is not None:
+        if isinstance(not_lent, Block):
             yield "held_ill"
 
 
