@@ -57,13 +57,16 @@ COMMIT_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.
 class StateCounts(Struct, frozen=True, kw_only=True):
     """The values of the gauges, from committed records.
 
-    `devices` by (resource, `free` | `held` | `unhealthy` | `unknown` | `held-back`), `allocations` by (resource,
-    state), `pending` by (resource, reason code). `watched_owners`, `polled_owners`: owner processes.
+    `devices` by (resource, `free` | `held` | `unhealthy` | `unknown` | `held-back`), `models` by (resource, model, the
+    same), `healthy` by resource, held or not. `allocations` by (resource, state), `pending` by (resource, reason
+    code). `watched_owners`, `polled_owners`: owner processes.
     """
 
     devices: Tally[tuple[str, str]]
     allocations: Tally[tuple[str, str]]
     pending: Tally[tuple[str, str]]
+    healthy: Tally[str] = Tally()
+    models: Tally[tuple[str, str, str]] = Tally()
     watched_owners: int = 0
     polled_owners: int = 0
     unwatched_owners: Tally[Unwatched] = Tally()
@@ -83,6 +86,8 @@ class StateCounts(Struct, frozen=True, kw_only=True):
         counts = [*parts]
         return cls(
             devices=sum((part.devices for part in counts), Tally()),
+            healthy=sum((part.healthy for part in counts), Tally()),
+            models=sum((part.models for part in counts), Tally()),
             allocations=sum((part.allocations for part in counts), Tally()),
             pending=sum((part.pending for part in counts), Tally()),
             watched_owners=sum(part.watched_owners for part in counts),
@@ -107,6 +112,13 @@ class _StateCollector(Collector):
         devices = GaugeMetricFamily(
             "outfitter_devices", "Devices known to the manager, by resource and state.", labels=["resource", "state"]
         )
+        healthy = GaugeMetricFamily(
+            "outfitter_healthy_devices", "Devices that their driver reports healthy, held or not.", labels=["resource"]
+        )
+        models = GaugeMetricFamily(
+            "outfitter_devices_of_model", "Devices of which the driver names the model, by state.",
+            labels=["resource", "model", "state"],
+        )  # fmt: skip
         allocations = GaugeMetricFamily(
             "outfitter_allocations", "Allocation records, by resource and state.", labels=["resource", "state"]
         )
@@ -123,10 +135,15 @@ class _StateCollector(Collector):
             )
             for state in device_states if is_resource else ():
                 devices.add_metric([resource, state], now.devices[resource, state])
+            if is_resource:
+                healthy.add_metric([resource], now.healthy[resource])
             for allocation_state in AllocationState:
                 allocations.add_metric([resource, allocation_state], now.allocations[resource, allocation_state])
             for reason in PENDING_REASONS:
                 pending.add_metric([resource, reason], now.pending[resource, reason])
+        for resource, model in sorted({(resource, model) for resource, model, _ in now.models}):
+            for state in device_states:
+                models.add_metric([resource, model, state], now.models[resource, model, state])
         unwatched = GaugeMetricFamily(
             "outfitter_unwatched_owners",
             "Live allocations whose owner process is not watched, by reason. Only leases end them.",
@@ -135,6 +152,8 @@ class _StateCollector(Collector):
         for why in Unwatched:
             unwatched.add_metric([why], now.unwatched_owners[why])
         yield devices
+        yield healthy
+        yield models
         yield allocations
         yield pending
         yield unwatched

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 import tomllib
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from outfitter_service.config.options import ALIASES, RESOURCE_OPTIONS, SETTINGS
 from outfitter_service.core.states import diagram
 from outfitter_service.http.connections import Connections
 from outfitter_service.http.server import application
-from outfitter_service.metrics import Metrics
+from outfitter_service.metrics import Metrics, StateCounts
 from outfitter_service.requests import annotation
 from outfitter_service.webhook import bodies
 from support.documents import ROOT, blocks
@@ -52,7 +53,10 @@ def test_the_page_has_no_other_settings() -> None:
 
 def test_the_page_has_each_metric_with_its_labels_and_no_other() -> None:
     metrics = Metrics(["gpu"])
-    metrics.show(lambda: None)
+    a_model = StateCounts(
+        devices=Counter(), allocations=Counter(), pending=Counter(), models=Counter({("gpu", "A100", "free"): 1})
+    )
+    metrics.show(lambda: a_model)
     metrics.partition_ready.labels("0")  # the others are there from the start
     metrics.count_refusals(int)
     assert named_in("Metrics") == labels_of(metrics.registry)

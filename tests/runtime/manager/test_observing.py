@@ -12,12 +12,13 @@ from outfitter_proto.records import AllocationState, ReasonCode
 from outfitter_service.metrics import Metrics
 from runtime.conftest import Serve
 from support.managers.in_process import deregister, heartbeat, register, static
-from support.managers.process import StartManager
+from support.managers.process import StartManager, add_device
 
 ZERO = {
     "outfitter_devices": [
         {"resource": "gpu", "state": state} for state in ("free", "held", "unhealthy", "unknown", "held-back")
     ],
+    "outfitter_healthy_devices": [{"resource": "gpu"}],
     "outfitter_allocations": [{"resource": "gpu", "state": str(state)} for state in AllocationState],
     "outfitter_pending": [
         {"resource": "gpu", "reason": reason} for reason in ("busy", "infeasible", "not-reported", "driver-failed")
@@ -92,12 +93,16 @@ async def test_metrics_move_with_what_happens(serve: Serve) -> None:
 
 def test_probes_and_metrics_over_http(start_manager: StartManager) -> None:
     manager = start_manager(gpus=2)
+    add_device(manager.folder / "gpus", 1, model="A100")
     assert manager._get("/livez") == (200, "ok\n")
     assert manager._get("/readyz") == (200, "ok\n")
     assert manager._get("/nothing")[0] == 404
     manager.wait_for(lambda: manager.metric("outfitter_devices", resource="gpu", state="free") == 2)
     assert manager.outfitter("register", "--worker", "w", "--resource", "gpu=1", "--wait", "20").returncode == 0
     manager.wait_for(lambda: manager.metric("outfitter_devices", resource="gpu", state="held") == 1)
+    manager.wait_for(lambda: 'model="A100"' in manager.metrics())
+    assert manager.metric("outfitter_healthy_devices", resource="gpu") == 2
+    assert manager.metric("outfitter_devices_of_model", resource="gpu", model="A100", state="free") == 1
     assert manager.metric("outfitter_allocations", resource="gpu", state="allocated") == 1
     assert manager.metric("outfitter_allocations", resource="gpu", state="pending") == 0
     assert manager.outfitter("register", "--worker", "x", "--resource", "gpu=2").returncode == 0

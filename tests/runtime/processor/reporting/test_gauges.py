@@ -21,7 +21,7 @@ from outfitter_service.core.state.ledger import Ledger, SetInventory
 from outfitter_service.core.state.resource_state import ResourceState
 from outfitter_service.metrics import StateCounts
 from outfitter_service.runtime.processor.reporting import gauges
-from outfitter_service.runtime.processor.reporting.gauges import OTHER, StateGauges
+from outfitter_service.runtime.processor.reporting.gauges import MOST_MODELS, OTHER, StateGauges
 from runtime.conftest import Serve
 from support.bus.faulty_bus import FaultyBus
 from support.managers.in_process import deregister, register, static
@@ -61,6 +61,10 @@ def report(ledger: Ledger, resource: str, *devices: KnownDevice, host: str = "h"
 
 def device(name: str, health: Health = Health.HEALTHY, *aliases: str) -> KnownDevice:
     return KnownDevice(id=name, health=health, aliases=aliases, properties={})
+
+
+def of_model(model: str, known: KnownDevice) -> KnownDevice:
+    return structs.replace(known, properties={"model": model})
 
 
 def any_record(key: str) -> st.SearchStrategy[Allocation]:
@@ -155,6 +159,34 @@ def test_a_device_is_held_under_any_of_its_names_and_counts_by_its_health_else()
     assert told.devices == {
         ("gpu", "held"): 2, ("gpu", "free"): 1, ("gpu", "unhealthy"): 1, ("gpu", "unknown"): 1,
     }  # fmt: skip
+
+
+def test_devices_are_counted_by_model_and_the_healthy_ones_held_or_not() -> None:
+    state_gauges = StateGauges(["gpu"])
+    state_gauges.update({"a": record("a", "allocated", "G0"), "b": record("b", "allocated", "G2")}, before={})
+    known = [
+        of_model("A100", device("G0")), of_model("A100", device("G1", Health.UNHEALTHY)),
+        of_model("H100", device("G2", Health.UNHEALTHY)), of_model("H100", device("G3")), device("G4"),
+    ]  # fmt: skip
+    found = reported(*known)
+    told = state_gauges.state_counts(found)
+    assert told.devices == {("gpu", "held"): 2, ("gpu", "free"): 2, ("gpu", "unhealthy"): 1}
+    assert told.healthy == {"gpu": 3}
+    assert told.models == {
+        ("gpu", "A100", "held"): 1, ("gpu", "A100", "unhealthy"): 1,
+        ("gpu", "H100", "held"): 1, ("gpu", "H100", "free"): 1,
+    }  # fmt: skip
+    report(found, "gpu", of_model("A100", device("G0")))
+    told = state_gauges.state_counts(found)
+    assert (told.healthy, told.models) == ({"gpu": 1}, {("gpu", "A100", "held"): 1})
+
+
+def test_models_that_a_driver_makes_up_are_no_labels_without_end() -> None:
+    known = [of_model(f"{number} " * 200, device(f"G{number}")) for number in range(2 * MOST_MODELS)]
+    models = StateGauges(["gpu"]).state_counts(reported(*known)).models
+    assert len({model for _, model, _ in models}) == MOST_MODELS + 1
+    assert models["gpu", OTHER, "free"] == MOST_MODELS
+    assert max(len(model) for _, model, _ in models) <= 100
 
 
 def test_a_report_that_changes_names_or_health_is_seen() -> None:
@@ -293,6 +325,8 @@ def test_what_several_processors_show_together_is_the_sum_and_of_ages_the_highes
     parts = [
         StateCounts(
             devices=Counter({("gpu", "free"): n}),
+            healthy=Counter({"gpu": n}),
+            models=Counter({("gpu", "A100", "free"): n}),
             allocations=Counter({("gpu", "allocated"): n}),
             pending=Counter({("gpu", "busy"): n}),
             watched_owners=n,
@@ -305,6 +339,8 @@ def test_what_several_processors_show_together_is_the_sum_and_of_ages_the_highes
     ]
     assert StateCounts.together(parts) == StateCounts(
         devices=Counter({("gpu", "free"): 3}),
+        healthy=Counter({"gpu": 3}),
+        models=Counter({("gpu", "A100", "free"): 3}),
         allocations=Counter({("gpu", "allocated"): 3}),
         pending=Counter({("gpu", "busy"): 3}),
         watched_owners=3,

@@ -30,10 +30,16 @@ OTHER = "(other)"
 NONE = "(none)"
 """The label for records without a resource."""
 
+MOST_MODELS = 50
+"""Most models of devices that become labels: those of which there are most. The others count as `OTHER`."""
+
+_LONGEST_MODEL = 100
+"""Characters of a model's name."""
+
 AT_ONCE = 200
 """Hosts that are counted again in one turn of the event loop."""
 
-_Ids = dict[Block | None, frozenset[str]]
+_Ids = dict[tuple[str | None, Block | None], frozenset[str]]
 
 
 class _DeviceCounts(NamedTuple):
@@ -42,9 +48,10 @@ class _DeviceCounts(NamedTuple):
     inventory: ResourceState
     synonyms: object
     ids: _Ids
-    """The reported devices, by why they are lent to nobody."""
-    counts: dict[str, int]
-    """Their number by state."""
+    """The reported devices, by model and by why they are lent to nobody."""
+    counts: Mapping[tuple[str | None, str], int]
+    """Their number by model and state."""
+    healthy: int
 
 
 class _Sharers:
@@ -84,9 +91,11 @@ class StateGauges:
         self._pending: dict[tuple[str, str], int] = {}
         self._holders = Holders()
         self._sharers = _Sharers()
-        self._devices: Counter[tuple[str, str]] = Counter()
+        self._devices: Counter[tuple[str, str | None, str]] = Counter()
+        """The devices by resource, model and state."""
+        self._healthy: Counter[str] = Counter()
         self._counted: dict[str, dict[str, _DeviceCounts]] = {}
-        """The part of each host and resource in `_devices`."""
+        """The part of each host and resource in `_devices` and `_healthy`."""
         self._stale: set[str] = set()
         """Hosts with changes since they were counted."""
 
@@ -98,6 +107,7 @@ class StateGauges:
         self._allocations.clear()
         self._pending.clear()
         self._devices.clear()
+        self._healthy.clear()
         self._counted.clear()
         self._stale = set(hosts)
         self._holders.clear()
@@ -144,8 +154,13 @@ class StateGauges:
     def state_counts(self, ledger: Ledger) -> StateCounts:
         """The counts. `ledger`: the ledger of the counted records."""
         self._recount(ledger, None)
+        devices: Counter[tuple[str, str]] = Counter()
+        for (resource, _, state), count in self._devices.items():
+            devices[resource, state] += count
         return StateCounts(
-            devices=+self._devices,
+            devices=+devices,
+            healthy=+self._healthy,
+            models=_of_models(+self._devices),
             allocations=Counter(self._allocations),
             pending=Counter(self._pending),
             records=self._records,
@@ -170,10 +185,12 @@ class StateGauges:
                 self._add(counted, 1)
 
     def _add(self, counted: Mapping[str, _DeviceCounts], sign: int) -> None:
-        devices = self._devices
         for resource, of_resource in counted.items():
-            for state, count in of_resource.counts.items():
-                devices[resource, state] += sign * count
+            self._healthy[resource] += sign * of_resource.healthy
+            for (model, state), count in of_resource.counts.items():
+                self._devices[resource, model, state] += sign * count
+                if not self._devices[resource, model, state]:
+                    del self._devices[resource, model, state]
 
     def _device_counts(self, host_state: HostState, before: Mapping[str, _DeviceCounts]) -> dict[str, _DeviceCounts]:
         """The counts of a host's devices now, by resource. `before`: the last counts."""
@@ -188,12 +205,13 @@ class StateGauges:
             else:
                 ids = _ids(devices, inventory)
             held = alone if _is_shared(host_state, resource) else by_any
-            counts = {"held": 0}
-            for block, names in ids.items():
+            counts: Counter[tuple[str | None, str]] = Counter()
+            for (model, block), names in ids.items():
                 held_count = len(names.intersection(held))
-                counts["held"] += held_count
-                counts[block or "free"] = len(names) - held_count
-            counted[resource] = _DeviceCounts(inventory, devices.synonyms, ids, counts)
+                counts[model, "held"] += held_count
+                counts[model, block or "free"] += len(names) - held_count
+            healthy = sum(len(names) for (_, block), names in ids.items() if block is None)
+            counted[resource] = _DeviceCounts(inventory, devices.synonyms, ids, counts, healthy)
         return counted
 
 
@@ -204,9 +222,24 @@ def _is_shared(host_state: HostState, resource: str) -> bool:
 
 
 def _ids(devices: DeviceIndex, inventory: ResourceState) -> _Ids:
-    """The canonical names of a resource's devices, by why they are lent to nobody."""
-    grouped: dict[Block | None, set[str]] = {}
+    """The canonical names of a resource's devices, by model and by why they are lent to nobody."""
+    grouped: dict[tuple[str | None, Block | None], set[str]] = {}
     for device in inventory.devices:
+        model = device.properties.get("model", "")[:_LONGEST_MODEL] or None
         block = block_of(device.health, device.reason)
-        grouped.setdefault(block, set()).add(devices.canonical(device.id))
-    return {block: frozenset(ids) for block, ids in grouped.items()}
+        grouped.setdefault((model, block), set()).add(devices.canonical(device.id))
+    return {group: frozenset(ids) for group, ids in grouped.items()}
+
+
+def _of_models(devices: Counter[tuple[str, str | None, str]]) -> Counter[tuple[str, str, str]]:
+    """The devices of which drivers name the model, with at most `MOST_MODELS` names."""
+    sizes: Counter[tuple[str, str]] = Counter()
+    for (resource, model, _), count in devices.items():
+        if model is not None:
+            sizes[resource, model] += count
+    named = {pair for pair, _ in sizes.most_common(MOST_MODELS)}
+    found: Counter[tuple[str, str, str]] = Counter()
+    for (resource, model, state), count in devices.items():
+        if model is not None:
+            found[resource, model if (resource, model) in named else OTHER, state] += count
+    return found
