@@ -11,7 +11,7 @@ import pytest
 from msgspec import structs
 from playwright.sync_api import Locator, Page, expect
 
-from outfitter_proto.records import ResourceInventory
+from outfitter_proto.records import InventoryDevice, ResourceInventory
 from outfitter_service.core.state.lending import HELD_BACK
 from support.console import fleets
 from support.console.served import served
@@ -53,7 +53,7 @@ def test_where_nothing_is_wrong_it_says_so(open_page: OpenPage) -> None:
     with served(fleets.calm()) as fleet:
         page = open_page(fleet.url)
         expect(page.get_by_role("heading", level=1)).to_have_text("All is well")
-        expect(page.locator(".summary")).to_have_text("3 hosts, 12 devices, 3 held, nobody waits")
+        expect(page.locator(".summary")).to_have_text("3 hosts, 9 of 12 gpu free, nobody waits")
         expect(page.get_by_text("Nobody waits.")).to_be_visible()
 
 
@@ -349,3 +349,80 @@ def place_in_fleet(page: Page, button: Locator) -> tuple[float, float]:
     assert box
     assert fleet
     return box["x"] - fleet["x"], box["y"] - fleet["y"]
+
+
+def with_nics() -> list[Any]:
+    """Two hosts with GPUs and network cards: all GPUs of `full` are held, one of `ill` is free."""
+
+    def devices(*properties: dict[str, str], health: str = "healthy") -> ResourceInventory:
+        listed = [InventoryDevice(id=each["id"], properties=each, health=health) for each in properties]
+        return ResourceInventory(state="reported", amount=1, devices=listed, healthy=len(listed))
+
+    def nics(host: str) -> ResourceInventory:
+        addresses = {f"{host}-z": "0000:3b:00.0", f"{host}-a": "0000:81:00.0"}
+        return devices(*({"id": name, "pci.bus_id": address} for name, address in addresses.items()))
+
+    def gpus(host: str, *models: str) -> ResourceInventory:
+        found = [{"id": f"GPU-{host}-{n}", "index": f"{n}", "model": model} for n, model in enumerate(models)]
+        return devices(*found[::-1])
+
+    return [
+        fleets.host("full", [], gpu=gpus("full", "A100", "A100"), nic=nics("full")),
+        *(fleets.holder("full", number) for number in range(2)),
+        fleets.host("ill", [], gpu=gpus("ill", "H100", "H100"), nic=nics("ill")),
+        fleets.holder("ill", 1),
+        fleets.waiter("full", "w", 1, 1, reason="busy", reason_code="busy"),
+    ]
+
+
+def test_devices_are_counted_by_resource_and_by_model(open_page: OpenPage) -> None:
+    with served(with_nics()) as fleet:
+        page = open_page(fleet.url)
+        buttons = page.locator("#fleet [data-resource]")
+        expect(buttons).to_have_text(
+            [
+                re.compile(r"^gpu: 1 of 4 free, 1 waits\s*A100: 0 of 2 free\s*H100: 1 of 2 free$"),
+                re.compile(r"^nic: 4 of 4 free$"),
+            ]
+        )
+        expect(page.locator(".summary")).to_have_text("2 hosts, 1 of 4 gpu free, 4 of 4 nic free, 1 worker waits")
+        fleet.change(fleets.holder("ill", 0))
+        expect(buttons.first).to_contain_text("gpu: 0 of 4 free")
+        page.locator("#find").fill("h100")
+        expect(page.locator(".host")).to_have_count(1)
+
+
+def test_a_tile_has_its_cells_by_resource_in_the_order_of_the_machine(open_page: OpenPage) -> None:
+    with served(with_nics()) as fleet:
+        page = open_page(fleet.url)
+        tile = page.locator("[data-host=ill]")
+        expect(tile).to_have_attribute("aria-label", "ill: gpu 1 held, 1 free, nic 2 free")
+        groups = tile.locator(".cells")
+        expect(groups).to_have_text(["gpu", "nic"])
+        kinds = [str(cell.get_attribute("class")).split()[1] for cell in groups.first.locator(".cell").all()]
+        assert kinds == ["free", "held"]
+        page.goto(f"{fleet.url}#host/ill")
+        rows = page.locator(".devices tbody tr")
+        expect(rows.last).to_contain_text("ill-a")
+        assert re.findall(r"GPU-ill-\d|ill-[az]", " ".join(rows.all_inner_texts())) == [
+            "GPU-ill-0", "GPU-ill-1", "ill-z", "ill-a",
+        ]  # fmt: skip
+        expect(rows.first).to_contain_text("gpu 0 · H100")
+
+
+def test_one_resource_is_shown_alone_and_no_button_moves(open_page: OpenPage) -> None:
+    with served(with_nics()) as fleet:
+        page = open_page(fleet.url)
+        button, free = page.locator("[data-resource=gpu]"), page.locator("button[data-only=free]")
+        before = place_in_fleet(page, button)
+        button.click()
+        expect(button).to_have_attribute("aria-pressed", "true")
+        expect(page.locator("[data-host=full] .cell")).to_have_count(2)
+        expect(page.locator("[data-host=full] .free")).to_have_count(0)
+        expect(free).to_contain_text("free 1")
+        assert place_in_fleet(page, button) == before
+        free.click()
+        expect(page.locator(".host")).to_have_count(1)
+        assert hosts(page) == ["ill"]
+        button.click()
+        expect(page.locator(".host")).to_have_count(2)

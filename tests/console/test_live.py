@@ -137,14 +137,14 @@ def test_a_device_with_several_names_is_held_under_all_of_them(open_page: OpenPa
     with served([two_names("0")]) as fleet:
         page = open_page(fleet.url)
         tile = label_of(page, "one")
-        expect(tile).to_have_attribute("aria-label", "one: 2 free")
+        expect(tile).to_have_attribute("aria-label", "one: cuda 1 free, gpu 1 free")
         holder = structs.replace(fleets.holder("one", 0, worker="w"), resources={"cuda": [{"id": "0"}]})
         fleet.change(holder)
-        expect(tile).to_have_attribute("aria-label", "one: 2 held")
+        expect(tile).to_have_attribute("aria-label", "one: cuda 1 held, gpu 1 held")
         page.reload()
-        expect(tile).to_have_attribute("aria-label", "one: 2 held")
+        expect(tile).to_have_attribute("aria-label", "one: cuda 1 held, gpu 1 held")
         fleet.change(fleets.ended("one", "w"))
-        expect(tile).to_have_attribute("aria-label", "one: 2 free")
+        expect(tile).to_have_attribute("aria-label", "one: cuda 1 free, gpu 1 free")
 
 
 def test_a_device_that_its_driver_renames_stays_one_and_held(open_page: OpenPage) -> None:

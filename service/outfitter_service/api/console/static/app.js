@@ -10,7 +10,9 @@ const REDRAW_MS = 15_000; // how often the times on the page grow
 
 const root = document.documentElement;
 const api = new Api(new URL(root.dataset.api, document.baseURI).href);
-const view = { only: null, find: "", sort: "trouble", focus: null, subject: null, allGroups: false, isDark: false };
+const view = {
+  only: null, resource: null, find: "", sort: "trouble", focus: null, subject: null, allGroups: false, isDark: false,
+};
 const panel = new Panel(api, draw);
 const feed = new Feed(api, { changed: draw, stepped: host => panel.stepped(host), refused: askForToken });
 let isDue = false, opener = null;
@@ -127,6 +129,8 @@ document.addEventListener("click", event => {
   const button = event.target.closest("button");
   if (!button) return;
   if (button.dataset.only) view.only = view.only === button.dataset.only ? null : button.dataset.only;
+  const { resource } = button.dataset;
+  if (resource !== undefined) view.resource = view.resource === resource ? null : resource;
   ACTIONS[button.id]?.();
   draw();
 });

@@ -33,26 +33,69 @@ export const labelsOf = worker =>
 /** Each name once, without one. */
 const others = (names, id) => [...new Set(names)].filter(name => name !== id);
 
-/** A host with what follows from it: `counts` of devices by state, `holding` (how many workers hold devices), `users`
- * (and how many wait, too), `weight` (how bad it is) and `text` to find it by. */
-function completed({ devices, ...host }) {
-  return counted({ ...host, devices: [...devices].sort(byIndex) });
+/** Numbers of devices by state, and by state of each model that drivers name. */
+class Totals {
+  constructor() {
+    this.total = 0;
+    this.counts = Object.fromEntries(STATES.map(state => [state, 0]));
+    this.models = new Map();
+  }
+
+  add(state, number, model) {
+    this.total += number;
+    this.counts[state] += number;
+    if (model) mapped(this.models, model).add(state, number);
+  }
+
+  addAll({ counts, models }) {
+    for (const state of STATES) this.add(state, counts[state]);
+    for (const [model, of] of models) mapped(this.models, model).addAll(of);
+  }
 }
 
-/** The order of a host's devices: by resource, and as its driver numbers them. */
-function byIndex(a, b) {
-  const index = device => Number(device.properties?.index ?? NaN);
-  const order = (x, y) => (x < y ? -1 : x > y ? 1 : 0);
-  return order(a.resource, b.resource) || (index(a) - index(b) || 0) || order(a.id, b.id);
+/** The totals of a name in a map. */
+const mapped = (map, name) => map.get(name) ?? map.set(name, new Totals()).get(name);
+
+/** How many devices there are of each resource, by its name, and in `waiting` how many workers wait for any of it. */
+export function totalsOf(fleet) {
+  const resources = new Map(), waiting = new Map();
+  for (const host of fleet.hosts.values()) {
+    for (const [resource, totals] of host.totals) mapped(resources, resource).addAll(totals);
+    for (const { amounts } of host.waiting)
+      for (const resource of Object.keys(amounts ?? {})) waiting.set(resource, (waiting.get(resource) ?? 0) + 1);
+  }
+  for (const resource of waiting.keys()) mapped(resources, resource);
+  for (const [resource, totals] of resources) totals.waiting = waiting.get(resource) ?? 0;
+  return new Map([...resources].sort(([a], [b]) => (a < b ? -1 : 1)));
+}
+
+/** A host with what follows from it: `counts` of devices by state, `totals` by resource, `holding` (how many workers
+ * hold devices), `users` (and how many wait, too), `weight` (how bad it is) and `text` to find it by. */
+function completed({ devices, ...host }) {
+  const placed = devices.map(device => ({ device, place: placeOf(device) }));
+  return counted({ ...host, devices: placed.sort(byPlace).map(({ device }) => device) });
+}
+
+/** A device's place: by resource, and in the machine by index, or else by PCI address. */
+function placeOf({ resource, id, properties = {} }) {
+  const { index, "pci.bus_id": address = "\u{10ffff}" } = properties;
+  return [resource, /^\d{1,15}$/.test(index) ? Number(index) : Infinity, address, id];
+}
+
+function byPlace(a, b) {
+  const at = a.place.findIndex((part, n) => part !== b.place[n]);
+  return at < 0 ? 0 : a.place[at] < b.place[at] ? -1 : 1;
 }
 
 function counted(host) {
-  const counts = {}, holders = new Set(), text = [host.name];
+  const counts = {}, totals = new Map(), holders = new Set(), text = [host.name];
   let most = 0; // holders of one device, of whom it may not name all
   for (const device of host.devices) {
     const state = stateOf(device, host);
     counts[state] = (counts[state] ?? 0) + 1;
-    text.push(...namesOf(device));
+    const model = device.properties?.model;
+    mapped(totals, device.resource).add(state, 1, model);
+    text.push(...namesOf(device), ...(model ? [model] : []));
     most = Math.max(most, device.holder_count ?? 0);
     for (const holder of device.holders) {
       holders.add(holder.worker);
@@ -65,7 +108,8 @@ function counted(host) {
   const unserved = host.managed ? 0 : host.missed ? 1e6 : 1e3;
   const { unhealthy = 0, unknown = 0 } = counts;
   const weight = unserved + failing * 1e4 + unhealthy * 100 + unknown;
-  return { ...host, counts, holding, users, weight, failing, text: [...text, ...holders].join("\n").toLowerCase() };
+  const found = [...text, ...holders].join("\n").toLowerCase();
+  return { ...host, counts, totals, holding, users, weight, failing, text: found };
 }
 
 const nameless = name => ({

@@ -1,7 +1,8 @@
 // The page: first what needs a person, then who waits, then the fleet.
 import { html, nothing } from "./vendor/lit-html.js";
 import { labelled, panelView } from "./panel.js";
-import { countsOf, fleetView } from "./tiles.js";
+import { totalsOf } from "./fleet.js";
+import { fleetView } from "./tiles.js";
 import { waitingGroups } from "./waiting.js";
 import { addressOf, amounts, count, duration, linkTo, number, oldness, withCode } from "./words.js";
 
@@ -17,10 +18,11 @@ function sentence(troubles, isLive) {
 }
 
 function summary(fleet) {
-  const counts = countsOf(fleet), devices = Object.values(counts).reduce((a, b) => a + b, 0);
+  const free = [...totalsOf(fleet)].slice(0, MOST_NAMES).map(([resource, { counts, total }]) =>
+    `${number(counts.free)} of ${number(total)} ${resource} free`);
   const waiting = [...fleet.hosts.values()].reduce((sum, host) => sum + host.waiting.length, 0);
   const queue = waiting ? `${count(waiting, "worker")} ${waiting === 1 ? "waits" : "wait"}` : "nobody waits";
-  return `${count(fleet.hosts.size, "host")}, ${count(devices, "device")}, ${number(counts.held)} held, ${queue}`;
+  return [count(fleet.hosts.size, "host"), ...free, queue].join(", ");
 }
 
 /** How old the picture is. Only the first words are announced: the seconds would be, one after the other. */

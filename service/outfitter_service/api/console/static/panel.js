@@ -105,10 +105,10 @@ const resourceRow = ([name, resource]) => html`<tr><td>${name}</td>
   <td>${resource.healthy ?? "–"} of ${resource.total}${resource.sharing === "shared" ? ", shared" : nothing}</td>
   <td>${resource.reason ? resource.reason : "–"}</td></tr>`;
 
-/** What tells people which device it is: its index, name and memory. */
+/** What tells people which device it is: its index, name, model and memory. */
 function looks({ properties = {} }) {
-  const { index, name, "memory.total_bytes": bytes } = properties;
-  const parts = [index && `${index}`, name, bytes && `${Math.round(Number(bytes) / 2 ** 30)} GiB`];
+  const { index, name, model, "memory.total_bytes": bytes } = properties;
+  const parts = [index && `${index}`, name, model, bytes && `${Math.round(Number(bytes) / 2 ** 30)} GiB`];
   return parts.filter(Boolean).join(" · ");
 }
 

@@ -2,24 +2,30 @@
 import { html, nothing } from "./vendor/lit-html.js";
 import { guard } from "./vendor/directives/guard.js";
 import { repeat } from "./vendor/directives/repeat.js";
-import { STATES, stateOf } from "./fleet.js";
+import { STATES, stateOf, totalsOf } from "./fleet.js";
 import { addressOf, cell, count, number } from "./words.js";
 
-const MOST_CELLS = 64;
+const MOST_CELLS = 64; // of one resource
+
+/** A host's devices by state: all, or those of the resource that the view shows alone. */
+const countsIn = (host, { resource }) => (resource === null ? host.counts : host.totals.get(resource)?.counts ?? {});
 
 /** The hosts that the view's filter and search leave, in its order. */
 export function shownHosts(fleet, view) {
   const text = view.find.trim().toLowerCase();
-  const isShown = host => (!view.only || host.counts[view.only]) && (!text || host.text.includes(text));
+  const ofResource = host => view.resource === null || host.totals.has(view.resource);
+  const has = host => ofResource(host) && (!view.only || countsIn(host, view)[view.only]);
+  const isShown = host => has(host) && (!text || host.text.includes(text));
   const byName = (a, b) => (a.name < b.name ? -1 : 1);
   const byTrouble = (a, b) => b.weight - a.weight || byName(a, b);
   return [...fleet.hosts.values()].filter(isShown).sort(view.sort === "name" ? byName : byTrouble);
 }
 
-/** Devices by state. */
-export function countsOf(fleet) {
+/** Devices by state: all, or those of the resource that the view shows alone. */
+function countsOf(totals, { resource }) {
   const counts = Object.fromEntries(STATES.map(state => [state, 0]));
-  for (const host of fleet.hosts.values()) for (const state in host.counts) counts[state] += host.counts[state];
+  for (const [name, of] of totals)
+    if (resource === null || resource === name) for (const state of STATES) counts[state] += of.counts[state];
   return counts;
 }
 
@@ -28,28 +34,39 @@ const unserved = host => (host.process === null ? UNSERVED[host.life] ?? "no man
 
 /** What a tile says to those who do not see it: its name first. */
 function labelOf(host) {
-  const parts = STATES.filter(state => host.counts[state]).map(state => `${host.counts[state]} ${state}`);
+  const words = counts => STATES.filter(state => counts[state]).map(state => `${counts[state]} ${state}`).join(", ");
+  const isOne = host.totals.size === 1;
+  const parts = [...host.totals].map(([resource, { counts }]) => `${isOne ? "" : `${resource} `}${words(counts)}`);
   if (host.failing) parts.unshift(`${count(host.failing, "resource")} failing`);
   if (!host.managed) parts.unshift(unserved(host));
   if (host.waiting.length) parts.push(`${host.waiting.length} waiting`);
   return `${host.name}: ${parts.join(", ") || "no devices"}`;
 }
 
-function cellsOf(host) {
-  const states = host.devices.map(device => stateOf(device, host));
-  if (states.length > MOST_CELLS) states.sort((a, b) => STATES.indexOf(a) - STATES.indexOf(b));
-  const listed = Object.values(host.resources ?? {}).reduce((sum, resource) => sum + resource.total, 0);
-  const rest = Math.max(states.length, listed) - Math.min(states.length, MOST_CELLS);
-  const more = rest > 0 ? `+${number(rest)}` : nothing;
-  return html`<span class="cells" data-more=${more}>${states.slice(0, MOST_CELLS).map(cell)}</span>`;
+/** The resources of which a host has devices, also those for which its record has no room. */
+function resourcesOf(host) {
+  const counted = Object.entries(host.resources ?? {}).filter(([, { total }]) => total).map(([resource]) => resource);
+  return [...new Set([...host.totals.keys(), ...counted])].sort();
 }
 
-function tile(host, isOpen, hasTab) {
+/** The cells of one resource. Its name is there where others are beside it, so that a full one looks full. */
+function cellsOf(host, resource, isAlone) {
+  const states = host.devices.filter(device => device.resource === resource).map(device => stateOf(device, host));
+  if (states.length > MOST_CELLS) states.sort((a, b) => STATES.indexOf(a) - STATES.indexOf(b));
+  const rest = Math.max(states.length, host.resources?.[resource]?.total ?? 0) - Math.min(states.length, MOST_CELLS);
+  const more = rest > 0 ? `+${number(rest)}` : nothing;
+  return html`<span class="cells" data-more=${more}>${isAlone ? nothing : html`<span class="of">${resource}</span>`}${
+    states.slice(0, MOST_CELLS).map(cell)}</span>`;
+}
+
+function tile(host, isOpen, hasTab, only) {
+  const resources = resourcesOf(host).filter(resource => only === null || resource === only);
   const isBad = host.managed ? host.counts.unhealthy || host.failing : host.missed;
   const kind = `${host.managed ? "" : "unmanaged"} ${isBad ? "bad" : ""}`;
   return html`<a class="host ${kind}" href=${addressOf("host", host.name)} data-host=${host.name}
     aria-label=${labelOf(host)} aria-current=${isOpen ? "true" : nothing} tabindex=${hasTab ? 0 : -1}
-    ><span class="name">${host.name}</span>${cellsOf(host)}</a>`;
+    ><span class="name">${host.name}</span>${
+      resources.map(resource => cellsOf(host, resource, resources.length === 1))}</a>`;
 }
 
 /** Who has the grid's one tab stop. */
@@ -60,13 +77,23 @@ function grid(hosts, view) {
   return html`<div class="grid" role="group" aria-label="Hosts: arrow keys move, Enter opens">
     ${repeat(hosts, host => host.name, host => {
       const isOpen = host.name === open, hasTab = host.name === stop;
-      return guard([host, isOpen, hasTab], () => tile(host, isOpen, hasTab));
+      return guard([host, isOpen, hasTab, view.resource], () => tile(host, isOpen, hasTab, view.resource));
     })}</div>`;
 }
 
 const legend = (counts, view) => html`<div class="legend" role="group" aria-label="Only hosts with devices that are">
   ${STATES.map(state => html`<button data-only=${state} aria-pressed=${view.only === state}
     >${cell(state)}${state} ${number(counts[state])}</button>`)}</div>`;
+
+const freeOf = ({ total, counts }) => html`<b>${number(counts.free)} of ${number(total)} free</b>`;
+
+/** The numbers of each resource, and of its models if there are several. A click shows one resource alone. */
+const resourceButtons = (totals, view) => html`<div class="resources" role="group" aria-label="Only this resource">
+  ${[...totals].map(([resource, of]) => html`<button data-resource=${resource}
+    aria-pressed=${view.resource === resource}>${resource}: ${freeOf(of)}${
+    of.waiting ? `, ${of.waiting === 1 ? "1 waits" : `${number(of.waiting)} wait`}` : nothing}${
+    of.models.size < 2 ? nothing
+      : [...of.models].map(([model, each]) => html`<small>${model}: ${freeOf(each)}</small>`)}</button>`)}</div>`;
 
 const IN_BAR = ["held", "free", "unknown", "unhealthy"];
 
@@ -90,11 +117,13 @@ function nothingFound(fleet, view) {
 }
 
 export function fleetView(fleet, view) {
-  const counts = countsOf(fleet), hosts = shownHosts(fleet, view);
+  const totals = totalsOf(fleet);
+  if (!totals.has(view.resource)) view = { ...view, resource: null }; // it may have gone since somebody chose it
+  const counts = countsOf(totals, view), hosts = shownHosts(fleet, view);
   const isWhole = hosts.length === fleet.hosts.size;
   const part = isWhole ? nothing : `${number(hosts.length)} of ${count(fleet.hosts.size, "host")}`;
   return html`<section id="fleet" aria-labelledby="fleet-title" tabindex="-1">
-    ${bar(counts)}
+    ${resourceButtons(totals, view)}${bar(counts)}
     <div class="fleet-head"><h2 id="fleet-title">Fleet</h2>
       ${legend(counts, view)}<span class="dim" role="status">${part}</span>${tools(view)}</div>
     ${hosts.length ? grid(hosts, view) : nothingFound(fleet, view)}</section>`;
