@@ -8,11 +8,12 @@ from contextlib import asynccontextmanager
 import anyio
 import pytest
 import structlog
+from msgspec import structs
 
 from outfitter_proto import topics as all_topics
 from outfitter_proto.bus import Bus, Entry, TopicSpec
 from outfitter_proto.codec import encode
-from outfitter_proto.keys import checkpoint_key, host_writer, sweeper_writer
+from outfitter_proto.keys import host_writer, sweeper_writer
 from outfitter_proto.names import managers_topic
 from outfitter_proto.partitioning import murmur2, partition_of
 from outfitter_proto.records import Beat
@@ -164,11 +165,39 @@ async def test_a_manager_that_loses_the_right_says_that_it_does_not_sweep_and_sw
     assert [line["missing"] for line in lines if line["log_level"] == "warning"] == [["Write on transactional id x"]]
 
 
-async def test_a_manager_that_must_not_sweep_its_partition_leaves_it_to_others(made: FaultyBus) -> None:
-    await made.publish(TOPICS.allocations, 0, Entry(checkpoint_key(sweeper_writer(0)).encode(), b'{"type":"later"}'))
-    sweeper = manager(made, "h0")
-    async with running(sweeper):
+LATER = structs.replace(
+    SAMPLES["checkpoint"], writer=sweeper_writer(2), cluster=CLUSTER, scope="sweeper", format=2, needs=["cordon"]
+)
+
+
+@pytest.mark.parametrize("unusable", [encode(LATER), b'{"type":"later"}', b"{"])
+async def test_a_checkpoint_that_cannot_be_used_stops_the_sweeping_of_no_other_partition(
+    bus: FaultyBus, unusable: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await all_topics.create(bus, CLUSTER, partitions=4)
+    key = LATER.key.encode()
+    await bus.publish(TOPICS.allocations, 2, Entry(key, unusable))
+    sweeper = manager(bus, "h0", partitions=4, beat_s=None)
+
+    async def swept_partitions(count: int) -> None:
         with anyio.fail_after(WITHIN_S):
-            while sweeper.sweeps:  # noqa: ASYNC110  (told by nobody)
+            metrics = sweeper.instruments.metrics.registry
+            while metrics.get_sample_value("outfitter_swept_partitions") != count:  # noqa: ASYNC110  (told by nobody)
                 await anyio.sleep(0.01)
-        await sweeps(sweeper, 0)
+
+    monkeypatch.setattr(partition_sweeper, "REFUSED_S", 0.05)
+    with structlog.testing.capture_logs() as lines:
+        async with running(sweeper):
+            await sweeps(sweeper, 4)
+            await swept_partitions(3)
+            for partition in (0, 1, 3):
+                await say(bus, b"", None, partition)
+                await letters(bus, 1, partition)
+            assert sweeper.sweeps
+            await say(bus, b"", None, 2)
+            await bus.publish(TOPICS.allocations, 2, Entry(key, None))  # it was repaired
+            await letters(bus, 1, 2)
+            await swept_partitions(4)
+    errors = [line for line in lines if line["log_level"] == "error"]
+    assert [(line["event"], line["partition"]) for line in errors] == [("a partition cannot be swept", 2)]
+    assert LATER.key in errors[0]["error"]

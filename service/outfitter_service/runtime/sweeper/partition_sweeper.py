@@ -56,6 +56,8 @@ FIRST_DELAY_S, LONGEST_DELAY_S = 0.5, 30.0
 """Seconds between attempts to take the partition."""
 FENCED_S = 60.0
 """Seconds for which a sweeper that was fenced leaves the partition to the other one."""
+REFUSED_S = 300.0
+"""Seconds until a sweeper whose checkpoint cannot be used tries again: somebody may have repaired it."""
 NO_SUMMARIES: Mapping[Payer, Omitted] = {}
 _LOGGED = 20
 """Most dead letters of one commit that get a log line each."""
@@ -105,9 +107,11 @@ class PartitionSweeper:
         self._is_refused = False
         """Dead letters were refused for their size, and none was written since."""
         self.host_registry: HostRegistry | None = None
+        self.cannot_sweep = False
+        """The sweeper's checkpoint cannot be used, so nothing is swept."""
 
     async def run(self) -> None:
-        """Sweep until cancelled, through outages of the bus. Returns if this version must not sweep the partition."""
+        """Sweep until cancelled, through outages of the bus and while the checkpoint cannot be used."""
         try:
             await self._run()
         finally:
@@ -121,8 +125,11 @@ class PartitionSweeper:
             try:
                 await self._sweep_tenure()
             except LedgerRefusedError as error:
-                log.error("a partition cannot be swept", partition=partition, error=str(error))
-                return
+                self._context.instruments.outage.passed(self._activity)
+                if not self.cannot_sweep:
+                    log.error("a partition cannot be swept", partition=partition, error=str(error), again_s=REFUSED_S)
+                self.cannot_sweep = True
+                await anyio.sleep(REFUSED_S)
             except FencedError:
                 self._context.instruments.outage.passed(self._activity)
                 log.debug("another manager sweeps", partition=partition, again_s=FENCED_S)
@@ -140,7 +147,7 @@ class PartitionSweeper:
         """Take the partition and sweep it until the writer must be opened again.
 
         Raises:
-            LedgerRefusedError: this version must not sweep the partition.
+            LedgerRefusedError: the sweeper's checkpoint cannot be used.
             BusError: the bus did not answer, or another sweeper has taken the partition.
         """
         context = self._context
@@ -157,6 +164,7 @@ class PartitionSweeper:
                 clock=context.instruments.clock,
             )
             await host_registry.catch_up()
+            self.cannot_sweep = False
             self._held.clear()
             start = self._progress.begin(host_registry.checkpoint, input_id, ledger_id)
             async with await context.bus.open_reader(

@@ -88,15 +88,13 @@ class SweepingManager(Struct, frozen=True):
     """Seconds that a message of a host without a manager waits for one."""
     _sweepers: dict[int, tuple[PartitionSweeper, anyio.CancelScope]] = {}
     _signs: dict[int, PartitionSigns] = {}
-    _refused: set[int] = set()
-    """The partitions that this version must not sweep."""
     _missing: list[str] = []
     """The rights that this manager lacks."""
 
     @property
     def sweeps(self) -> bool:
         """Whether others may leave the sweeping to this manager."""
-        return not self._missing and not self._refused
+        return not self._missing
 
     async def run(self) -> None:
         """Sweep what is this manager's to sweep, until cancelled."""
@@ -162,13 +160,13 @@ class SweepingManager(Struct, frozen=True):
             scope = anyio.CancelScope()
             sweeper = PartitionSweeper(self._context(new), served=self._hosts)
             self._sweepers[new] = sweeper, scope
-            tasks.start_soon(self._sweep, new, sweeper, scope)
-        self.instruments.metrics.swept_partitions.set(len(self._sweepers))
+            tasks.start_soon(self._sweep, sweeper, scope)
+        swept = sum(not sweeper.cannot_sweep for sweeper, _ in self._sweepers.values())
+        self.instruments.metrics.swept_partitions.set(swept)
 
-    async def _sweep(self, partition: int, sweeper: PartitionSweeper, scope: anyio.CancelScope) -> None:
+    async def _sweep(self, sweeper: PartitionSweeper, scope: anyio.CancelScope) -> None:
         with scope:
             await sweeper.run()
-            self._refused.add(partition)
 
     def _context(self, partition: int) -> SweepContext:
         return SweepContext(
