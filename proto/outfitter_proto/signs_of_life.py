@@ -3,7 +3,10 @@
 Its writer's checkpoint says how often signs come. A writer whose last one is three intervals old counts as dead, also
 for a reader that has just begun and finds none. A writer that promises none is unknown.
 
-- The age of a sign goes by the newest sign of any manager, else by the reader's clock.
+- The age of a sign that has just come counts from its receipt. That of an earlier one goes by the last sign of its
+  partition or the newest of another one, else by the reader's clock.
+- A clock may be set back. So the last sign of a partition is the one with the highest offset, and no sign counts as
+  later than the next one. A time from the future makes no later sign look old.
 - Silence counts only while the topic can be read. Whoever could not read it waits three intervals first, so that no
   outage of the bus is blamed on managers.
 - Signs of another instance than the checkpoint's do not count.
@@ -42,6 +45,8 @@ FOLLOW_WAIT_S = 1.0
 """Time limit of one fetch while a reader waits for signs."""
 MOST = 50_000
 """Most managers whose signs are remembered: the last ones."""
+SLACK_MS = 10_000
+"""A sign whose time is so much earlier than that of the one before says that the bus's clock was set back."""
 BACKOFF_S = (0.5, 10.0)
 """The first and the longest delay between attempts to read the topic."""
 
@@ -86,7 +91,11 @@ def in_words(verdict: Verdict, ago: Callable[[datetime], str]) -> str:
 
 
 class _Heard(NamedTuple):
-    ms: int
+    """A sign. `ms`: when it came, as a time of the bus. `said_ms`: when by the bus's own record."""
+
+    partition: int
+    ms: float
+    said_ms: int
     beat: Beat
 
 
@@ -102,9 +111,12 @@ class SignsOfLife:
         self.now_ms = now_ms
         self.monotonic = monotonic
         self._heard: dict[tuple[str, str], _Heard] = {}
-        self._newest_ms = 0
+        self._last_ms: dict[int, float] = {}
+        """When the last sign of each partition came."""
         self._clock = now_ms(), monotonic()
-        """A time of the bus, as far as known, and when it was."""
+        """The time by the reader's clock, and when it was."""
+        self._clocks: dict[int, tuple[float, float]] = {}
+        """The same by the bus's clock, of each partition whose signs come now. Nothing moves it later."""
         self._since: dict[int, float] = {}
         """From when on silence counts, of each partition that can be read."""
         self._as_of: dict[int, float] = {}
@@ -115,24 +127,39 @@ class SignsOfLife:
     # --- reading ---
 
     def add(self, message: Message, *, live: bool = False) -> None:
-        """Add a record of the topic. `live`: the bus has just taken it, so its time is the bus's time now."""
+        """Add a record of the topic. `live`: the bus has just taken it, so its time is the bus's time now. Otherwise
+        the partition is read, or read again."""
         if message.value is None or message.unreadable is not None:
             return
         try:
             beat = codec.decode_beat(message.value, key=message.key)
         except codec.WireError:
             return  # of a later version, or somebody else's
-        key = beat.writer, beat.instance
+        key, partition = (beat.writer, beat.instance), message.partition
+        if live:
+            then_ms, then = self._clocks.setdefault(partition, (message.timestamp_ms, self.monotonic()))
+            ms = then_ms + (self.monotonic() - then) * 1000
+        else:
+            self._clocks.pop(partition, None)
+            ms = message.timestamp_ms
+        if ms < self._last_ms.get(partition, 0) - SLACK_MS:
+            self._set_back(partition, ms)
+        self._last_ms[partition] = ms
         self._dead.pop(key, None)
         self._heard.pop(key, None)
-        self._heard[key] = _Heard(message.timestamp_ms, beat)  # the last one in the order of the dictionary
+        self._heard[key] = _Heard(
+            partition, ms, message.timestamp_ms, beat
+        )  # the last one in the order of the dictionary
         if len(self._heard) > MOST:
             forgotten = next(iter(self._heard))
             del self._heard[forgotten]
             self._dead.pop(forgotten, None)
-        self._newest_ms = max(self._newest_ms, message.timestamp_ms)
-        if live:
-            self._clock = message.timestamp_ms, self.monotonic()
+
+    def _set_back(self, partition: int, ms: float) -> None:
+        """The signs of a partition so far came no later than this, whatever the bus's clock was then."""
+        for key, heard in self._heard.items():
+            if heard.partition == partition and heard.ms > ms:
+                self._heard[key] = heard._replace(ms=ms)
 
     def has_read(self, partition: int, as_of: float) -> None:
         """A partition was read to its end, as it was at this moment of the monotonic clock."""
@@ -206,14 +233,17 @@ class SignsOfLife:
         return is_gone(process)
 
     def _now_ms(self, partition: int, silence_ms: float) -> float:
-        """The time of the bus up to which a partition was read: that of the newest sign, unless all are silent."""
-        then_ms, then = self._clock
+        """The time of the bus up to which a partition was read: that of the newest sign, unless all are silent. A sign
+        of another partition may come from the future."""
+        then_ms, then = self._clocks.get(partition, self._clock)
         now_ms = then_ms + (self._as_of[partition] - then) * 1000
-        return self._newest_ms if now_ms - self._newest_ms < silence_ms else now_ms
+        elsewhere_ms = min(now_ms, max(self._last_ms.values(), default=0))
+        newest_ms = max(elsewhere_ms, self._last_ms.get(partition, 0))
+        return newest_ms if now_ms - newest_ms < silence_ms else now_ms
 
 
 def _dead(heard: _Heard | None) -> Verdict:
-    return Verdict(Life.DEAD, None if heard is None else datetime.fromtimestamp(heard.ms / 1000, UTC))
+    return Verdict(Life.DEAD, None if heard is None else datetime.fromtimestamp(heard.said_ms / 1000, UTC))
 
 
 def judge(

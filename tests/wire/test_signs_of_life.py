@@ -51,9 +51,11 @@ def checkpoint(name: str = "host/h", instance: str = "one", beat_s: Any = 20.0, 
     )  # fmt: skip
 
 
-def sign(clock: Clock, name: str = "host/h", instance: str = "one", *, ago_s: float = 0.0, **more: Any) -> Message:
+def sign(
+    clock: Clock, name: str = "host/h", instance: str = "one", *, ago_s: float = 0.0, partition: int = 0, **more: Any
+) -> Message:
     value = encode(Beat(writer=name, instance=instance, version="1", **more))
-    return Message("c.managers", 0, 0, name.encode(), value, clock.bus_ms - int(ago_s * 1000))
+    return Message("c.managers", partition, 0, name.encode(), value, clock.bus_ms - int(ago_s * 1000))
 
 
 @pytest.mark.parametrize(("ago_s", "life"), [(0, Life.LIVES), (59, Life.LIVES), (60, Life.DEAD), (179, Life.DEAD)])
@@ -151,6 +153,72 @@ def test_the_age_goes_by_the_newest_sign_of_any_manager(clock: Clock) -> None:
     signs.add(sign(clock, "host/other", ago_s=5))
     signs.has_read(0, clock.now)
     assert signs.of(checkpoint()).life is Life.LIVES
+
+
+HOUR_S = 3600.0
+
+
+@pytest.mark.parametrize("partition", [0, 1])
+@pytest.mark.parametrize("live", [False, True])
+@pytest.mark.parametrize("skew_s", [0.0, 5.0, -5.0])
+def test_a_sign_of_a_clock_that_was_ahead_makes_no_later_sign_look_old(
+    partition: int, live: bool, skew_s: float
+) -> None:
+    """Of the same partition, or of one whose broker's clock was ahead and where nobody has written since."""
+    clock = Clock(skew_s)
+    signs = clock.signs()
+    signs.add(sign(clock, ago_s=20))
+    signs.add(sign(clock, "host/other", ago_s=-HOUR_S, partition=partition), live=live)
+    for _ in range(10):
+        signs.add(sign(clock, sweeps=True), live=live)
+        signs.has_read(0, clock.now)
+        assert signs.of(checkpoint()).life is Life.LIVES
+        assert "host/h" in signs.sweepers(0, 50)
+        clock.now += 20
+    clock.now += 40
+    signs.add(sign(clock, "host/another", sweeps=True), live=live)
+    signs.has_read(0, clock.now)
+    assert signs.of(checkpoint()) == Verdict(Life.DEAD, START + timedelta(seconds=clock.now - 60))
+    assert set(signs.sweepers(0, 50)) == {"host/another"}
+
+
+def test_a_sign_from_the_future_makes_no_earlier_one_look_old_for_who_follows(clock: Clock) -> None:
+    signs = clock.signs()
+    signs.add(sign(clock), live=True)
+    clock.now += 10
+    signs.add(sign(clock, "host/other", ago_s=-HOUR_S), live=True)
+    signs.has_read(0, clock.now)
+    assert signs.of(checkpoint()).life is Life.LIVES
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_who_was_heard_last_before_the_clock_was_set_back_is_dead_after_three_intervals(
+    clock: Clock, live: bool
+) -> None:
+    signs = clock.signs()
+    signs.add(sign(clock, sweeps=True, ago_s=-HOUR_S), live=live)
+    for _ in range(4):
+        clock.now += 20
+        signs.add(sign(clock, "host/other"), live=live)
+    signs.has_read(0, clock.now)
+    assert signs.of(checkpoint()).life is Life.DEAD
+    assert set(signs.sweepers(0, 60)) == set()
+
+
+def test_after_an_outage_in_which_the_clock_was_set_back_all_are_judged_anew(clock: Clock) -> None:
+    signs = clock.signs()
+    signs.add(sign(clock, ago_s=-HOUR_S), live=True)
+    signs.has_read(0, clock.now)
+    signs.could_not_read(0)
+    clock.now += 100
+    signs.add(sign(clock, ago_s=5))  # whoever follows reads the last minutes again
+    signs.has_read(0, clock.now)
+    clock.now += 60
+    signs.add(sign(clock), live=True)
+    signs.add(sign(clock, "host/other"), live=True)
+    signs.has_read(0, clock.now)
+    assert signs.of(checkpoint()).life is Life.LIVES
+    assert signs.of(checkpoint("host/other")).life is Life.LIVES
 
 
 def test_an_outage_of_the_bus_is_not_blamed_on_managers(clock: Clock) -> None:
