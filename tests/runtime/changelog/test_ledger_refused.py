@@ -26,6 +26,16 @@ CASES: dict[str, tuple[str, Change, str]] = {
         lambda record: record | {"format": 2, "needs": ["orders", "parts"]},
         "@checkpoint/host/h needs orders, parts, and this version knows nothing of that: run the version of Outfitter ",
     ),
+    "much that a later version needs": (
+        "@checkpoint/host/h",
+        lambda record: record | {"format": 2, "needs": [f"order-{n:05}" for n in range(5_000)]},
+        f"needs {', '.join(f'order-{n:05}' for n in range(15))}, order…, and this version knows",
+    ),
+    "a damaged checkpoint": (
+        "@checkpoint/host/h",
+        lambda record: record | {"at": "yesterday"},
+        "is damaged there, and without a checkpoint no manager can continue: restore a backup (service/recover.md",
+    ),
     "a damaged record": ("@host/h", lambda record: record | {"since": "yesterday"}, "damaged"),
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -52,3 +53,25 @@ async def test_only_the_last_checkpoint_of_a_writer_counts(tmp_path: Path, monke
     async with connect(f"sqlite://{tmp_path}/bus/bus.db?synchronous=NORMAL") as bus:
         with pytest.raises(BackupError, match="has a damaged checkpoint"):
             await restoration.restore_backup(bus, CLUSTER, file, history=True)
+
+
+async def test_the_ledgers_records_are_not_kept_while_the_registrations_are_put(tmp_path: Path) -> None:
+    """The archive promises that one line at a time is in memory."""
+    size, count = 1_000, 20_000
+    header = Header(at=datetime.now(UTC), cluster=CLUSTER, partitions=1, ledger_id="x", outfitter="0")
+    with archive.writing(tmp_path / "backup", header) as writer:
+        for offset in range(count):
+            key, value = f"h/w/{offset}".encode(), f"{offset:0{size}}".encode()
+            writer.add(SavedRecord(partition=0, offset=offset, timestamp_ms=0, key=key, value=value))
+        writer.end()
+    contents = restoration._Contents(header=header)
+    async with connect(f"sqlite://{tmp_path}/bus/bus.db?synchronous=NORMAL") as bus:
+        await wanted.create(bus, CLUSTER, partitions=1)
+        restoring = restoration._Restoring(bus, CLUSTER, tmp_path / "backup", contents, history=True)
+        tracemalloc.start()
+        try:
+            assert await restoring.put_registrations() == 0
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert peak < size * count / 4

@@ -15,6 +15,8 @@ NEWEST = 2
 """The newest `Checkpoint.format` that this version can work on."""
 KNOWN = frozenset([kind.needs for kind in KINDS.values() if kind.needs is not None])
 """The `Checkpoint.needs` that this version knows."""
+MOST_SHOWN = 200
+"""Most characters of unknown needs that an error names."""
 
 
 def refusal(checkpoint: Checkpoint) -> str | None:
@@ -26,8 +28,9 @@ def refusal(checkpoint: Checkpoint) -> str | None:
         )
     if unknown := ", ".join(sorted(set(checkpoint.needs or ()) - KNOWN)):
         known = ", ".join(sorted(KNOWN)) or "nothing of that"
+        shown = unknown if len(unknown) <= MOST_SHOWN else f"{unknown[:MOST_SHOWN]}…"
         return (
-            f"{checkpoint.key} needs {unknown}, and this version knows {known}: run the version of Outfitter that "
+            f"{checkpoint.key} needs {shown}, and this version knows {known}: run the version of Outfitter that "
             "wrote it, or a newer one, here"
         )
     return None

@@ -19,7 +19,7 @@ from msgspec import Struct, structs
 from outfitter_proto.bus import Bus, Message, OffsetOutOfRangeError
 from outfitter_proto.bus.reading import MARKERS_WAIT_S, read_to
 from outfitter_proto.codec import UnknownTypeError, WireError, decode_ledger, encode
-from outfitter_proto.keys import CHECKPOINT, HOST, AllocationKey, checkpoint_key, host_of, sweeper_writer
+from outfitter_proto.keys import CHECKPOINT, HOST, AllocationKey, checkpoint_key, host_of, sweeper_writer, writer_of
 from outfitter_proto.records import (
     HOLDING_STATES,
     Allocation,
@@ -267,6 +267,11 @@ def _checked_record(key: bytes, value: LedgerRecord | bytes, topic_partition: st
             f"{error}. A later version of Outfitter wrote it: run that version, or a newer one, here"
         ) from error
     except WireError as error:
+        if writer_of(key) is not None:
+            raise LedgerRefusedError(
+                f"{error}. The ledger in {topic_partition} is damaged there, and without a checkpoint no manager can "
+                'continue: restore a backup (service/recover.md, "One damaged record")'
+            ) from error
         raise LedgerRefusedError(
             f"{error}. The ledger in {topic_partition} is damaged there; to continue without this record, stop the "
             f"manager, run `outfitter ledger forget {key.decode('utf-8', 'backslashreplace')}`, and start again"

@@ -333,6 +333,15 @@ def test_a_damaged_record_is_a_problem_with_the_command_that_continues_without_i
     assert "outfitter ledger forget gpu-3/w/run-1" in found.remedy
 
 
+@pytest.mark.parametrize(("scope", "writer"), [(OF_HOST, "host/gpu-3"), (OF_CLUSTER, "partition/1")])
+def test_a_damaged_checkpoint_is_a_problem_that_a_backup_ends(tmp_path: Path, scope: str, writer: str) -> None:
+    write(tmp_path, Entry(f"@checkpoint/{writer}".encode(), b'{"type":"checkpoint", broken'))
+    (found,) = ledger_findings(tmp_path, scope)
+    assert found.verdict is Grade.PROBLEM
+    assert "restore a backup" in found.remedy
+    assert "ledger forget" not in found.remedy
+
+
 def test_a_record_of_an_earlier_version_that_lacks_names_is_a_problem_while_somebody_holds_a_device(
     tmp_path: Path,
 ) -> None:

@@ -336,7 +336,8 @@ class _Restoring:
         left = in_topic.copy()
         with reading(self._path) as (_, lines):
             for line in lines:
-                left[line.key, line.value] -= isinstance(line, SavedRegistration)
+                if isinstance(line, SavedRegistration) and (line.key, line.value) in left:
+                    left[line.key, line.value] -= 1
         newer, ended = _newest(+left), _ended(+left)
         with reading(self._path) as (_, lines):
             for line in lines:
