@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import secrets
 import shutil
 import sqlite3
 import stat
@@ -142,6 +143,51 @@ def test_a_restored_ledger_is_taken_only_if_it_is_adopted_and_then_lends_nothing
     saved.restart()  # once adopted it needs nobody's word any more
     verdict = saved.outfitter("verify")
     assert verdict.returncode == 0, verdict.stdout
+
+
+def test_a_restored_ledger_raises_no_alarm_once_it_is_compacted_and_a_lost_step_is_found(saved: Manager) -> None:
+    renew(saved)
+    run(saved, ["outfitter", "restore", "ledger.gz"])
+    saved.start("--adopt-ledger")
+    for _ in range(3):
+        lend_and_return(saved)
+    saved.stop()
+    compact(saved)
+    verdict = saved.outfitter("verify")
+    assert verdict.returncode == 0, verdict.stdout
+    saved.start()
+    lend_and_return(saved)
+    saved.stop()
+    forget_a_step(saved)
+    forged = saved.outfitter("verify")
+    assert forged.returncode == 1
+    assert "history does not have" in forged.stdout
+
+
+def lend_and_return(manager: Manager) -> None:
+    worker = f"short-{secrets.token_hex(4)}"
+    register(manager, worker)
+    assert manager.outfitter("deregister", "--worker", worker).returncode == 0
+    manager.wait_for_state(worker, "ended")
+
+
+def compact(manager: Manager) -> None:
+    """Do at once what a manager does each minute."""
+
+    async def maintained() -> None:
+        async with connect(manager.bus_url) as bus:
+            await bus.maintain()
+
+    anyio.run(maintained)
+
+
+def forget_a_step(manager: Manager) -> None:
+    """Remove the newest step from history, as somebody can do in a file."""
+    with closing(sqlite3.connect(manager.folder / "bus.db")) as connection, connection:
+        [(number,)] = connection.execute("SELECT id FROM topic WHERE name = ?", (topics().history,)).fetchall()
+        steps = 'topic = ? AND instr(value, CAST(\'"type":"transition"\' AS BLOB))'
+        [(newest,)] = connection.execute(f"SELECT max(off) FROM record WHERE {steps}", (number,)).fetchall()
+        connection.execute("DELETE FROM record WHERE topic = ? AND off = ?", (number, newest))
 
 
 def test_a_file_that_is_no_whole_backup_is_refused_and_nothing_is_written(saved: Manager) -> None:

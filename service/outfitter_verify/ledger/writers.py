@@ -189,7 +189,9 @@ class Commits:
             writer.gaps.append((writer.commits[-1].offset if writer.commits else -1, commit.offset))
         elif number > before + 1:
             low = writer.commits[-1].offset if writer.commits else -1
-            missing = number - before - 1
+            # The first one that is left tells where the numbers begin: a restored writer goes on from elsewhere, and
+            # compaction may have removed the commit that said so. At least one is missing then.
+            missing = number - before - 1 if writer.commits else 1
             # Each missing commit had a checkpoint and, on a bus with markers, a marker. The marker of the commit before
             # is in between, too.
             markers = self.reading.markers

@@ -82,6 +82,7 @@ class World:
         self.letters = Stream("dead-letters")
         self.writer = f"host/{HOST}"
         self.instance = "first"
+        self.ledger_id = "L" * 22
         self.commits = 0
         self.token = 0
         self.position = 0
@@ -200,7 +201,7 @@ class World:
         checkpoint = {
             "type": "checkpoint", "writer": self.writer, "instance": self.instance, "cluster": "outfitter",
             "scope": self.writer.partition("/")[0].replace("partition", "cluster"),
-            "commit": self.commits, "token": self.token, "at": AT, "format": 1,
+            "commit": self.commits, "token": self.token, "at": AT, "format": 1, "ledger_id": self.ledger_id,
             "input": {"topic_id": TOPIC_ID, "partition": PARTITION, "from": self.position, "to": position},
         }  # fmt: skip
         if ahead:
@@ -245,6 +246,35 @@ class World:
         if tells:
             self.snapshot()
 
+    # --- disasters ---
+
+    def begin_anew(self) -> None:
+        """All topics but history are lost, and managers begin anew."""
+        for stream in (self.registrations, self.allocations, self.letters):
+            stream.records.clear()
+            stream.end = 0
+        self.instance = "first"
+        self.commits = self.token = self.position = 0
+        self.now.clear()
+        self.hosts.clear()
+        self.sources.clear()
+        self.ledger_id = "M" * 22
+
+    def restore(self) -> None:
+        """The ledger is lost, and restored from a backup of its end."""
+        self.allocations.records.clear()
+        self.allocations.end = 0
+        for key, body in {**self.now, **self.hosts}.items():
+            self.allocations.append(key, body)
+        self.commits += 2**32
+        self.token += 2**32
+        self.ledger_id = "backup/2026-01-31"
+        tells, self.tells, instance, self.instance = self.tells, False, self.instance, "restore"
+        for partitions in (0, PARTITIONS):
+            self.commit(to=self.position, partitions=partitions)
+        self.ledger_id = "M" * 22
+        self.restart(instance, tells=tells)
+
     # --- what the checker says ---
 
     def reading(self) -> Reading:
@@ -262,9 +292,9 @@ class World:
 HOLDING = {"preparing", "allocated", "releasing"}
 
 
-def lived_in(*, markers: bool = True) -> World:
+def lived_in(world: World | None = None, *, markers: bool = True) -> World:
     """A world in which something of everything has happened, and nothing is wrong."""
-    world = World(markers=markers)
+    world = world or World(markers=markers)
     world.commit()
     world.register("a")
     operators = {"infer": {"gpu": {"amount": 1}}, "load": {"net": {"amount": 1}, "disk": {"amount": 1}}}
