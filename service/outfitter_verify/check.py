@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from outfitter_verify import wire
+from outfitter_verify.history import earlier
 from outfitter_verify.history.steps import History
 from outfitter_verify.ledger.order import Order
 from outfitter_verify.ledger.walk import LedgerWalk
@@ -65,7 +66,8 @@ def _partition(reading: Reading, logs: Partition, findings: Findings) -> LedgerW
     )
     answers = Answers(logs, inputs, partitions=reading.partitions, unseen=unseen, findings=findings)
     releases = Releases(logs.registrations, answers.messages, findings)
-    history = History(logs.history, logs.allocations, partitions=reading.partitions, findings=findings)
+    of_this_ledger = _of_this_ledger(logs, findings)
+    history = History(of_this_ledger, logs.allocations, partitions=reading.partitions, findings=findings)
     commits = Commits(logs.allocations, logs.registrations, reading, findings)
 
     def on_commit(writer: VisibleWriter, commit: VisibleCommit, records: list[Written]) -> None:
@@ -85,6 +87,17 @@ def _partition(reading: Reading, logs: Partition, findings: Findings) -> LedgerW
     if logs.allocations.start > 0:
         findings.note_partial("steps", "the ledger does not begin at its first record")
     return ledger
+
+
+def _of_this_ledger(logs: Partition, findings: Findings) -> Log:
+    """The history without what it has of an earlier ledger."""
+    log = logs.history
+    ids = {each.ledger_id for each in _checkpoints(logs.allocations) if each.ledger_id is not None}
+    begin = earlier.begin(log, logs.allocations, ids)
+    if begin == 0:
+        return log
+    findings.note_partial("history", f"not looked at before {log.place(begin)}: an earlier ledger")
+    return log._replace(records=[record for record in log.records if record.offset >= begin])
 
 
 def _checkpoints(ledger: Log) -> Iterator[wire.Checkpoint]:

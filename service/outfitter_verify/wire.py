@@ -175,6 +175,8 @@ class Checkpoint:
     ahead: Mapping[str, int]
     """Hosts whose messages are read to an offset beyond `to`."""
     at_ms: int
+    ledger_id: str | None
+    """The id of the topic that its ledger is in; None: an earlier version left it out."""
     moved: bool
     """Its records were decided elsewhere: a backup was restored, or version 0.2 added partitions."""
     unseen: int
@@ -321,6 +323,7 @@ def checkpoint(body: Mapping[str, Any]) -> Checkpoint:
         begin=_get(read, "begin", int, 0),
         ahead={host: _get(ahead, host, int) for host in ahead},
         at_ms=_milliseconds(body, "at"),
+        ledger_id=_get(body, "ledger_id", str, None),
         moved=body.get("partitions") == 0,
         unseen=_get(_get(body, "grown", dict, {}), "until", int, 0),
         grace_ms=round(_seconds(body, "lease_grace_s") * 1000),

@@ -95,10 +95,12 @@ def test_a_ledger_that_was_lost_is_restored_and_what_was_asked_since_is_answered
 def test_a_ledger_that_was_lost_without_a_backup_begins_anew(manager: Manager) -> None:
     register(manager, "w1")
     manager.outfitter("deregister", "--worker", "w1")
+    manager.wait_for_state("w1", "ended")
     for command in commands("The ledger is lost"):
         if command[:2] != ["outfitter", "restore"]:
             run(manager, command)
     assert register(manager, "w2")["token"] > 0
+    verified_with_replay(manager)
 
 
 def test_history_that_was_lost_while_nobody_served_begins_with_a_snapshot(manager: Manager) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import secrets
 import shutil
 import sqlite3
@@ -158,6 +159,32 @@ def test_a_restored_ledger_raises_no_alarm_once_it_is_compacted_and_a_lost_step_
     saved.start()
     lend_and_return(saved)
     saved.stop()
+    forget_a_step(saved)
+    forged = saved.outfitter("verify")
+    assert forged.returncode == 1
+    assert "history does not have" in forged.stdout
+
+
+def test_a_ledger_that_begins_anew_raises_no_alarm_and_a_lost_step_is_found(saved: Manager) -> None:
+    saved.start()
+    for worker in ("w1", "w2"):
+        assert saved.outfitter("deregister", "--worker", worker).returncode == 0
+        saved.wait_for_state(worker, "ended")
+    lend_and_return(saved)
+    saved.stop()
+    assert saved.outfitter("verify").returncode == 0
+    forget_all(saved)
+    assert saved.outfitter("verify").returncode == 0, "nobody has begun the new one yet"
+    saved.start("--adopt-ledger")
+    for worker in ("w1", "w4"):
+        register(saved, worker)
+    lend_and_return(saved)
+    saved.stop()
+    verdict = saved.outfitter("verify", "--json")
+    assert verdict.returncode == 0, verdict.stdout
+    [check] = [check for check in json.loads(verdict.stdout)["checks"] if check["name"] == "history"]
+    assert re.search(rf"not looked at before {topics().history}/0/\d+: an earlier ledger", str(check["partial"]))
+    verified_with_replay(saved)
     forget_a_step(saved)
     forged = saved.outfitter("verify")
     assert forged.returncode == 1
