@@ -5,6 +5,7 @@ Of both hosts `w1` has the device. `w3` had registered and deregistered, which n
 
 from __future__ import annotations
 
+import fcntl
 import gzip
 import json
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ import pytest
 
 from support.managers.process import Manager, ManagerError, files_config
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # each may wait for the others
 
 GROWN = Path(__file__).parent / "grown"
 HOSTS = ("h1", "h0")
@@ -23,7 +24,8 @@ Make = Callable[..., Manager]
 
 @pytest.fixture
 def make(tmp_path: Path) -> Iterator[Make]:
-    """Makes a manager of this version: `make(host, bus)`."""
+    """Makes a manager of this version: `make(host, bus)`. It is for one test at a time: a machine has one manager of
+    each host."""
     made: list[Manager] = []
 
     def manager(host: str, bus: Path) -> Manager:
@@ -31,12 +33,14 @@ def make(tmp_path: Path) -> Iterator[Make]:
         made.append(Manager(folder, files_config(folder / "gpus", gpus=1), host=host, bus=f"sqlite://{bus}"))
         return made[-1]
 
-    try:
-        yield manager
-    finally:
-        for each in made:
-            each.kill9()
-            print(f"--- {each.log}\n{each.log_tail()}")
+    with (GROWN / "0.2.0-backup.gz").open("rb") as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        try:
+            yield manager
+        finally:
+            for each in made:
+                each.kill9()
+                print(f"--- {each.log}\n{each.log_tail()}")
 
 
 def unpacked(name: str, folder: Path) -> Path:

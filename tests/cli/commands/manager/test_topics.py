@@ -155,7 +155,7 @@ async def test_partitions_that_were_added_without_moving_anything_are_told_by_th
     bus: str, tmp_path: Path
 ) -> None:
     topics(bus, "create", "--partitions", "2")
-    host = next(f"h{n}" for n in range(99) if partition_of(f"h{n}", 2) != partition_of(f"h{n}", 3))
+    host = next(f"moves-{n}" for n in range(99) if partition_of(f"moves-{n}", 2) != partition_of(f"moves-{n}", 3))
     manager = Manager(tmp_path, files_config(tmp_path / "gpus", gpus=1), bus=bus, host=host)
     manager.start()
     manager.stop()
