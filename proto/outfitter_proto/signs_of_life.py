@@ -147,9 +147,8 @@ class SignsOfLife:
         self._last_ms[partition] = ms
         self._dead.pop(key, None)
         self._heard.pop(key, None)
-        self._heard[key] = _Heard(
-            partition, ms, message.timestamp_ms, beat
-        )  # the last one in the order of the dictionary
+        heard = _Heard(partition, ms, message.timestamp_ms, beat)
+        self._heard[key] = heard  # the last one in the order of the dictionary
         if len(self._heard) > MOST:
             forgotten = next(iter(self._heard))
             del self._heard[forgotten]

@@ -10,6 +10,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec import UNSET, structs
 
 from outfitter_proto.bus import Message
@@ -219,6 +221,36 @@ def test_after_an_outage_in_which_the_clock_was_set_back_all_are_judged_anew(clo
     signs.has_read(0, clock.now)
     assert signs.of(checkpoint()).life is Life.LIVES
     assert signs.of(checkpoint("host/other")).life is Life.LIVES
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(1, 40), st.sampled_from([None, "host/h", "host/i"]), st.sampled_from([0, 0, 0, -90, 4000])
+        ),
+        max_size=30,
+    )
+)
+def test_whatever_the_clock_of_the_bus_does_who_follows_goes_by_when_signs_came(
+    steps: list[tuple[int, str | None, int]],
+) -> None:
+    """A step: so many seconds pass, somebody may give a sign, and the bus's clock is off by so many seconds then."""
+    clock = Clock()
+    signs = clock.signs()
+    came = dict.fromkeys(["host/h", "host/i"], clock.now)
+    for name in came:
+        signs.add(sign(clock, name), live=True)
+    signs.has_read(0, clock.now)
+    for passed_s, name, ahead_s in steps:
+        clock.now += passed_s
+        if name is not None:
+            signs.add(sign(clock, name, ago_s=-ahead_s), live=True)
+            came[name] = clock.now
+        signs.has_read(0, clock.now)
+        last = max(came.values())
+        for each, at in came.items():
+            silent_s = max(last - at, clock.now - at if clock.now - last >= 60 else 0)
+            assert (signs.of(checkpoint(each)).life is Life.DEAD) is (silent_s >= 60), each
 
 
 def test_an_outage_of_the_bus_is_not_blamed_on_managers(clock: Clock) -> None:
