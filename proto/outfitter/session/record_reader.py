@@ -218,16 +218,13 @@ class RecordReader:
             self._apply_allocation(record)
 
     def _apply_allocation(self, record: Allocation) -> None:
-        if self.record is not None and record.source != self.record.source:
-            # the first allocation ended so long ago that the manager has deleted its record
+        before = self.record
+        if before is not None and (record.source != before.source or _is_granted_anew(before, record)):
+            # the first allocation ended so long ago that the manager has deleted its record, or is in another ledger
             self.registered_anew = True
-            why = f"allocation {record.key} had ended, and was registered anew"
-            self._watch.close(AllocationEndedError(why, record=self.record))
-            return
-        if self.record is not None and _is_granted_anew(self.record, record):
-            self.registered_anew = True
-            why = f"the ledger was made anew, where allocation {record.key} is granted anew: its devices are others'"
-            self._watch.close(AllocationEndedError(why, record=self.record))
+            how = "registered" if record.source != before.source else "granted"
+            why = f"allocation {record.key} had ended, and was {how} anew"
+            self._watch.close(AllocationEndedError(why, record=before))
             return
         if not self._attach:  # else another process keeps the lease
             self._set_lease(record.request.lease_s)
