@@ -19,7 +19,6 @@ import secrets
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -32,7 +31,7 @@ import pytest
 from outfitter_proto.bus import connect
 from outfitter_service.query import ledger_view
 from support.kafka.broker import KafkaBroker
-from support.polling import PATIENCE_S, pause_s, until
+from support.polling import PATIENCE_S, until
 
 OUTFITTER = (sys.executable, "-m", "outfitter_service.cli")
 """The command line of the interpreter that runs the tests."""
@@ -287,19 +286,18 @@ class Manager:
             connection.close()
 
     def _await(self, condition: Callable[[], object], what: str) -> None:
-        begun = time.monotonic()
-        while True:
+        def look() -> object:
             if self._process is None or self._process.poll() is not None:
                 code = None if self._process is None else self._process.returncode
                 self._process = None
                 raise ManagerError(f"the manager ended with {code} before it was {what}\n{self.log_tail()}")
-            if condition():
-                return
-            waited_s = time.monotonic() - begun
-            if waited_s > READY_WITHIN:
-                self.kill9()
-                raise ManagerError(f"the manager was not {what} within {READY_WITHIN:g} s\n{self.log_tail()}")
-            time.sleep(pause_s(waited_s))
+            return condition()
+
+        try:
+            until(look, self.log_tail, within_s=READY_WITHIN)
+        except AssertionError as error:
+            self.kill9()
+            raise ManagerError(f"the manager was not {what} within {READY_WITHIN:g} s\n{self.log_tail()}") from error
 
     def _end(self, number: int) -> int:
         if self._process is None:
