@@ -264,11 +264,8 @@ def _is_behind(place: str, query: Paged) -> bool:
 
 
 def _is_device_chosen(device: DeviceEntry, query: items.ResourceQuery, wanted: labels.Wanted) -> bool:
-    return (
-        query.resource in {UNSET, device.resource}
-        and device.is_model(query.model or None)
-        and query.health in {UNSET, device.health}
-        and (not wanted or any(labels.has_all(each.request.labels, wanted) for each in device.holders))
+    return device.fits(query.resource or None, query.model or None, query.health or None) and (
+        not wanted or any(labels.has_all(each.request.labels, wanted) for each in device.holders)
     )
 
 

@@ -7,11 +7,12 @@ when somebody asks for it, because a shared device may have thousands of holders
 from __future__ import annotations
 
 import math
+from abc import ABCMeta, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import chain, islice
 
-from msgspec import UNSET, Struct
+from msgspec import UNSET, Struct, StructMeta
 
 from outfitter_proto.records import Allocation, Device, Health, Host, InventoryDevice, ResourceInventory
 from outfitter_service.core.state import lending
@@ -45,7 +46,11 @@ class DeviceHolder(Struct, frozen=True, kw_only=True):
     labels: dict[str, str] = {}
 
 
-class HostDevice(Struct, frozen=True, kw_only=True):
+class _AbstractStruct(StructMeta, ABCMeta):
+    """The type of structs with abstract methods."""
+
+
+class HostDevice(Struct, frozen=True, kw_only=True, metaclass=_AbstractStruct):
     """One device of one host, and whether it is lent. `state`: its state apart from allocations (a quarantine), or
     None."""
 
@@ -64,9 +69,9 @@ class HostDevice(Struct, frozen=True, kw_only=True):
         return lending.block_of(self.health, self.reason)
 
     @property
+    @abstractmethod
     def use(self) -> Use | None:
         """How it is held by those who hold it."""
-        raise NotImplementedError
 
     @property
     def not_lent(self) -> Block | Use | None:
@@ -83,9 +88,14 @@ class HostDevice(Struct, frozen=True, kw_only=True):
         """Its model, if the driver names one."""
         return self.properties.get("model") or None
 
-    def is_model(self, text: str | None) -> bool:
-        """Whether its model has this text in its name, in upper or lower case; None: any device."""
-        return text is None or (self.model is not None and text.casefold() in self.model.casefold())
+    def fits(self, resource: str | None, model: str | None, health: str | None = None) -> bool:
+        """Whether it is of that resource and health, and its model has the text `model` in its name, in upper or lower
+        case. None: any."""
+        return (
+            resource in {None, self.resource}
+            and health in {None, self.health}
+            and (model is None or (self.model is not None and model.casefold() in self.model.casefold()))
+        )
 
     @property
     def memory(self) -> str | None:

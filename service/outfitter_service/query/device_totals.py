@@ -86,7 +86,7 @@ def devices_in(ledger: LedgerView, resource: str | None, model: str | None) -> l
         device
         for _, record in sorted(ledger.hosts.items())
         for device in entries_of(ledger, record)
-        if resource in {None, device.resource} and device.is_model(model)
+        if device.fits(resource, model)
     ]
 
 

@@ -59,11 +59,8 @@ class Only(Struct, frozen=True, kw_only=True):
         )
 
     def _fits(self, device: DeviceLine) -> bool:
-        return (
-            self.resource in {None, device.resource}
-            and device.is_model(self.model)
-            and self.health in {None, device.health}
-            and (not self.labelled or any(labels.has_all(each.labels, self.labelled) for each in device.holders))
+        return device.fits(self.resource, self.model, self.health) and (
+            not self.labelled or any(labels.has_all(each.labels, self.labelled) for each in device.holders)
         )
 
 

@@ -1,8 +1,7 @@
 """The picture as lines of a terminal: none is wider than the terminal, and there are not more than fit.
 
 First what needs a person, then how many devices there are, who waits, and the fleet. Each part has what it wants, or
-else its fair share.
-Everything that a colour says is said by a character as well.
+else its fair share. Everything that a colour says is said by a character as well.
 """
 
 from __future__ import annotations
