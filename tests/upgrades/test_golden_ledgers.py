@@ -7,12 +7,9 @@ in a rolling upgrade.
 
 from __future__ import annotations
 
-import fcntl
-import gzip
 import json
-import os
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,7 +20,8 @@ import pytest
 from outfitter_proto.bus import Entry, connect
 from outfitter_proto.names import managers_topic, topics
 from support.checker.verdict import verified_with_replay
-from support.managers.process import Manager, ManagerError, files_config
+from support.managers.process import Manager, ManagerError
+from support.managers.recorded import Make, in_turn, managers, unpacked
 
 pytestmark = pytest.mark.slow
 
@@ -41,42 +39,20 @@ class Recorded(NamedTuple):
     ledger: dict[str, dict[str, Any]]
 
 
-Make = Callable[..., Manager]
-
-
 @pytest.fixture(params=NAMES)
-def recorded(
-    request: pytest.FixtureRequest, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Recorded]:
-    """One golden file, for one test at a time: a machine has one manager of each host."""
+def recorded(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Recorded]:
+    """One golden file, for one test at a time."""
     told = json.loads((GOLDEN / f"{request.param}.json").read_text())
-    database = tmp_path / "bus" / "bus.db"
-    database.parent.mkdir(mode=0o700)
-    database.write_bytes(gzip.decompress((GOLDEN / f"{request.param}.db.gz").read_bytes()))
-    root = tmp_path_factory.getbasetemp()
-    shared = root.parent if "PYTEST_XDIST_WORKER" in os.environ else root
-    with (shared / f"golden-{request.param}").open("w") as turn:
-        fcntl.flock(turn, fcntl.LOCK_EX)
-        yield Recorded(database, told["hosts"], told["mark"], told["ledger"])
+    recording = GOLDEN / f"{request.param}.db.gz"
+    with in_turn(recording):
+        yield Recorded(unpacked(recording, tmp_path), told["hosts"], told["mark"], told["ledger"])
 
 
 @pytest.fixture
 def make(recorded: Recorded, tmp_path: Path) -> Iterator[Make]:
     """Makes a manager of this version on the golden bus: `make(host, gpus)`, or `make(host, config=…, …)`."""
-    made: list[Manager] = []
-
-    def manager(host: str, gpus: int = 0, *, config: str = "", **options: Any) -> Manager:
-        folder = tmp_path / f"{host}-{len(made)}"
-        text = config or files_config(folder / "gpus", gpus=gpus)
-        made.append(Manager(folder, text, host=host, bus=f"sqlite://{recorded.database}", **options))
-        return made[-1]
-
-    try:
-        yield manager
-    finally:
-        for each in made:
-            each.kill9()
-            print(f"--- {each.log}\n{each.log_tail()}")
+    with managers(tmp_path) as manager:
+        yield lambda host, gpus=0, **options: manager(host, recorded.database, gpus, **options)
 
 
 def devices(record: dict[str, Any]) -> list[str]:

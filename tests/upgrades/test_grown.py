@@ -5,50 +5,33 @@ Of both hosts `w1` has the device. `w3` had registered and deregistered, which n
 
 from __future__ import annotations
 
-import fcntl
-import gzip
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from support.managers.process import Manager, ManagerError, files_config
+from support.managers import recorded
+from support.managers.process import Manager, ManagerError
+from support.managers.recorded import Make
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # each may wait for the others
 
 GROWN = Path(__file__).parent / "grown"
 HOSTS = ("h1", "h0")
-Make = Callable[..., Manager]
 
 
 @pytest.fixture
 def make(tmp_path: Path) -> Iterator[Make]:
-    """Makes a manager of this version: `make(host, bus)`. It is for one test at a time: a machine has one manager of
-    each host."""
-    made: list[Manager] = []
-
-    def manager(host: str, bus: Path) -> Manager:
-        folder = tmp_path / f"{host}-{len(made)}"
-        made.append(Manager(folder, files_config(folder / "gpus", gpus=1), host=host, bus=f"sqlite://{bus}"))
-        return made[-1]
-
-    with (GROWN / "0.2.0-backup.gz").open("rb") as turn:
-        fcntl.flock(turn, fcntl.LOCK_EX)
-        try:
-            yield manager
-        finally:
-            for each in made:
-                each.kill9()
-                print(f"--- {each.log}\n{each.log_tail()}")
+    """Makes a manager of this version: `make(host, bus)`."""
+    with recorded.in_turn(GROWN / "0.2.0-backup.gz"), recorded.managers(tmp_path) as manager:
+        yield partial(manager, gpus=1)
 
 
 def unpacked(name: str, folder: Path) -> Path:
     """The bus of a recorded file."""
-    file = folder / "bus" / "bus.db"
-    file.parent.mkdir(mode=0o700)
-    file.write_bytes(gzip.decompress((GROWN / f"0.2.0-{name}.db.gz").read_bytes()))
-    return file
+    return recorded.unpacked(GROWN / f"0.2.0-{name}.db.gz", folder)
 
 
 def state(manager: Manager, worker: str) -> str:
