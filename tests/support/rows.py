@@ -15,7 +15,6 @@ import pytest
 from msgspec import Struct, convert, to_builtins
 
 Row = TypeVar("Row", bound=Struct)
-_PROPERTY = "row"
 
 
 def taken_down(
@@ -24,7 +23,7 @@ def taken_down(
     """What takes down a row of the test that has this `record_property`, and prints it."""
 
     def take(row: Row) -> None:
-        record_property(_PROPERTY, to_builtins(row))
+        record_property(_property(type(row)), to_builtins(row))
         print(table([row]))
 
     return take
@@ -45,7 +44,7 @@ def summarize(
         convert(value, kind)
         for report in sorted(reports, key=lambda report: report.start)
         for name, value in report.user_properties
-        if name == _PROPERTY and report.when == "call"
+        if name == _property(kind) and report.when == "call"
     ]
     if not rows:
         return
@@ -54,3 +53,8 @@ def summarize(
     reporter.write_line(table(rows))
     if file := os.environ.get(out):
         Path(file).write_text(json.dumps(document(rows, failed=failed), indent=2) + "\n")
+
+
+def _property(kind: type[Struct]) -> str:
+    """The name under which a report carries rows of `kind`. A run has rows of several kinds, each with a table."""
+    return f"row of {kind.__module__}"

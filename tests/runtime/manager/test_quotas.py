@@ -90,7 +90,7 @@ def test_cluster_scope_serves_under_a_quota_and_joins_again(own_broker: Broker, 
     with serving_on(own_broker, tmp_path / "manager", config=CONFIG, arguments=scope) as manager:
         set_quotas(own_broker, OF_ALL_USERS, request_percentage=1)
         _run(manager)
-        manager.restart()
+        manager.restart(within=LATE_S)
         _run(manager)
         set_quotas(own_broker, OF_ALL_USERS, request_percentage=None)
         assert manager.stop() == 0

@@ -110,8 +110,10 @@ class Manager:
 
     # --- its life ------------------------------------------------------------------------------------------
 
-    def start(self, *arguments: str, ready: bool = True) -> None:
-        """Start it, this time with more `arguments`, and block until /readyz says 200 unless `ready` is false."""
+    def start(self, *arguments: str, ready: bool = True, within: float = READY_WITHIN) -> None:
+        """Start it, this time with more `arguments`, and block until /readyz says 200 unless `ready` is false.
+
+        `within`: how long that may take at most, in seconds."""
         if self._process is not None:
             raise ManagerError("the manager is running already")
         self._log_begins = self.log.stat().st_size if self.log.exists() else 0
@@ -131,7 +133,7 @@ class Manager:
             )  # fmt: skip
         self._address = None
         if ready:
-            self._await(lambda: self.listens() and self._is_ready(), "ready")
+            self._await(lambda: self.listens() and self._is_ready(), "ready", within)
 
     def stop(self) -> int:
         """End it in an orderly way and return its exit code. Repeatable (then 0)."""
@@ -141,10 +143,10 @@ class Manager:
         """End it as a crash would. Repeatable."""
         self._end(signal.SIGKILL)
 
-    def restart(self) -> None:
-        """Start it again after whatever ended it, ending it in an orderly way if nothing has."""
+    def restart(self, *, within: float = READY_WITHIN) -> None:
+        """Start it again after whatever ended it, ending it in an orderly way if nothing has. `within`: see `start`."""
         self.stop()
-        self.start()
+        self.start(within=within)
 
     def signal(self, number: int) -> None:
         os.kill(self.pid, number)
@@ -285,7 +287,7 @@ class Manager:
         finally:
             connection.close()
 
-    def _await(self, condition: Callable[[], object], what: str) -> None:
+    def _await(self, condition: Callable[[], object], what: str, within: float = READY_WITHIN) -> None:
         def look() -> object:
             if self._process is None or self._process.poll() is not None:
                 code = None if self._process is None else self._process.returncode
@@ -294,10 +296,10 @@ class Manager:
             return condition()
 
         try:
-            until(look, self.log_tail, within_s=READY_WITHIN)
+            until(look, self.log_tail, within_s=within)
         except AssertionError as error:
             self.kill9()
-            raise ManagerError(f"the manager was not {what} within {READY_WITHIN:g} s\n{self.log_tail()}") from error
+            raise ManagerError(f"the manager was not {what} within {within:g} s\n{self.log_tail()}") from error
 
     def _end(self, number: int) -> int:
         if self._process is None:
