@@ -26,9 +26,10 @@ def record(writer: str, worker: str, commit: int, **fields: Any) -> dict[str, An
 class Writing:
     """What one writer says, commit by commit, a second each."""
 
-    def __init__(self, name: str, commit: int = 0) -> None:
+    def __init__(self, name: str, commit: int = 0, *, ledger_id: str = "ledger") -> None:
         self.name = name
         self.commit = commit
+        self.ledger_id = ledger_id
 
     @property
     def at(self) -> datetime:
@@ -41,6 +42,7 @@ class Writing:
         checkpoint = {
             "type": "checkpoint", "writer": f"host/{self.name}", "instance": "i", "cluster": "c", "scope": "host",
             "commit": self.commit, "token": 0, "input": position, "at": self.at,
+            "ledger_id": self.ledger_id,
         }  # fmt: skip
         return line("commit", writer=f"host/{self.name}", checkpoint=checkpoint, **more)
 
@@ -118,6 +120,16 @@ def test_what_is_over_at_a_moment_is_not_undone_by_what_came_later() -> None:
     assert played(*lines, until=BEGUN + timedelta(seconds=2)).keys() == {"b/y/1"}
     assert played(*lines, commits={"host/a": 2}).keys() == {"b/y/1"}
     assert played(*lines, until=BEGUN) == {}
+
+
+def test_of_a_lost_ledger_nothing_is_left_in_the_one_that_was_begun_anew() -> None:
+    """Commits count from 1 again, so the lost one's may have the number of the last."""
+    lost, a = Writing("a", ledger_id="lost"), Writing("a", ledger_id="new")
+    lines = [lost.snapshot("x"), lost.end(), lost.step("y"), lost.end(), lost.end()]
+    lines += [a.snapshot("z"), a.end(), a.step("new"), a.end()]
+    ends = {"commits": {"host/a": 2}, "ledgers": {"host/a": "new"}}
+    assert played(*lines, **ends).keys() == {"a/z/1", "a/new/1"}
+    assert played(*lines, **ends, until=BEGUN + timedelta(seconds=2)).keys() == {"a/x/1", "a/y/1"}
 
 
 def test_a_reading_that_begins_within_a_commit_is_as_good() -> None:

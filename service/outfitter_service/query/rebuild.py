@@ -18,7 +18,7 @@ from outfitter_proto.records import Checkpoint
 from outfitter_proto.support.causes import side_by_side
 from outfitter_service.config import BusConnection
 from outfitter_service.query import history_reader, ledger_view
-from outfitter_service.query.replay import Replay, WriterReplay
+from outfitter_service.query.replay import Replay, ReplayedRecord, WriterReplay
 
 FIRST_GUESS = timedelta(hours=26)
 """How far before the moment the first replay begins. Snapshots are written at least daily."""
@@ -27,11 +27,22 @@ FURTHER = 4
 
 
 class RebuiltPartition(Struct, kw_only=True):
-    """One partition: the checkpoints in its ledger by writer, and the replay of its history."""
+    """One partition: the checkpoints in its ledger by writer, and the replay of its history until a moment (None: the
+    end of the ledger)."""
 
     partition: int
     checkpoints: dict[str, Checkpoint]
     replay: Replay
+    until: datetime | None
+
+    @property
+    def records(self) -> dict[str, ReplayedRecord]:
+        """The records and checkpoints by key. A writer that the ledger does not know has none now: it was forgotten, or
+        its ledger was lost."""
+        found = self.replay.records
+        if self.until is not None:
+            return found
+        return {key: record for key, record in found.items() if record.writer in self.checkpoints}
 
     @property
     def writers(self) -> dict[str, WriterReplay]:
@@ -67,7 +78,7 @@ async def _rebuild_partition(
         for change in changes
         if isinstance(change.record, Checkpoint) and _may_write_for(change.record, host)
     }
-    part = RebuiltPartition(partition=partition, checkpoints=checkpoints, replay=Replay())
+    part = RebuiltPartition(partition=partition, checkpoints=checkpoints, replay=Replay(), until=until)
     earliest, _ = await bus.offsets(topic, partition)
     end = await bus.stable_end(topic, partition)
     oldest_at = await _oldest_message_at(bus, topic, partition)
@@ -80,8 +91,12 @@ async def _rebuild_partition(
     moment = _guess(recorded, until)
     while checkpoints:
         start = await history_reader.offset_at(bus, topic, partition, moment) if moment is not None else earliest
-        commits = {writer: checkpoint.commit for writer, checkpoint in checkpoints.items()}
-        part.replay = await _play(bus, topic, partition, Replay(until=until, commits=commits), recorded, start, end)
+        replay = Replay(
+            until=until,
+            commits={writer: checkpoint.commit for writer, checkpoint in checkpoints.items()},
+            ledgers={writer: each.ledger_id for writer, each in checkpoints.items() if each.ledger_id is not UNSET},
+        )
+        part.replay = await _play(bus, topic, partition, replay, recorded, start, end)
         if start <= earliest or moment is None or all(part.writers[writer].is_known for writer in recorded):
             break
         reference = until or max(checkpoint.at for checkpoint in recorded.values())
@@ -146,7 +161,7 @@ def allocations(parts: list[RebuiltPartition], host: str | None) -> list[ledger_
     """The allocations of a replayed state, in the order of `LedgerView.allocations`."""
     state = ledger_view.LedgerView()
     for part in parts:
-        for key, record in part.replay.records.items():
+        for key, record in part.records.items():
             if host is None or keys.host_of(key.encode()) == host:
                 state.put(ledger_view.decode(Message("history", part.partition, 0, key.encode(), record.wire, 0)))
     return state.allocations

@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import UNSET, Raw, Struct
 
 from outfitter_proto.codec import encode
 from outfitter_proto.keys import AllocationKey, allocation_key
@@ -167,11 +167,19 @@ class WriterReplay:
 
 class Replay:
     """The replay of one partition. Add its history in order. `records`: the ledger after the last commit of each writer
-    that was `at` or before `until`, and not after its number in `commits`."""
+    that was `at` or before `until`, and not after its number in `commits`. `ledgers`: the id of each writer's ledger. A
+    commit that another one names says nothing about where to end: that ledger is lost."""
 
-    def __init__(self, *, until: datetime | None = None, commits: Mapping[str, CommitNumber] | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        until: datetime | None = None,
+        commits: Mapping[str, CommitNumber] | None = None,
+        ledgers: Mapping[str, str] | None = None,
+    ) -> None:
         self._until = until
         self._commits = commits or {}
+        self._ledgers = ledgers or {}
         self._records: dict[str, ReplayedRecord] = {}
         self.writers: dict[str, WriterReplay] = {}
 
@@ -220,7 +228,7 @@ class Replay:
     def _commit(self, commit: _Commit, progress: WriterReplay) -> None:
         checkpoint = _decode_checkpoint(commit.checkpoint)
         changes = progress.take_changes()
-        last = self._commits.get(commit.writer)
+        last = self._commits.get(commit.writer) if self._is_of_its_ledger(checkpoint) else None
         progress.note_commit(checkpoint.commit)
         if (self._until is not None and checkpoint.at > self._until) or (last is not None and checkpoint.commit > last):
             progress.finish()
@@ -242,6 +250,11 @@ class Replay:
             self._patch(key, {"queue_position": Raw(encode(position)), **stamp})
         for key in commit.dropped:
             self._records.pop(key, None)
+
+    def _is_of_its_ledger(self, checkpoint: Checkpoint) -> bool:
+        """Whether a commit is of the ledger that the writer has. Version 0.1 named none."""
+        named = checkpoint.ledger_id
+        return named is UNSET or named == self._ledgers.get(checkpoint.writer, named)
 
     def _apply(self, change: _Change, checkpoint: Checkpoint, progress: WriterReplay) -> None:
         writer = checkpoint.writer

@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from outfitter_proto import topics as wanted
-from outfitter_proto.bus import connect
+from outfitter_proto.bus import Entry, connect
 from outfitter_proto.keys import checkpoint_key
 from outfitter_proto.names import topics
 from outfitter_service.runtime.changelog.backup import archive, restoration
 from outfitter_service.runtime.changelog.backup.archive import BackupError, Header, SavedRecord
+from outfitter_service.runtime.changelog.backup.save import save
 
 CLUSTER = "outfitter"
 MOST = 100_000
@@ -53,6 +54,22 @@ async def test_only_the_last_checkpoint_of_a_writer_counts(tmp_path: Path, monke
     async with connect(f"sqlite://{tmp_path}/bus/bus.db?synchronous=NORMAL") as bus:
         with pytest.raises(BackupError, match="has a damaged checkpoint"):
             await restoration.restore_backup(bus, CLUSTER, file, history=True)
+
+
+async def test_a_ledger_with_a_damaged_checkpoint_is_not_saved_and_a_sweepers_is_left_out(tmp_path: Path) -> None:
+    ledger = topics(CLUSTER).allocations
+    async with connect(f"sqlite://{tmp_path}/bus/bus.db?synchronous=NORMAL") as bus:
+        await wanted.create(bus, CLUSTER, partitions=1)
+        await bus.publish(ledger, 0, Entry(b"@checkpoint/sweeper/0", b"{"))
+        await save(bus, CLUSTER, tmp_path / "whole")
+        await bus.publish(ledger, 0, Entry(b"@checkpoint/host/a", b"{"))
+        with pytest.raises(BackupError, match=r"nothing was saved, .* @checkpoint/host/a in partition 0"):
+            await save(bus, CLUSTER, tmp_path / "lacking")
+        assert not (tmp_path / "lacking").exists()
+    async with connect(f"sqlite://{tmp_path}/bus/new.db?synchronous=NORMAL") as bus:
+        await wanted.create(bus, CLUSTER, partitions=1)
+        await restoration.restore_backup(bus, CLUSTER, tmp_path / "whole", history=True)
+        assert await bus.offsets(ledger, 0) == (0, 0)
 
 
 async def test_the_ledgers_records_are_not_kept_while_the_registrations_are_put(tmp_path: Path) -> None:

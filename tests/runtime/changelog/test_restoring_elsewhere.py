@@ -27,8 +27,9 @@ from outfitter_proto.partitioning import partition_of
 from outfitter_proto.records import Checkpoint, CommitNumber, InputPosition, Register, Token
 from outfitter_service.runtime.changelog.backup import archive, restoration
 from outfitter_service.runtime.changelog.backup.archive import BackupError, SavedRecord, SavedRegistration
-from outfitter_service.runtime.changelog.backup.restoration import SKIPPED, Restoration, restore_backup
+from outfitter_service.runtime.changelog.backup.restoration import Restoration, restore_backup
 from outfitter_service.runtime.changelog.backup.save import save
+from outfitter_service.runtime.changelog.numbers import SKIPPED
 from outfitter_service.runtime.changelog.topic_layout import TopicsChangedError
 from outfitter_service.runtime.identity import host_identity, of_partition, replica_identity
 from outfitter_service.runtime.input.scope import PartitionScope
@@ -301,6 +302,21 @@ async def test_a_backup_of_a_ledger_that_was_restored_and_not_adopted_keeps_what
         done: Restoration = await restore_backup(bus, NEW, later, history=True, origin=OLD)
         assert {each.ledger_id for each in _checkpoints(await ledger(bus, NEW))} == ids
     assert {f"backup/{done.at:%Y-%m-%dT%H:%M:%SZ}"} == ids
+
+
+async def test_a_backup_that_is_restored_twice_gives_no_number_twice(original: Original, tmp_path: Path) -> None:
+    """The ledger that was restored first is lost, too, with what it granted."""
+    file = await _saved(original, tmp_path)
+    numbers = []
+    for name in ("once", "twice"):
+        async with connect(f"sqlite://{tmp_path}/{name}.db?synchronous=NORMAL") as bus:
+            await wanted.create(bus, OLD, partitions=TWO)
+            await restore_backup(bus, OLD, file, history=True)
+            numbers.append({each.writer: each for each in _checkpoints(await ledger(bus, OLD))})
+    once, twice = numbers
+    for writer, first in once.items():
+        assert twice[writer].commit > first.commit + 3
+        assert twice[writer].token > first.token
 
 
 def _checkpoints(records: Records) -> list[Checkpoint]:

@@ -57,14 +57,27 @@ class Places:
         return sorted({host for (number, _), host in self._strays.items() if number == partition})
 
     def readable_checkpoints(self, partition: int | None = None) -> Iterator[Checkpoint]:
-        """The last checkpoints of a partition, or of all. Damaged ones are left out: whoever restores the ledger says
-        what is damaged."""
+        """The last checkpoints of a partition, or of all. Damaged ones are left out; see `damaged`."""
         for (number, key), value in self.checkpoints.items():
             if partition in (None, number):
                 with suppress(WireError):
                     record = decode_ledger(value, key=key)
                     if isinstance(record, Checkpoint):
                         yield record
+
+    def damaged(self) -> str | None:
+        """Which manager's checkpoint cannot be read, and why; None: all can. A sweeper that has lost its own one sweeps
+        from the beginning."""
+        for (partition, key), value in self.checkpoints.items():
+            if is_sweeper(writer_of(key) or ""):
+                continue
+            try:
+                record = decode_ledger(value, key=key)
+            except WireError as error:
+                return f"{key.decode(errors='replace')} in partition {partition}: {error}"
+            if not isinstance(record, Checkpoint):
+                return f"{key.decode(errors='replace')} in partition {partition} is of a later version of Outfitter"
+        return None
 
     def problem(self) -> str | None:
         """Why grants are missing from this ledger, or are in it twice, and what to do; None: neither is known."""

@@ -10,7 +10,8 @@ import anyio
 from outfitter_proto.bus import BusError, Entry, Writer
 from outfitter_proto.codec import encode
 from outfitter_proto.names import transactional_id
-from outfitter_proto.records import NO_COMMIT, CommitNumber, Host
+from outfitter_proto.records import NO_COMMIT, CommitNumber, Host, Token
+from outfitter_service.runtime.changelog.numbers import beyond
 from outfitter_service.runtime.changelog.restore import Restored, restore, rivals_since, unchanged
 from outfitter_service.runtime.changelog.topic_layout import TopicsChangedError
 from outfitter_service.runtime.input.assignment import Assignment
@@ -125,19 +126,24 @@ class Takeover:
         """
         restored = await self._reuse_early_restore() or await self._restore()
         refuse_foreign(self._assignment, restored, take_over=self._limits.take_over)
-        await self._check(restored, taken=True)
+        is_adopted = await self._check(restored, taken=True) or (self._limits.adopt and restored.checkpoint is None)
         _refuse_older(self._assignment, restored, self._newest_commit)
         if self._judges_successors:
             self._refuse_successor(restored)
         if restored.checkpoint is None:
-            return await self._announce(writer) or restored
+            restored = await self._announce(writer) or restored
+        if is_adopted:
+            ledger = restored.ledger
+            ledger.resume(commit=ledger.commits, token=Token(beyond(ledger.token, self._clock.utc())))
         return restored
 
-    async def _check(self, restored: Restored, *, taken: bool) -> None:
-        """See `TopicCheck.check_restored`. A ledger that is adopted, or new, lacks no worker that still runs here."""
+    async def _check(self, restored: Restored, *, taken: bool) -> bool:
+        """See `TopicCheck.check_restored`. A ledger that is adopted, or new, lacks no worker that still runs here.
+        Returns whether it is adopted."""
         adopted = await self._topic_check.check_restored(restored, taken=taken)
         if adopted is not None or restored.checkpoint is None:
             await refuse_unrecorded(self._assignment, restored, adopted, self._search)
+        return adopted is not None
 
     async def _restore(self) -> Restored:
         assignment = self._assignment

@@ -145,8 +145,9 @@ class HostRegistry:
             record = decode_ledger(value, key=self._own_key)
         except WireError as error:
             raise LedgerRefusedError(f"{error}: partition {self._partition} is not swept") from error
-        if not isinstance(record, Checkpoint) or refusal(record) is not None:
-            raise LedgerRefusedError(
-                f"{self._own_key.decode()} is of a later version: partition {self._partition} is not swept by this one"
-            )
+        not_swept = f"partition {self._partition} is not swept by this one"
+        if not isinstance(record, Checkpoint):
+            raise LedgerRefusedError(f"{self._own_key.decode()} is of a later version: {not_swept}")
+        if (reason := refusal(record)) is not None:
+            raise LedgerRefusedError(f"{reason}: {not_swept}")
         return record

@@ -8,7 +8,8 @@ written with two changes:
 
 - `ledger_id` names the backup. No topic has that id, so managers start only with `--adopt-ledger`, whatever version
   they are.
-- `commit` and `token` are `SKIPPED` higher. So no fencing token, and no number in history, comes a second time.
+- `commit` and `token` go on behind all that were given: see `numbers`. So no fencing token, and no number in history,
+  comes a second time, be it that one backup is restored twice.
 
 While it is under way, all checkpoints say that the ledger is incomplete. No manager starts then, adopted or not. Each
 checkpoint is written as its writer, which fences a manager that still runs.
@@ -27,7 +28,7 @@ from msgspec import UNSET, Struct, structs
 
 from outfitter_proto.bus import Bus, Entry, UnknownTopicError
 from outfitter_proto.bus.reading import read_to
-from outfitter_proto.codec import WireError, decode_ledger, decode_registration, encode
+from outfitter_proto.codec import WireError, decode_registration, encode
 from outfitter_proto.keys import CHECKPOINT, host_of, is_sweeper, sweeper_writer
 from outfitter_proto.names import topics, transactional_id
 from outfitter_proto.partitioning import partition_of
@@ -43,12 +44,10 @@ from outfitter_service.runtime.changelog.backup.archive import (
 from outfitter_service.runtime.changelog.backup.placing import placed
 from outfitter_service.runtime.changelog.backup.save import host_of_registration, unanswered
 from outfitter_service.runtime.changelog.ledger_format import refusal
+from outfitter_service.runtime.changelog.numbers import beyond
 from outfitter_service.runtime.changelog.places import Places
 from outfitter_service.runtime.changelog.topic_layout import INCOMPLETE, backup_id, is_restored, restored_of
 
-SKIPPED = 2**32
-"""How many commits and tokens of each writer are left out: more than a writer can have used since the backup. At 1,000
-a second they last for 49 days."""
 MOST_BYTES = 700_000
 """Most bytes of one commit of several records. The ledger takes a mebibyte."""
 MOST_OF_CHECKPOINTS = 64 * 1024 * 1024
@@ -150,8 +149,9 @@ def _read_whole(path: Path) -> _Contents:
                 raise BackupError(
                     f"{path} is damaged: its checkpoints have more than {MOST_OF_CHECKPOINTS // 2**20} MiB together"
                 )
-    for (_, key), value in places.checkpoints.items():
-        contents.checkpoints.append(_checkpoint(path, key, value))
+    if (damaged := places.damaged()) is not None:
+        raise BackupError(f"{path} has a damaged checkpoint: {damaged}. Use an older backup")
+    contents.checkpoints += [_known(path, checkpoint) for checkpoint in places.readable_checkpoints()]
     problem = places.problem() or _mixed(contents)
     if problem is not None:
         raise BackupError(
@@ -186,16 +186,10 @@ def _mixed(contents: _Contents) -> str | None:
     return None
 
 
-def _checkpoint(path: Path, key: bytes, value: bytes) -> Checkpoint:
-    try:
-        record = decode_ledger(value, key=key)
-    except WireError as error:
-        raise BackupError(f"{path} has a damaged checkpoint: {error}. Use an older backup") from error
-    if not isinstance(record, Checkpoint):
-        raise BackupError(f"{path} has {key!r} of a later version of Outfitter: run that version, or a newer one")
-    if (reason := refusal(record)) is not None:
+def _known(path: Path, checkpoint: Checkpoint) -> Checkpoint:
+    if (reason := refusal(checkpoint)) is not None:
         raise BackupError(f"{path} is of a later version of Outfitter: {reason}")
-    return record
+    return checkpoint
 
 
 class _Restoring:
@@ -215,6 +209,7 @@ class _Restoring:
         self._input_id = ""
         self._checkpoints: dict[int, list[Checkpoint]] = {}
         self._commits = 0
+        self._begun = datetime.now(UTC)
         self.partitions = 0
 
     async def check_topics(self, origin: str) -> None:
@@ -287,8 +282,8 @@ class _Restoring:
             checkpoint,
             instance=self._instance,
             cluster=self._cluster,
-            commit=CommitNumber(checkpoint.commit + SKIPPED + number),
-            token=NO_TOKEN if sweeps else Token(checkpoint.token + SKIPPED),
+            commit=CommitNumber(beyond(checkpoint.commit, self._begun) + number),
+            token=NO_TOKEN if sweeps else Token(beyond(checkpoint.token, self._begun)),
             input=structs.replace(checkpoint.input, from_=checkpoint.input.to),
             at=datetime.now(UTC),
             partitions=partitions,

@@ -61,6 +61,8 @@ async def save(bus: Bus, cluster: str, path: Path) -> Saved:
                     archive.add(_saved(SavedRecord, message))
         if (problem := places.problem()) is not None:
             raise BackupError(f"nothing was saved, because grants would be missing: {problem}")
+        if (damaged := places.damaged()) is not None:
+            raise BackupError(f"nothing was saved, because nobody could restore it: {damaged}")
         if (inputs := before.get(names.registrations)) is not None:
             answered = Answered(places.readable_checkpoints(), inputs.id)
             for partition in range(inputs.partitions):
