@@ -99,7 +99,8 @@ def buildah(folder: Path) -> None:
 
 
 def release(commit: str) -> Way:
-    """An earlier version: its sources in `tree`, and what it was installed with in `venv`."""
+    """An earlier version: its sources in `tree`, and what it was installed with in `venv`, which is moved afterwards:
+    its scripts name the place where they were made, so it is started with `python -m`."""
 
     def fetch(folder: Path) -> None:
         tree, venv = folder / "tree", folder / "venv"

@@ -29,7 +29,7 @@ __all__ = ["secure_broker"]
 
 pytestmark = [pytest.mark.upgrade, pytest.mark.kafka, pytest.mark.timeout(900)]
 
-EARLIER = (str(tool("earlier") / "venv" / "bin" / "outfitter"),)
+EARLIER = (str(tool("earlier") / "venv" / "bin" / "python"), "-m", "outfitter_service.cli")
 OLD_PAGE = tool("earlier") / "tree" / "deploy" / "security.md"
 PARTITIONS = 4
 RUNS = 3
