@@ -213,6 +213,8 @@ async def test_while_dead_letters_are_refused_for_their_size_the_log_says_so_onc
         async with sweeping(made, grace=0.0):
             await say(made, register("w"), None)
             await letters(made, 1)
+            await say(made, register("w"), None)  # by the next letter the log has what was said about the first
+            await letters(made, 2)
     refused, works = (line for line in said if line["log_level"] in ("warning", "info") and "bus" in line["event"])
     assert refused["event"] == "the bus refuses this manager, trying until it does not"
     assert f"topic {TOPICS.dead_letters} takes less than a commit" in refused["error"]
