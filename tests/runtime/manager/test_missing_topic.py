@@ -51,7 +51,8 @@ def test_a_manager_names_the_topic_that_is_gone_and_continues_once_it_is_made_ag
     sentence = f"there is no topic '{gone}'; make it with `outfitter topics create`"
     two_gpus.wait_for(lambda: sentence in two_gpus.readiness(), timeout=60)
     two_gpus.wait_for(lambda: sentence in two_gpus.log.read_text())  # a moment after readiness
-    assert two_gpus.log.read_text().count(sentence) == 1
+    said = two_gpus.log.read_text()
+    assert said.count(sentence) <= said.count("the bus works again") + 1  # a commit without dead letter works meanwhile
     created = two_gpus.outfitter("topics", "create", "--partitions", "1", "--replication", "1")
     assert created.stdout.split() == [gone]
     two_gpus.wait_for(lambda: two_gpus.readiness() == "ok\n", timeout=60)
