@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from outfitter_service.query.rebuild import RebuiltPartition
 from outfitter_service.query.replay import Replay
 
 BEGUN = datetime(2026, 1, 1, tzinfo=UTC)
@@ -130,6 +131,16 @@ def test_of_a_lost_ledger_nothing_is_left_in_the_one_that_was_begun_anew() -> No
     ends = {"commits": {"host/a": 2}, "ledgers": {"host/a": "new"}}
     assert played(*lines, **ends).keys() == {"a/z/1", "a/new/1"}
     assert played(*lines, **ends, until=BEGUN + timedelta(seconds=2)).keys() == {"a/x/1", "a/y/1"}
+
+
+def test_a_writer_that_the_ledger_does_not_know_has_nothing_now_and_had_something_then() -> None:
+    a = Writing("a")
+    replay = Replay()
+    for each in (a.snapshot("x"), a.end()):
+        replay.add(each)
+    now, then = (RebuiltPartition(partition=0, checkpoints={}, replay=replay, until=until) for until in (None, BEGUN))
+    assert now.records == {}
+    assert "a/x/1" in then.records
 
 
 def test_a_reading_that_begins_within_a_commit_is_as_good() -> None:

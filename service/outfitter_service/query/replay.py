@@ -167,8 +167,8 @@ class WriterReplay:
 
 class Replay:
     """The replay of one partition. Add its history in order. `records`: the ledger after the last commit of each writer
-    that was `at` or before `until`, and not after its number in `commits`. `ledgers`: the id of each writer's ledger. A
-    commit that another one names says nothing about where to end: that ledger is lost."""
+    that was `at` or before `until`, and not after its number in `commits`. `ledgers`: the id of each writer's ledger.
+    A commit of another ledger, which is lost, ends no replay: its numbers are others."""
 
     def __init__(
         self,

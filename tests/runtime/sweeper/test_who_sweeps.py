@@ -170,9 +170,12 @@ LATER = structs.replace(
 )
 
 
-@pytest.mark.parametrize("unusable", [encode(LATER), b'{"type":"later"}', b"{"])
+@pytest.mark.parametrize(
+    ("unusable", "said"),
+    [(encode(LATER), "needs cordon"), (b'{"type":"later"}', "later"), (b"{", "partition 2 is not swept")],
+)
 async def test_a_checkpoint_that_cannot_be_used_stops_the_sweeping_of_no_other_partition(
-    bus: FaultyBus, unusable: bytes, monkeypatch: pytest.MonkeyPatch
+    bus: FaultyBus, unusable: bytes, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await all_topics.create(bus, CLUSTER, partitions=4)
     key = LATER.key.encode()
@@ -201,3 +204,4 @@ async def test_a_checkpoint_that_cannot_be_used_stops_the_sweeping_of_no_other_p
     errors = [line for line in lines if line["log_level"] == "error"]
     assert [(line["event"], line["partition"]) for line in errors] == [("a partition cannot be swept", 2)]
     assert LATER.key in errors[0]["error"]
+    assert said in errors[0]["error"]

@@ -1,17 +1,19 @@
-"""Where the tokens and commits of a ledger begin that stands in for another one: behind all that the other one can have
-given, be it that nobody knows any more how many these were."""
+"""Where the tokens and commit numbers of a ledger begin that replaces another one: a restored or an adopted ledger.
+
+They begin behind all numbers of the other ledger. Nobody may know any more how many these were, so the clock decides.
+"""
 
 from __future__ import annotations
 
 from datetime import datetime
 
 SKIPPED = 2**32
-"""How many are left out at least: more than a writer can have given since a backup."""
+"""How many numbers are left out at least: more than a writer can have used since a backup."""
 A_MILLISECOND = 2**10
-"""A ledger that began earlier has given fewer in a millisecond. So all numbers stay below 2**53 until the year 2255:
-JSON's readers have them exactly."""
+"""Numbers of each millisecond since the epoch. A ledger uses fewer. All numbers stay below 2**53 until the year 2248.
+Every JSON reader has such numbers exactly."""
 
 
 def beyond(last: int, now: datetime) -> int:
-    """A number behind `last`, and behind those of each ledger that stood in for another one before `now`."""
+    """A number behind `last`, and behind all numbers of each ledger that replaced another one before `now`."""
     return max(last + SKIPPED, int(now.timestamp() * 1000) * A_MILLISECOND)

@@ -8,8 +8,8 @@ written with two changes:
 
 - `ledger_id` names the backup. No topic has that id, so managers start only with `--adopt-ledger`, whatever version
   they are.
-- `commit` and `token` go on behind all that were given: see `numbers`. So no fencing token, and no number in history,
-  comes a second time, be it that one backup is restored twice.
+- `commit` and `token` go on behind all that were used: see `numbers`. So no fencing token, and no number in history,
+  comes a second time, even if one backup is restored twice.
 
 While it is under way, all checkpoints say that the ledger is incomplete. No manager starts then, adopted or not. Each
 checkpoint is written as its writer, which fences a manager that still runs.
