@@ -5,6 +5,7 @@
 | an allocation | `<host>/<worker>/<incarnation>` |
 | a host | `@host/<host>` |
 | a device | `@device/<host>/<percent-encoded id>` |
+| an operator's order in effect | `@cordon/<host>/<order>` |
 | a writer's checkpoint | `@checkpoint/<writer>` |
 
 A writer is `host/<host>`, `partition/<number>` or `sweeper/<number>`. Names have neither `/` nor `@`, so keys are
@@ -19,14 +20,15 @@ from urllib.parse import quote
 AllocationKey = NewType("AllocationKey", str)
 HostKey = NewType("HostKey", str)
 DeviceKey = NewType("DeviceKey", str)
+CordonKey = NewType("CordonKey", str)
 CheckpointKey = NewType("CheckpointKey", str)
-StateKey = HostKey | DeviceKey
+StateKey = HostKey | DeviceKey | CordonKey
 """The keys of `records.StateRecord`."""
 Writer = NewType("Writer", str)
 
-HOST, DEVICE, CHECKPOINT = b"@host/", b"@device/", b"@checkpoint/"
+HOST, DEVICE, CORDON, CHECKPOINT = b"@host/", b"@device/", b"@cordon/", b"@checkpoint/"
 """The prefix of each kind of key. An allocation's key has none and begins with its host."""
-_OF_HOSTS = (HOST, DEVICE)
+_OF_HOSTS = (HOST, DEVICE, CORDON)
 """Prefixes that are followed by a host's name."""
 
 
@@ -41,6 +43,10 @@ def host_key(host: str) -> HostKey:
 
 def device_key(host: str, device: str) -> DeviceKey:
     return DeviceKey(f"@device/{host}/{quote(device, safe='')}")
+
+
+def cordon_key(host: str, order: str) -> CordonKey:
+    return CordonKey(f"@cordon/{host}/{order}")
 
 
 def checkpoint_key(writer: str) -> CheckpointKey:

@@ -87,6 +87,12 @@ def managers_topic(cluster: str = DEFAULT_CLUSTER) -> str:
     return f"{cluster}.managers"
 
 
+def control_topic(cluster: str = DEFAULT_CLUSTER) -> str:
+    """The topic of operators' orders. It has one partition, and is not among `topics`: managers serve without it."""
+    check_name(cluster, "cluster")
+    return f"{cluster}.control"
+
+
 def is_history(topic: str) -> bool:
     """Whether a topic is some cluster's history, which monitors read and workers do not."""
     return topic.endswith(_HISTORY)

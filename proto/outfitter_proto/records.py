@@ -47,7 +47,7 @@ MAX_KERNEL_NUMBER = 2**64 - 1
 """The largest start time or inode of a kernel: 64 bits without a sign."""
 
 MAX_REASON = 256
-"""How many characters of a deregistration's reason are kept. A longer reason is cut, not refused."""
+"""How many characters are kept of the reason of a deregistration or an order. A longer one is cut, not refused."""
 
 Name = Annotated[str, Meta(extra_json_schema={"pattern": NAME_PATTERN})]
 """`codec.decode_registration` checks its pattern. In msgspec the check would take half of the decoding time."""
@@ -88,6 +88,7 @@ class ReasonCode(enum.StrEnum):
 
     BUSY = "busy"
     INFEASIBLE = "infeasible"
+    CORDONED = "cordoned"
     NOT_REPORTED = "not-reported"
     DRIVER_FAILED = "driver-failed"
     UNKNOWN_RESOURCE = "unknown-resource"
@@ -357,6 +358,8 @@ class InventoryDevice(Struct, frozen=True, kw_only=True):
     health: str = Health.HEALTHY
     reason: str | None = None
     properties: dict[str, str] = {}
+    cordon: str | UnsetType = UNSET
+    """An order that keeps it from being lent (see `Cordon`). Left out: there is none."""
 
 
 class ResourceInventory(Struct, frozen=True, kw_only=True):
@@ -375,6 +378,8 @@ class ResourceInventory(Struct, frozen=True, kw_only=True):
     """The number of all devices."""
     healthy: int | UnsetType = UNSET
     """The number of healthy devices."""
+    cordoned: int | UnsetType = UNSET
+    """The number of devices that an order keeps from being lent, healthy or not. Left out: 0."""
     names: list[list[str]] | UnsetType = UNSET
     """All names of each device with several names. After a restart the former names stay until the driver has reported.
     """
@@ -446,6 +451,32 @@ class Device(Struct, frozen=True, kw_only=True, tag_field="type", tag="device", 
         return keys.device_key(self.host, self.id)
 
 
+class Cordon(Struct, frozen=True, kw_only=True, tag_field="type", tag="cordon", gc=False):
+    """An operator's order that is in effect: the record under `@cordon/<host>/<order>`, until the order has ended.
+
+    Devices to which it applies are lent to nobody, under none of their names. Whoever has one keeps it.
+    """
+
+    host: str
+    order: str
+    """The id of the order; see `CordonOrder`."""
+    author: str
+    """Who gave it, as that one says: no proof."""
+    reason: str
+    since: Utc
+    """When the manager took it."""
+    resource: str | UnsetType = UNSET
+    """It applies to the devices of this resource. Left out: to those of all."""
+    device: str | UnsetType = UNSET
+    """It applies to the device with this name. Left out: to all."""
+    until: Utc | UnsetType = UNSET
+    """When it ends by itself, by the manager's clock. Left out: it does not."""
+
+    @property
+    def key(self) -> keys.CordonKey:
+        return keys.cordon_key(self.host, self.order)
+
+
 class InputPosition(Struct, frozen=True, kw_only=True, gc=False):
     """The input of a commit."""
 
@@ -489,6 +520,15 @@ class Growth(Struct, frozen=True, kw_only=True, gc=False):
     since: int | UnsetType = UNSET
     until: int | UnsetType = UNSET
     earlier: list[Era] | UnsetType = UNSET
+
+
+class OrdersPosition(Struct, frozen=True, kw_only=True, gc=False):
+    """How far a manager has read operators' orders. What they ask of its hosts is in the ledger."""
+
+    topic_id: str
+    """The id of the control topic, which changes if the topic is created again."""
+    to: int
+    """The next offset."""
 
 
 class Checkpoint(Struct, frozen=True, kw_only=True, tag_field="type", tag="checkpoint", gc=False):
@@ -538,6 +578,8 @@ class Checkpoint(Struct, frozen=True, kw_only=True, tag_field="type", tag="check
     """The writer ends a lease no sooner than so many seconds after its time. Left out: unknown."""
     needs: list[str] | UnsetType = UNSET
     """What a manager must know to work on a ledger of format 2. One that lacks any of it refuses the ledger."""
+    orders: OrdersPosition | UnsetType = UNSET
+    """Which operators' orders this commit and those before it have taken. Left out: the writer has read none yet."""
 
     @property
     def key(self) -> keys.CheckpointKey:
@@ -554,7 +596,7 @@ def _can_watch(manager: ManagerIdentity | Checkpoint, owner: Owner) -> bool:
     return manager.time_ns is UNSET or owner.time_ns in (UNSET, None) or manager.time_ns == owner.time_ns
 
 
-StateRecord = Host | Device
+StateRecord = Host | Device | Cordon
 """Records that are neither allocations nor checkpoints. History has them as `Put`."""
 LedgerRecord = Allocation | StateRecord | Checkpoint
 
@@ -726,3 +768,42 @@ class Beat(Struct, frozen=True, kw_only=True, tag_field="type", tag="beat", gc=F
     @property
     def key(self) -> str:
         return self.writer
+
+
+# --- operators' orders, in a topic of their own that everybody may do without -----------------------------
+
+
+class CordonOrder(Struct, frozen=True, kw_only=True, tag_field="type", tag="cordon-order", gc=False):
+    """An operator's order: lend no devices of a host, a resource or one device. It is the record under its id.
+
+    It stands until a record under the same id says when it ended, or until its time is over. A tombstone means nothing:
+    a manager that has taken the order keeps to it. The devices that several orders name are lent again when all of
+    these have ended.
+    """
+
+    id: Name
+    host: Name
+    author: str
+    """Who gave it, as that one says: no proof."""
+    reason: str
+    """The manager keeps its first `MAX_REASON` characters."""
+    at: Utc
+    """When it was given, by the author's clock."""
+    resource: str | UnsetType | None = UNSET
+    """Only devices of this resource. Left out or null: of all."""
+    device: str | UnsetType | None = UNSET
+    """Only the device with this name. Left out or null: all."""
+    until: Utc | UnsetType | None = UNSET
+    """When it ends by itself, by the manager's clock. Left out or null: it does not."""
+    ended_at: Utc | UnsetType | None = UNSET
+    """When somebody ended it. Left out or null: it stands."""
+    ended_by: str | UnsetType | None = UNSET
+    """Who ended it, as that one says."""
+
+    @property
+    def key(self) -> str:
+        return self.id
+
+    def stands(self, now: datetime) -> bool:
+        """Whether it has not ended."""
+        return not self.ended_at and (not self.until or now < self.until)

@@ -44,6 +44,11 @@ def of_signs_of_life(cluster: str) -> list[Right]:
     return [Right("Write", "topic", names.managers_topic(cluster))]
 
 
+def of_orders(cluster: str) -> list[Right]:
+    """The right by which a manager reads operators' orders. Without it, those that it has taken stay in effect."""
+    return [Right("Read", "topic", names.control_topic(cluster))]
+
+
 def to_see_sweepers(cluster: str) -> list[Right]:
     """The right by which a manager sees who else sweeps. Without it, it sweeps everywhere, and others are fenced."""
     return [Right("Read", "topic", names.managers_topic(cluster))]

@@ -25,6 +25,7 @@ UNIONS: dict[str, tuple[type[msgspec.Struct], ...]] = {
     "HistoryRecord": get_args(records.HistoryRecord),
     "DeadLetter": (records.DeadLetter,),
     "Beat": (records.Beat,),
+    "CordonOrder": (records.CordonOrder,),
 }
 """The messages or records of each topic, by the name of its schema."""
 
@@ -39,7 +40,8 @@ _CHANNELS = {
         "LedgerRecord",
         "send",
         "The ledger: the manager's whole state, compacted. Null bodies delete their key.",
-        "`host/worker/incarnation`, `@host/<host>`, `@device/<host>/<percent-encoded id>` or `@checkpoint/<writer>`.",
+        "`host/worker/incarnation`, `@host/<host>`, `@device/<host>/<percent-encoded id>`, `@cordon/<host>/<order>` or "
+        "`@checkpoint/<writer>`.",
     ),
     "history": (
         "HistoryRecord",
@@ -59,7 +61,15 @@ _CHANNELS = {
         "Signs of life of managers, compacted. A cluster works without this topic.",
         "The writer: `host/<host>` or `partition/<n>`.",
     ),
+    "control": (
+        "CordonOrder",
+        "receive",
+        "Orders of operators, compacted. A cluster works without this topic.",
+        "The id of the order.",
+    ),
 }
+_PARTITIONED = "The partition is murmur2 of the host's name, as Java's clients compute it."
+_ONE_PARTITION = "The topic has one partition."
 _NUMERIC_SETTINGS = {"retention.ms", "max.message.bytes"}
 _BOUND_SETTINGS = _NUMERIC_SETTINGS | {"cleanup.policy"}
 
@@ -116,7 +126,7 @@ def _channel(name: str) -> dict[str, Any]:
     return {
         "address": f"{{cluster}}.{name.replace('_', '-')}",
         "title": name.replace("_", " "),
-        "description": f"{about} Key: {key} The partition is murmur2 of the host's name, as Java's clients compute it.",
+        "description": f"{about} Key: {key} {_ONE_PARTITION if name == 'control' else _PARTITIONED}",
         "parameters": {"cluster": {"description": "The cluster's name.", "default": DEFAULT_CLUSTER}},
         "messages": {
             kind.__name__: {"$ref": f"#/components/messages/{kind.__name__}"} for kind in UNIONS[union]

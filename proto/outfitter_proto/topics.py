@@ -198,6 +198,17 @@ MANAGERS = (
     _KEEP_CODEC,
     _CLEAN_ELECTION._replace(why="a copy that is behind may become the leader: living managers look dead for a moment"),
 )
+CONTROL = (
+    Setting("cleanup.policy", "compact", "an order stands until it is ended: with deletion it would be lost in time"),
+    Setting(
+        "message.timestamp.type", "LogAppendTime", "otherwise the authors' own clocks say since when an order is there"
+    ),
+    Setting("max.message.bytes", "16384", "no order is larger"),
+    _KEEP_CODEC,
+    _CLEAN_ELECTION._replace(
+        why="a copy that is behind may become the leader: acknowledged orders are lost, also those that end others"
+    ),
+)
 
 
 def required(cluster: str, *, history: bool = True) -> dict[str, tuple[Setting, ...]]:
@@ -209,8 +220,8 @@ def required(cluster: str, *, history: bool = True) -> dict[str, tuple[Setting, 
 
 
 def optional(cluster: str) -> dict[str, tuple[Setting, ...]]:
-    """As `required`, for the topic that everybody may do without."""
-    return {names.managers_topic(cluster): MANAGERS}
+    """As `required`, for the topics that everybody may do without."""
+    return {names.managers_topic(cluster): MANAGERS, names.control_topic(cluster): CONTROL}
 
 
 def acknowledging(copies: int) -> int:
@@ -241,7 +252,12 @@ async def create(
     common = {"min.insync.replicas": str(acknowledging(copies))}
     return await bus.create_topics(
         [
-            TopicSpec(name, partitions, common | {s.name: s.value for s in settings}, copies)
+            TopicSpec(
+                name,
+                1 if name == names.control_topic(cluster) else partitions,
+                common | {s.name: s.value for s in settings},
+                copies,
+            )
             for name, settings in (required(cluster, history=history) | optional(cluster)).items()
         ]
     )
@@ -251,11 +267,17 @@ def all_missing(cluster: str, *, history: bool = True) -> list[TopicDifference]:
     """The result of `check` without a bus."""
     return [
         *(_missing(name) for name in required(cluster, history=history)),
-        *(_missing(name, why=_SILENCE, fatal=False) for name in optional(cluster)),
+        *(_missing(name, why=_without(name), fatal=False) for name in optional(cluster)),
     ]
 
 
-_SILENCE = "without it nobody sees on the bus whether a manager lives, so one that was killed looks as if it served on"
+def _without(name: str) -> str:
+    """What the lack of an optional topic costs."""
+    if name.endswith(".managers"):
+        return (
+            "without it nobody sees on the bus whether a manager lives, so one that was killed looks as if it served on"
+        )
+    return "without it nobody can take a device or a host out; what was taken out stays out"
 
 
 def _missing(name: str, *, why: str = "a manager cannot read or write it", fatal: bool = True) -> TopicDifference:
@@ -277,7 +299,7 @@ async def check(bus: Bus, cluster: str, *, history: bool = True) -> list[TopicDi
     differences += _of_partitions(existing)
     for name, settings in optional(cluster).items():
         ledger = existing.get(names.topics(cluster).allocations)
-        needed = ledger.partitions if ledger is not None else 0
+        needed = 1 if name == names.control_topic(cluster) else ledger.partitions if ledger is not None else 0
         differences += [item._replace(fatal=False) for item in await _of_optional(bus, name, settings, brokers, needed)]
     return differences
 
@@ -285,13 +307,13 @@ async def check(bus: Bus, cluster: str, *, history: bool = True) -> list[TopicDi
 async def _of_optional(
     bus: Bus, name: str, settings: tuple[Setting, ...], brokers: int, needed: int
 ) -> list[TopicDifference]:
-    """The differences of a topic that everybody may do without. `needed`: the ledger's partitions."""
+    """The differences of a topic that everybody may do without. `needed`: at least so many partitions."""
     try:
         info = await bus.topic(name)
     except UnknownTopicError:
-        return [_missing(name, why=_SILENCE)]
+        return [_missing(name, why=_without(name))]
     except BusAuthorizationError as error:
-        return [TopicDifference(name, "(topic)", _HIDDEN, "shown", _SILENCE, f"{error}", fatal=False)]
+        return [TopicDifference(name, "(topic)", _HIDDEN, "shown", _without(name), f"{error}", fatal=False)]
     found = await _of_settings(bus, info, settings, brokers)
     if info.partitions < needed:
         why = "the managers of further partitions cannot say there that they live"

@@ -32,6 +32,8 @@ DECODERS = {
     "commit": codec.decode_history,
     "dead-letter": codec.decode_dead_letter,
     "beat": codec.decode_beat,
+    "cordon": codec.decode_ledger,
+    "cordon-order": codec.decode_order,
 }
 KINDS = [kind for kind in vars(records).values() if isinstance(kind, type) and issubclass(kind, msgspec.Struct)]
 KINDS.remove(msgspec.Struct)
@@ -113,7 +115,7 @@ def test_records_stand_under_the_documented_keys(name: str) -> None:
     assert SAMPLES[name].key.encode() == KEYS[name]
 
 
-@pytest.mark.parametrize("name", ["allocation-pending", "host", "device", "checkpoint"])
+@pytest.mark.parametrize("name", ["allocation-pending", "host", "device", "cordon", "checkpoint"])
 def test_a_ledger_record_under_another_key_is_refused(name: str) -> None:
     assert codec.decode_ledger(GOLDEN[name].read_bytes(), key=KEYS[name]) == SAMPLES[name]
     with pytest.raises(codec.WireError, match="belongs under the key"):
@@ -124,3 +126,11 @@ def test_a_sign_of_life_under_another_key_is_refused() -> None:
     assert codec.decode_beat(GOLDEN["beat"].read_bytes(), key=KEYS["beat"]) == SAMPLES["beat"]
     with pytest.raises(codec.WireError, match="belongs under the key 'host/gpu-3'"):
         codec.decode_beat(GOLDEN["beat"].read_bytes(), key=b"host/gpu-4")
+
+
+def test_an_order_under_another_key_or_with_a_bad_name_is_refused() -> None:
+    assert codec.decode_order(GOLDEN["cordon-order"].read_bytes(), key=KEYS["cordon-order"]) == SAMPLES["cordon-order"]
+    with pytest.raises(codec.WireError, match="belongs under the key 'k3v9-01'"):
+        codec.decode_order(GOLDEN["cordon-order"].read_bytes(), key=b"k3v9-02")
+    with pytest.raises(codec.WireError, match=r"'gpu/3' is no valid name \(at \$\.host\)"):
+        codec.decode_order(GOLDEN["cordon-order"].read_bytes().replace(b'"gpu-3"', b'"gpu/3"'))

@@ -111,6 +111,7 @@ def test_asyncapi_names_each_topic_with_its_messages_and_cleanup() -> None:
         "history": "{cluster}.history",
         "dead_letters": "{cluster}.dead-letters",
         "managers": "{cluster}.managers",
+        "control": "{cluster}.control",
     }
-    assert set(channels["allocations"]["messages"]) == {"Allocation", "Host", "Device", "Checkpoint"}
+    assert set(channels["allocations"]["messages"]) == {"Allocation", "Host", "Device", "Cordon", "Checkpoint"}
     assert channels["allocations"]["bindings"]["kafka"]["topicConfiguration"]["cleanup.policy"] == ["compact"]

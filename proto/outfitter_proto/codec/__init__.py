@@ -15,7 +15,16 @@ import msgspec
 from msgspec.json import Decoder
 
 from outfitter_proto.codec.bounds import WITHIN_BYTES, excess, excess_of_owner
-from outfitter_proto.records import NAME_PATTERN, Beat, DeadLetter, HistoryRecord, LedgerRecord, Register, Registration
+from outfitter_proto.records import (
+    NAME_PATTERN,
+    Beat,
+    CordonOrder,
+    DeadLetter,
+    HistoryRecord,
+    LedgerRecord,
+    Register,
+    Registration,
+)
 
 T = TypeVar("T")
 
@@ -51,6 +60,7 @@ _ledger: Decoder[LedgerRecord] = Decoder(LedgerRecord)
 _history: Decoder[HistoryRecord] = Decoder(HistoryRecord)
 _dead_letter: Decoder[DeadLetter] = Decoder(DeadLetter)
 _beat: Decoder[Beat] = Decoder(Beat)
+_order: Decoder[CordonOrder] = Decoder(CordonOrder)
 
 _NAME = NAME_PATTERN[1 : NAME_PATTERN.index("$")]
 _is_name = re.compile(_NAME).fullmatch
@@ -261,3 +271,22 @@ def decode_beat(value: bytes, *, key: bytes | None = None) -> Beat:
     if key is not None and beat.key.encode() != key:
         raise WireError("manager's sign of life", f"its body belongs under the key {beat.key!r}")
     return beat
+
+
+def decode_order(value: bytes, *, key: bytes | None = None) -> CordonOrder:
+    """Decode one record of the control topic.
+
+    Raises:
+        UnknownTypeError: an order of a later version.
+        WireError: damaged, or under another key than its id.
+    """
+    try:
+        order = _order.decode(value)
+    except _UNREADABLE as error:
+        raise _translate("operator's order", value, CordonOrder, error) from error
+    for field, name in (("$.id", order.id), ("$.host", order.host)):
+        if not _is_name(name):
+            raise WireError("operator's order", f"{name[:40]!r} is no valid name", field)
+    if key is not None and order.key.encode() != key:
+        raise WireError("operator's order", f"its body belongs under the key {order.key!r}")
+    return order
