@@ -580,6 +580,8 @@ class Checkpoint(Struct, frozen=True, kw_only=True, tag_field="type", tag="check
     """What a manager must know to work on a ledger of format 2. One that lacks any of it refuses the ledger."""
     orders: OrdersPosition | UnsetType = UNSET
     """Which operators' orders this commit and those before it have taken. Left out: the writer has read none yet."""
+    orders_unread: str | UnsetType = UNSET
+    """Why the writer cannot read operators' orders. What is in effect stays. Left out: it can, or is of version 0.2."""
 
     @property
     def key(self) -> keys.CheckpointKey:

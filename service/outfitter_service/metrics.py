@@ -275,6 +275,12 @@ class Metrics:
         self.restored_records = gauge("outfitter_ledger_restored_records", "Records that the last restore read.")
         self.commits = counter("outfitter_commits", "Commits, by outcome.", ["outcome"])
         self.commit_seconds = histogram("outfitter_commit_seconds", "Duration of commits.", buckets=COMMIT_BUCKETS)
+        self.orders_unread = gauge(
+            "outfitter_orders_unread", "1 while operators' orders cannot be read for a partition.", ["partition"]
+        )
+        self.orders_unreadable = gauge(
+            "outfitter_orders_unreadable", "Operators' orders that this manager cannot understand.", ["partition"]
+        )
         self.signs_of_life = counter(
             "outfitter_signs_of_life", "Signs of life that the manager sent to the bus, by outcome.", ["outcome"]
         )

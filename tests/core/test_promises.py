@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from msgspec import structs
+from msgspec import UNSET, structs
 
 from outfitter_proto.keys import allocation_key
 from outfitter_proto.records import (
     NO_TOKEN,
+    CordonOrder,
     Deregister,
     Health,
     Heartbeat,
@@ -70,6 +72,12 @@ OPERATORS = st.one_of(
 )
 
 
+WHAT = st.one_of(
+    st.just({}),
+    st.fixed_dictionaries({"resource": st.sampled_from([*RESOURCES])}),
+    st.fixed_dictionaries({"device": st.sampled_from(["g0", "g1", "p0", "x1", "f0", "n0", "m0", "d0", "u0", "zz"])}),
+)
+"""What an order takes out."""
 LONG = st.sampled_from([0, 0, 0, 100, 700, 3000])
 """How long another name of each reported device is; 0: it has none."""
 
@@ -268,6 +276,33 @@ class Core(RuleBasedStateMachine):
         others = sum(not key.startswith(f"{HOST}/{worker}/") for key in ended)
         assert host_state.runs.final_count <= max(len(before), world.rules.max_final) + fresh + others
         world.commit()
+
+    # --- operators ---
+
+    @rule(
+        name=st.sampled_from(["o1", "o2", "o3"]),
+        what=WHAT,
+        renamed=st.booleans(),
+        until=st.sampled_from([None, None, 0, 5, 60]),
+        ends=st.booleans(),
+    )
+    def order(self, name: str, what: dict[str, str], renamed: bool, until: int | None, ends: bool) -> None:
+        """An order begins, changes or ends, whatever it said before."""
+        if renamed and "device" in what:
+            what = {"device": f"{what['device']}~{self.renamings}"}
+        now = self.world.now
+        self.world.order(
+            CordonOrder(
+                id=name, host=HOST, author="ada", reason="why", at=now, **what,
+                until=UNSET if until is None else now + timedelta(seconds=until),
+                ended_at=now if ends else UNSET,
+            )
+        )  # fmt: skip
+
+    @rule()
+    def lose_orders(self) -> None:
+        """The control topic is made anew: what is in effect stays."""
+        self.world.orders.clear()
 
     @precondition(lambda self: self.world.ledger.host_state(HOST).holders.live)
     @rule(data=st.data())

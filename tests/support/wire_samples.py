@@ -271,6 +271,9 @@ SAMPLES = {
         needs=["orders"],
         orders=OrdersPosition(topic_id="AAAAAAAAAAAAAAAAAAAAAw", to=17),
     ),
+    "checkpoint-of-a-writer-that-reads-no-orders": structs.replace(
+        CHECKPOINT, orders_unread="there is no topic outfitter.control"
+    ),
     "cordon": Cordon(host="gpu-3", order="k3v9-01", author="ada@ops-1", reason="rebooted tonight", since=AT),
     "cordon-of-a-device": Cordon(
         host="gpu-3",

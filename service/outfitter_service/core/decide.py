@@ -17,7 +17,7 @@ from typing import Any
 from msgspec import structs
 
 from outfitter_proto.records import NO_TOKEN, Allocation, Deregister, Heartbeat, ReasonCode, Register
-from outfitter_service.core import discovery, ending, fast_path, queue, registration
+from outfitter_service.core import discovery, ending, fast_path, orders, queue, registration
 from outfitter_service.core import model as m
 from outfitter_service.core.decision import Decision, DecisionBuilder, Rules
 from outfitter_service.core.ending import is_due
@@ -82,6 +82,7 @@ _INTERNAL: Mapping[type, Callable[[DecisionBuilder, Any], object]] = {
     m.Prepared: ending.prepared,
     m.Unprepared: ending.unprepared,
     m.ReleaseDelayed: ending.release_delayed,
+    m.OrderRead: orders.read,
     m.Tick: ending.tick,
     m.Reschedule: _reschedule,
 }

@@ -15,6 +15,7 @@ from outfitter_proto.records import (
     FINAL_STATES,
     HOLDING_STATES,
     Allocation,
+    Note,
     Refresh,
     ResolvedRequest,
     Source,
@@ -104,6 +105,8 @@ class Decision(Struct, kw_only=True, gc=False):
     """Allocations whose unchanged records are published again."""
     refused: str | None = None
     """Why the message becomes a dead letter, or None."""
+    notes: list[Note] = []
+    """Words for people in history."""
 
 
 class DecisionBuilder:
@@ -200,6 +203,11 @@ class DecisionBuilder:
     def refuse(self, reason: str) -> None:
         """Make the message a dead letter."""
         self.decision.refused = reason
+
+    def note(self, event: str, explanation: str) -> None:
+        """Say something in history that is no step of an allocation."""
+        note = Note(at=self.now, writer=self.rules.writer, event=event, explanation=explanation)
+        self.decision.notes.append(note)
 
     def set_kind(self, kind: str) -> None:
         """Label the event in metrics by what came of it."""

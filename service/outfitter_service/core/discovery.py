@@ -12,7 +12,7 @@ from outfitter_service.core import model as m
 from outfitter_service.core.decision import DecisionBuilder, Rules
 from outfitter_service.core.hosts import host_record, refreshed, with_health
 from outfitter_service.core.placement import policy
-from outfitter_service.core.state import held_back_devices, names_room
+from outfitter_service.core.state import cordons, held_back_devices, names_room
 from outfitter_service.core.state.host_state import HostState, QueueEntry, queue_entry
 from outfitter_service.core.state.infos import names_held, other_names
 from outfitter_service.core.state.ledger import SetInventory, SetScan
@@ -36,11 +36,11 @@ def report(builder: DecisionBuilder, event: m.DriverReport) -> None:
     before = overlay.inventory(event.resource)
     others: dict[str, ResourceState] = {}
     if event.failure is not None and not event.devices:
-        failure = _failure_now(builder, overlay, event, before.healthy)
+        failure = _failure_now(builder, overlay, event, before.lendable)
         inventory = structs.replace(before, failure=failure, asking=0, is_retry_due=False)
     else:
         inventory, others = _reported(builder, overlay, event, before)
-        failure = _failure_now(builder, overlay, event, inventory.healthy)
+        failure = _failure_now(builder, overlay, event, inventory.lendable)
         inventory = structs.replace(inventory, failure=failure, least=before.least)
     if inventory == before and not others:
         return
@@ -51,7 +51,7 @@ def report(builder: DecisionBuilder, event: m.DriverReport) -> None:
     is_for_one = event.resource in builder.rules.per_worker and not others and before.refused == inventory.refused
     if is_for_one and (before.failure is None or inventory.failure is not None):
         waiters = _concerned(builder, host_state, event.resource, before.asking_for)
-    _put_inventories(builder, host_state, {event.resource: inventory, **others}, waiters)
+    put_inventories(builder, host_state, {event.resource: inventory, **others}, waiters)
 
 
 def _reported(
@@ -88,13 +88,14 @@ def _concerned(
 def _reassessed(
     builder: DecisionBuilder, host_state: HostState, inventories: dict[str, ResourceState]
 ) -> dict[str, ResourceState]:
-    """Those of a host's inventories that change, by their names' room and by what is held back."""
+    """Those of a host's inventories that change, by their names' room, by what is held back, and by orders."""
     rules = builder.rules
-    refused = names_room.reassessed(host_state, rules.specs, inventories, rules.max_bytes)
-    return {**refused, **held_back_devices.reassessed(host_state, rules.specs, {**inventories, **refused})}
+    changed = names_room.reassessed(host_state, rules.specs, inventories, rules.max_bytes)
+    changed |= held_back_devices.reassessed(host_state, rules.specs, {**inventories, **changed})
+    return changed | cordons.reassessed(host_state, host_state.cordons, {**inventories, **changed})
 
 
-def _put_inventories(
+def put_inventories(
     builder: DecisionBuilder,
     host_state: HostState,
     inventories: dict[str, ResourceState],
@@ -126,14 +127,14 @@ def release_held_back(builder: DecisionBuilder, host: str) -> bool:
     changed = _reassessed(builder, host_state, host_state.devices.inventories)
     if nothing_ended and not changed:
         return False
-    _put_inventories(builder, host_state, changed, host_state.waiters.queue)
+    put_inventories(builder, host_state, changed, host_state.waiters.queue)
     return True
 
 
 def _failure_now(
-    builder: DecisionBuilder, overlay: HostOverlay, event: m.DriverReport, healthy: int
+    builder: DecisionBuilder, overlay: HostOverlay, event: m.DriverReport, lendable: int
 ) -> m.DriverFailure | None:
-    """The failure that counts after a report; None: no failure. `healthy`: the resource's healthy devices.
+    """The failure that counts after a report; None: no failure. `lendable`: the devices that nothing blocks.
 
     An on-demand driver's failure affects workers that want as many devices as the manager asked for, or more. It counts
     until its delay is over, or until the driver answers a question for as many devices.
@@ -150,7 +151,7 @@ def _failure_now(
         return new
     if new is not None:
         return old if _is_retried(spec, new) and old.at_least < new.at_least else new
-    free = healthy - overlay.held_count(event.resource)
+    free = lendable - overlay.held_count(event.resource)
     return old if max(before.least, free) < old.at_least else None
 
 
@@ -191,8 +192,8 @@ def _serves_the_same(before: ResourceState, after: ResourceState) -> bool:
     ]
 
 
-def _seen_by_requests(device: m.KnownDevice) -> tuple[str, tuple[str, ...], Health]:
-    return device.id, device.aliases, device.health
+def _seen_by_requests(device: m.KnownDevice) -> tuple[str, tuple[str, ...], Health, bool]:
+    return device.id, device.aliases, device.health, device.cordon is not None
 
 
 def refresh_holders(builder: DecisionBuilder, host: str) -> None:

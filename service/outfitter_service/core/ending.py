@@ -16,7 +16,7 @@ from msgspec import UNSET, structs
 
 from outfitter_proto.keys import AllocationKey, host_key
 from outfitter_proto.records import FINAL_STATES, NO_TOKEN, Allocation, AllocationState, ReasonCode
-from outfitter_service.core import delays, queue
+from outfitter_service.core import delays, orders, queue
 from outfitter_service.core import model as m
 from outfitter_service.core.decision import DecisionBuilder, Rules
 from outfitter_service.core.state.host_state import Ending, HostState
@@ -155,9 +155,14 @@ def is_due(ledger: Ledger, rules: Rules, host: str, now: datetime) -> bool:
 
 
 def tick(builder: DecisionBuilder, event: m.Tick) -> None:
-    """Time has passed: fail the waiters whose `wait_s` is over, and delete final records after their retention."""
+    """Time has passed: end orders whose time is over, fail the waiters whose `wait_s` is over, and delete final records
+    after their retention."""
     host, rules = event.host, builder.rules
     host_state = builder.host_state(host)
+    if host_state.has_ended_cordon(builder.now):
+        orders.end_due(builder, host_state)
+        builder.follow_up(event)
+        return
     late, full = _give_up_late(builder, host_state)
     if late:
         queue.reschedule(builder, host)

@@ -108,11 +108,14 @@ def _inventory(
         amount=spec.amount,
         sharing=sharing,
         devices=[
-            InventoryDevice(id=d.id, health=d.health, reason=d.reason, properties=d.properties)
+            InventoryDevice(
+                id=d.id, health=d.health, reason=d.reason, properties=d.properties, cordon=d.cordon or UNSET
+            )
             for d in devices[:MAX_LISTED_DEVICES]
         ],
         total=len(devices),
         healthy=inventory.healthy if inventory else 0,
+        cordoned=len(inventory.cordoned) or UNSET if inventory else UNSET,
         on_demand=spec.on_demand or UNSET,
         known=_known(spec, inventory, before),
         names=_names(inventory, before),

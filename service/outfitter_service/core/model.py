@@ -13,7 +13,7 @@ from typing import Any, ClassVar, get_args
 from msgspec import Struct
 
 from outfitter_proto.keys import AllocationKey, allocation_names
-from outfitter_proto.records import Deregister, Health, Heartbeat, Register, Source, Token, Unwatched
+from outfitter_proto.records import CordonOrder, Deregister, Health, Heartbeat, Register, Source, Token, Unwatched
 
 NO_ITEMS: dict[str, Any] = {}
 NO_NAMES: list[str] = []
@@ -77,6 +77,8 @@ class KnownDevice(Struct, frozen=True, kw_only=True):
     """Environment variables for a worker that gets it."""
     cdi: tuple[str, ...] = ()
     """Its names in the Container Device Interface."""
+    cordon: str | None = None
+    """The id of an operator's order that applies to it, or None. The core sets it."""
 
 
 Devices = dict[str, tuple[KnownDevice, ...]]
@@ -185,8 +187,15 @@ class ReleaseDelayed(Struct, frozen=True, kw_only=True):
     reason: str
 
 
+class OrderRead(Struct, frozen=True, kw_only=True):
+    """The control topic has this order of an operator, new, changed or ended."""
+
+    kind: ClassVar = "order"
+    order: CordonOrder
+
+
 class Tick(Struct, frozen=True, kw_only=True):
-    """Time has passed on `host`: check wait deadlines and retention."""
+    """Time has passed on `host`: check wait deadlines, orders that end by themselves, and retention."""
 
     kind: ClassVar = "tick"
     host: str
@@ -212,6 +221,7 @@ InternalEvent = (
     | Prepared
     | Unprepared
     | ReleaseDelayed
+    | OrderRead
     | Tick
     | Reschedule
 )
@@ -227,6 +237,8 @@ def host_of(event: Event) -> str:
         return event.message.host
     if isinstance(event, DriverReport | DriverRetry | Tick | Reschedule):
         return event.host
+    if type(event) is OrderRead:
+        return event.order.host
     return allocation_names(event.allocation).host  # type: ignore[union-attr]  # `type is` does not narrow a union
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from outfitter_proto.records import MAX_REASON
+from msgspec import UNSET
+
+from outfitter_proto.records import MAX_REASON, Cordon
 from outfitter_service.core.model import ResourceSpec, SpecState
 from outfitter_service.core.state.resource_state import RefusedNames, ResourceState
 
@@ -13,6 +15,8 @@ NAMED_DEVICES = 8
 """Most devices that a reason names."""
 NAMED_OPERATORS = 4
 """Most operators that a reason names: their names are long."""
+NAMED_ORDERS = 3
+"""Most orders of operators that a reason names."""
 HEALING = "granted when enough are healthy again"
 """What the reason says of a request that only illness makes infeasible."""
 _FREE = re.compile(r"\d+( of \d+ free)")
@@ -125,11 +129,42 @@ def held_back(inventory: ResourceState) -> str:
     return f"; {len(inventory.held_back)} held back: {inventory.suspect} and may be one of these devices"
 
 
-def too_ill(spec: ResourceSpec, amount: int, inventory: ResourceState) -> str:
+def too_ill(spec: ResourceSpec, amount: int, inventory: ResourceState, cordons: Mapping[str, Cordon]) -> str:
     return (
-        f"{amount} {spec.name} requested, {inventory.healthy} of {len(inventory.devices)} healthy; "
-        f"{HEALING}{held_back(inventory)}"
+        f"{amount} {spec.name} requested, {inventory.healthy} of {len(inventory.devices)} healthy"
+        f"{taken_out(inventory, cordons)}; {HEALING}{held_back(inventory)}"
     )
+
+
+def cordoned(spec: ResourceSpec, amount: int, inventory: ResourceState, cordons: Mapping[str, Cordon]) -> str:
+    """Why a request waits that only operators' orders make infeasible."""
+    lendable, total = inventory.lendable, len(inventory.devices)
+    return (
+        f"{amount} {spec.name} requested, {lendable} of {total} can be lent"
+        f"{taken_out(inventory, cordons)}; granted when enough of these orders have ended"
+    )
+
+
+def taken_out(inventory: ResourceState, cordons: Mapping[str, Cordon]) -> str:
+    """How many devices operators' orders take out, and who gave them why."""
+    if not inventory.cordoned:
+        return ""
+    orders = dict.fromkeys(inventory.cordoned.values())
+    named = [order_of(cordons[order]) for order in list(orders)[:NAMED_ORDERS] if order in cordons]
+    more = ", …" if len(orders) > NAMED_ORDERS else ""
+    return f"; {len(inventory.cordoned)} cordoned by {', '.join(named)}{more}"
+
+
+def order_of(cordon: Cordon) -> str:
+    """An order: who gave it, its id, and why."""
+    return f"{cordon.author} (order {cordon.order}: {cordon.reason})"
+
+
+def what_of(cordon: Cordon) -> str:
+    """What an order takes out."""
+    if cordon.device is not UNSET:
+        return f"device {cordon.device} of host {cordon.host}"
+    return f"{cordon.resource} of host {cordon.host}" if cordon.resource is not UNSET else f"host {cordon.host}"
 
 
 def too_few_together(amounts: Mapping[str, int], count: int, ids: Sequence[str]) -> str:
@@ -137,8 +172,11 @@ def too_few_together(amounts: Mapping[str, int], count: int, ids: Sequence[str])
     return f"{_amounts(amounts)} requested, but the host has only {_devices(count)} for them: {named}"
 
 
-def too_ill_together(amounts: Mapping[str, int], count: int) -> str:
-    return f"{_amounts(amounts)} requested, but only {count} of the host's devices for them are healthy; {HEALING}"
+def too_few_lendable_together(amounts: Mapping[str, int], count: int, *, cordoned: bool) -> str:
+    short = f"{_amounts(amounts)} requested, but only {count} of the host's devices for them are healthy"
+    if cordoned:
+        return f"{short} and not cordoned; granted when enough are, and enough orders have ended"
+    return f"{short}; {HEALING}"
 
 
 def busy_together(amounts: Mapping[str, int]) -> str:
@@ -157,7 +195,8 @@ def _devices(count: int) -> str:
 def busy(spec: ResourceSpec, amount: int, free: int, inventory: ResourceState) -> str:
     ill = len(inventory.devices) - inventory.healthy - len(inventory.held_back)
     unwell = f", {ill} not healthy" if ill else ""
-    text = f"waits for {amount} {spec.name}: {free} of {len(inventory.devices)} free{unwell}{held_back(inventory)}"
+    out = f", {len(inventory.cordoned)} cordoned" if inventory.cordoned else ""
+    text = f"waits for {amount} {spec.name}: {free} of {len(inventory.devices)} free{unwell}{out}{held_back(inventory)}"
     return f"{text}; {spec.hint}" if spec.hint else text
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from outfitter_proto.keys import host_writer
 from outfitter_proto.records import (
     Allocation,
+    CordonOrder,
     Deregister,
     Health,
     Heartbeat,
@@ -98,7 +99,8 @@ class CoreDriver:
     def restarted(self) -> CoreDriver:
         """Another manager that knows the records and the numbers alone, and looks at the queue anew."""
         ledger = Ledger()
-        ledger.restore(PutRecord(self.host_state.record))
+        for other in self.ledger.records.values():
+            ledger.restore(PutRecord(other))
         for record in self.ledger.allocations.values():
             ledger.restore(PutAllocation(record.key, record))
         ledger.resume(commit=self.ledger.commits, token=self.ledger.token)
@@ -152,6 +154,13 @@ class CoreDriver:
     def expire(self, worker: str, incarnation: str = "1") -> Decision:
         return self.say(m.LeaseExpired(allocation=f"{HOST}/{worker}/{incarnation}"))
 
+    # --- what operators say ---
+
+    def cordon(self, order: str = "o1", *, author: str = "ada", reason: str = "why", **fields: Any) -> Decision:
+        """Read an order of an operator, with these fields of `CordonOrder`."""
+        wanted = CordonOrder(id=order, host=HOST, author=author, reason=reason, at=self.now, **fields)
+        return self.say(m.OrderRead(order=wanted))
+
     # --- looking ---
 
     def __getitem__(self, worker: str | tuple[str, str]) -> Allocation:
@@ -171,7 +180,8 @@ def restarted(core: CoreDriver, *, configured: Iterable[m.ResourceSpec] | None =
     ledger = Ledger()
     for record in core.ledger.allocations.values():
         ledger.restore(PutAllocation(record.key, record))
-    ledger.restore(PutRecord(core.host_state.record))
+    for other in core.ledger.records.values():
+        ledger.restore(PutRecord(other))
     ledger.resume(commit=core.ledger.commits, token=core.ledger.token)
     again = CoreDriver(*(core.rules.specs.values() if configured is None else configured), ledger=ledger, **rules)
     again.now, again.offset = core.now, core.offset

@@ -13,6 +13,7 @@ def fingerprint(host_state: HostState) -> dict[str, Any]:
     """Everything in the state of a host, in a form that can be compared."""
     return {
         "record": host_state.record,
+        "cordons": dict(host_state.cordons),
         "inventories": dict(host_state.devices.inventories),
         "suspects": host_state.devices.suspects,
         "free": {

@@ -16,6 +16,7 @@ from outfitter_proto.records import (
     HOLDING_STATES,
     Allocation,
     AllocationState,
+    CordonOrder,
     Deregister,
     Health,
     Heartbeat,
@@ -23,6 +24,7 @@ from outfitter_proto.records import (
     ManagerIdentity,
     Register,
     Source,
+    StateRecord,
     Transition,
 )
 from outfitter_service.core import delays
@@ -128,7 +130,9 @@ class World:
         self.now = START
         self.offset = 0
         self.ledger = Ledger()
-        self.topic: dict[str, Allocation | Host] = {}
+        self.topic: dict[str, Allocation | StateRecord] = {}
+        self.orders: dict[str, CordonOrder] = {}
+        """The control topic: the last version of each order."""
         self.token = 0
         self.waiting: deque[m.Event] = deque()
         self.decided: list[tuple[m.Event, Decision]] = []
@@ -153,6 +157,11 @@ class World:
         if isinstance(message, Register):
             self.registered.add(f"{HOST}/{message.worker}/{message.incarnation}")
         self.say(m.Incoming(message, Source(partition=0, offset=self.offset)))
+
+    def order(self, order: CordonOrder) -> None:
+        """An operator's order, which the manager reads at once."""
+        self.orders[order.id] = order
+        self.say(m.OrderRead(order=order))
 
     def _decide(self, event: m.Event) -> None:
         before = whole(self.ledger)
@@ -188,6 +197,9 @@ class World:
                 given = len(record.resources[resource])
                 assert given >= amount if self.rules.specs[resource].shared else given == amount
             check_operators(record)
+            out = self.cordoned()
+            given_out = [info["id"] for infos in record.resources.values() for info in infos if info["id"] in out]
+            assert not given_out, f"{record.key} was given {given_out}, which are cordoned"
             alone, shared = has_alone(record), has_shared(record)
             for _, _, key in self.ledger.host_state(HOST).waiters.queue:
                 waiter = self.ledger.allocations[key]
@@ -208,7 +220,7 @@ class World:
             if isinstance(change, DropAllocation)
         }
         for key, record in changed:
-            if key in forgotten:
+            if key in forgotten or (record is None and key.startswith("@cordon/")):
                 self._write(key, None)
             if record is not None:
                 self._write(key, record)
@@ -229,8 +241,11 @@ class World:
             self.commands += decision.commands
             self.waiting.extend(decision.follow_ups)
 
-    def _write(self, key: str, record: Allocation | Host | None) -> None:
+    def _write(self, key: str, record: Allocation | StateRecord | None) -> None:
         old = self.topic.get(key)
+        if record is None and key.startswith("@cordon/"):
+            self.topic.pop(key, None)
+            return
         if record is None:
             assert old is None or (isinstance(old, Allocation) and old.state in FINAL_STATES), f"{key} lost"
             self.topic.pop(key, None)
@@ -275,6 +290,7 @@ class World:
                 assert self.ledger.host_state(HOST).waiters.scan_from is None, "somebody has not been looked at"
                 self._check_nothing_stalls()
                 self._check_held_back()
+                self._check_orders()
                 self._check_releases()
                 self._check_time()
                 for key in self.registered - self.gone:
@@ -297,7 +313,8 @@ class World:
         ):
             self.ledger.change(PutRecord(told))
         self.commands = [command for one in self.ledger.allocations.values() if (command := implied(one)) is not None]
-        self.waiting = deque([m.Reschedule(host=HOST), *unread])
+        orders = [m.OrderRead(order=order) for order in self.orders.values()]
+        self.waiting = deque([*orders, m.Reschedule(host=HOST), *unread])
 
     def replayed(self) -> Ledger:
         """A ledger built from the topic alone, in the topic's order."""
@@ -319,12 +336,57 @@ class World:
         assert whole(rebuilt) == whole(self.ledger)
 
     def shows(self, resource: str, *, healthy: bool = True) -> set[str]:
-        """The devices of a resource, each by one name."""
+        """The devices of a resource, each by one name. `healthy`: only those that could be lent."""
+        out = self.cordoned() if healthy else ()
         return {
             one_name(device.id)
             for device in self.ledger.host_state(HOST).devices.inventory(resource).devices
-            if device.health == Health.HEALTHY or not healthy
+            if (device.health == Health.HEALTHY and device.id not in out) or not healthy
         }
+
+    def cordoned(self) -> set[str]:
+        """The names of all devices that some order in effect takes out, as far as drivers or the host's record connect
+        names."""
+        host_state = self.ledger.host_state(HOST)
+        inventories = host_state.devices.inventories
+        recorded = host_state.record.resources if host_state.record is not None else {}
+        groups = [set(names) for inventory in inventories.values() for names in inventory.names]
+        for resource, entry in recorded.items():
+            if resource not in inventories or not inventories[resource].reported:
+                groups += map(set, entry.names or [])
+        out: set[str] = set()
+        for cordon in host_state.cordons.values():
+            if cordon.device:
+                out.add(cordon.device)
+                continue
+            for resource, inventory in inventories.items():
+                if not cordon.resource or cordon.resource == resource:
+                    out.update(inventory.names_of_all)
+            entry = recorded.get(cordon.resource) if cordon.resource else None
+            if entry is not None and not host_state.devices.inventory(cordon.resource).reported:
+                out.update(device.id for device in entry.devices)
+                out.update(entry.known or [])
+                out.update(name for names in entry.names or [] for name in names)
+        while joined := [names for names in groups if not names.isdisjoint(out) and not names <= out]:
+            out.update(*joined)
+        return out
+
+    def _check_orders(self) -> None:
+        """At rest each order is in effect while it stands, and the host's devices say so."""
+        host_state = self.ledger.host_state(HOST)
+        for name, order in self.orders.items():
+            # whoever sets the clock back brings back no order whose time was over when it was read
+            stands, counts = order.stands(self.now), name in host_state.cordons
+            assert counts == stands or (order.until and not counts), f"{order} is not as it should be"
+        out = self.cordoned()
+        for resource, inventory in host_state.devices.inventories.items():
+            marked = {device.id for device in inventory.devices if device.cordon is not None}
+            assert marked == {device.id for device in inventory.devices if device.id in out}, resource
+            assert marked == set(inventory.cordoned)
+            entry = host_state.record.resources.get(resource) if host_state.record is not None else None
+            if entry is not None and inventory.reported and len(entry.devices) == len(inventory.devices):
+                assert {device.id for device in entry.devices if device.cordon} == marked, resource
+                assert (entry.cordoned or 0) == len(marked)
 
     def wants(self, record: Allocation) -> tuple[set[str], set[str]]:
         """The devices that could serve a request: to have alone, and to share."""

@@ -106,7 +106,7 @@ def infeasibility(
             )
         inventory = overlay.inventory(resource)
         is_well = inventory.failure is None and inventory.refused is None and not inventory.asking
-        if is_well and inventory.healthy >= amount and spec.state == _OK:
+        if is_well and inventory.lendable >= amount and spec.state == _OK:
             continue
         candidate = _obstacle(overlay, spec, amount, inventory)
         if candidate is not None:
@@ -135,13 +135,16 @@ def _obstacle(overlay: HostOverlay, spec: ResourceSpec, amount: int, inventory: 
     if inventory.refused is not None:
         reason = reasons.names_refused(spec.name, inventory.refused)
         return Infeasibility(ReasonCode.DRIVER_FAILED, reason, name, final=not waits)
-    if inventory.healthy >= amount:
+    if inventory.lendable >= amount:
         return None
     if spec.on_demand and may_name_more(overlay, spec, amount, inventory):
         return Infeasibility(ReasonCode.NOT_REPORTED, reasons.not_reported(spec), name)
     if len(inventory.devices) < amount:
         return Infeasibility(ReasonCode.INFEASIBLE, reasons.too_few(spec, amount, inventory), name, final=not waits)
-    return Infeasibility(ReasonCode.INFEASIBLE, reasons.too_ill(spec, amount, inventory), name)
+    cordons = overlay.host_state.cordons
+    if inventory.healthy >= amount:
+        return Infeasibility(ReasonCode.CORDONED, reasons.cordoned(spec, amount, inventory, cordons), name)
+    return Infeasibility(ReasonCode.INFEASIBLE, reasons.too_ill(spec, amount, inventory, cordons), name)
 
 
 def unanswered(overlay: HostOverlay, wanted: Mapping[str, tuple[ResourceSpec, int]]) -> Infeasibility:
@@ -182,18 +185,19 @@ def _obstacle_together(
     }
     if _is_plenty(overlay, demands):
         return single
-    shortage = matching.match(demands, overlay.devices.device_counts(healthy=False))
+    shortage = matching.match(demands, overlay.devices.device_counts(lendable=False))
     if isinstance(shortage, matching.Shortage):
         obstacle = _shortage(overlay, specs, amounts, shortage)
         return obstacle if obstacle.final or single is None else single
     if single is not None:
         return single
-    shortage = matching.match(demands, overlay.devices.device_counts(healthy=True))
+    shortage = matching.match(demands, overlay.devices.device_counts(lendable=True))
     if isinstance(shortage, matching.Shortage):
         short = {name: demands[name] for name in demands if name in shortage.resources}
-        return Infeasibility(
-            ReasonCode.INFEASIBLE, reasons.too_ill_together(short, shortage.devices), next(iter(short))
-        )
+        cordoned = any(overlay.inventory(name).cordoned for name in short)
+        code = ReasonCode.CORDONED if cordoned else ReasonCode.INFEASIBLE
+        reason = reasons.too_few_lendable_together(short, shortage.devices, cordoned=cordoned)
+        return Infeasibility(code, reason, next(iter(short)))
     return None
 
 
@@ -217,12 +221,12 @@ def _has_answered(inventory: ResourceState, amount: int) -> bool:
 
 
 def _is_plenty(overlay: HostOverlay, demands: Mapping[str, int]) -> bool:
-    """Whether each resource has enough healthy devices for all demands together."""
+    """Whether each resource has enough devices that nothing blocks for all demands together."""
     total = sum(demands.values())
     free_lists = overlay.devices.free_lists
     for resource in demands:
         free_list = free_lists.get(resource)
-        if free_list is None or free_list.repeats or overlay.inventory(resource).healthy < total:
+        if free_list is None or free_list.repeats or overlay.inventory(resource).lendable < total:
             return False
     return True
 

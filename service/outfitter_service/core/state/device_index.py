@@ -123,12 +123,12 @@ class DeviceIndex:
     def _is_unused(self, name: CanonicalName) -> bool:
         return name not in self.locks and name not in self.sharers
 
-    def device_counts(self, *, healthy: bool) -> Mapping[ResourceSet, int]:
-        """How many devices each set of resources has in common. `healthy`: count only healthy devices."""
-        by_resources = self._counts.get(healthy)
+    def device_counts(self, *, lendable: bool) -> Mapping[ResourceSet, int]:
+        """How many devices each set of resources has in common. `lendable`: count only those that nothing blocks."""
+        by_resources = self._counts.get(lendable)
         if by_resources is None:
-            by_resources = self._counts[healthy] = counts(
-                tuple([free_list.resource for free_list in free_lists if not healthy or free_list.serves(name)])
+            by_resources = self._counts[lendable] = counts(
+                tuple([free_list.resource for free_list in free_lists if not lendable or free_list.serves(name)])
                 for name, free_lists in self.shown.items()
             )
         return by_resources

@@ -10,8 +10,10 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 
+from msgspec import UNSET
+
 from outfitter_proto.keys import AllocationKey
-from outfitter_proto.records import FINAL_STATES, HOLDING_STATES, Allocation, Host, ReasonCode
+from outfitter_proto.records import FINAL_STATES, HOLDING_STATES, Allocation, Cordon, Host, ReasonCode
 from outfitter_service.core.state.device_index import DeviceIndex
 from outfitter_service.core.state.device_names import CanonicalName
 from outfitter_service.core.state.resource_state import ResourceState
@@ -209,6 +211,8 @@ class HostState:
     def __init__(self, host: str) -> None:
         self.host = host
         self.record: Host | None = None
+        self.cordons: dict[str, Cordon] = {}
+        """The orders of operators that are in effect, by their ids."""
         self.devices = DeviceIndex()
         self.holders = HolderIndex()
         self.waiters = WaiterIndex()
@@ -221,6 +225,13 @@ class HostState:
         before, self.record = self.record, record
         self.devices.set_recorded(record.resources if record is not None else None, self.holders.live.values())
         return before
+
+    def set_cordon(self, before: Cordon | None, after: Cordon | None) -> None:
+        """Replace an order in effect. None: there is none."""
+        if before is not None:
+            del self.cordons[before.order]
+        if after is not None:
+            self.cordons[after.order] = after
 
     def set_inventory(self, resource: str, inventory: ResourceState) -> None:
         """Replace the inventory of a resource."""
@@ -256,16 +267,21 @@ class HostState:
         return self.holders.items + self.waiters.items
 
     def has_due(self, *, now: datetime, over_before: datetime, max_final: int) -> bool:
-        """Whether a waiter's deadline has passed, a record ended before `over_before`, or more than `max_final` records
-        are final."""
+        """Whether a waiter's deadline or an order's end has passed, a record ended before `over_before`, or more than
+        `max_final` records are final."""
         runs, waiters = self.runs, self.waiters
         if (
             runs.final_count > max_final
             or (waiters.deadlines and waiters.deadlines[0][0] <= now)
             or waiters.scan_from is not None
+            or (bool(self.cordons) and self.has_ended_cordon(now))
         ):
             return True
         return (bool(runs.endings) and runs.endings[0][0] < over_before) or self.is_ahead(now)
+
+    def has_ended_cordon(self, now: datetime) -> bool:
+        """Whether an order's time is over."""
+        return any(cordon.until is not UNSET and cordon.until <= now for cordon in self.cordons.values())
 
     def is_ahead(self, now: datetime) -> bool:
         """Whether a record began in the future. Then the clock has been set back."""
@@ -289,5 +305,7 @@ class HostState:
         return keys
 
     def is_idle(self, *, since: datetime) -> bool:
-        """Whether no allocation of the host is retained, and its record has not changed since then."""
-        return not self.runs.incarnations and self.record is not None and self.record.since < since
+        """Whether no allocation of the host is retained, no order is in effect, and its record has not changed since
+        then."""
+        is_unused = not self.runs.incarnations and not self.cordons
+        return is_unused and self.record is not None and self.record.since < since

@@ -112,7 +112,9 @@ class Ledger:
     def forget(self, host: str) -> None:
         """Drop the state of a host without any record."""
         host_state = self.hosts.get(host)
-        if host_state is not None and host_state.record is None and not host_state.runs.incarnations:
+        if host_state is None or host_state.record is not None:
+            return
+        if not host_state.runs.incarnations and not host_state.cordons:
             del self.hosts[host]
             self.changed_inventories.add(host)
 

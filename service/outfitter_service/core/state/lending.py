@@ -21,6 +21,8 @@ HELD_BACK = "held back: "
 class Block(enum.StrEnum):
     """Why a device is lent to nobody."""
 
+    CORDONED = "cordoned"
+    """An operator's order says so; see `cordons`."""
     UNHEALTHY = "unhealthy"
     """Its driver says that it is ill."""
     UNKNOWN = "unknown"
@@ -38,8 +40,11 @@ class Use(enum.StrEnum):
     """Whoever holds it shares it."""
 
 
-def block_of(health: str, reason: str | None) -> Block | None:
-    """Why a device of that health is lent to nobody, or None. `reason`: of its health."""
+def block_of(health: str, reason: str | None, *, cordoned: bool = False) -> Block | None:
+    """Why a device of that health is lent to nobody, or None. `reason`: of its health. `cordoned`: an operator's order
+    applies to it, which weighs more than its health."""
+    if cordoned:
+        return Block.CORDONED
     if health == Health.HEALTHY:
         return None
     if health == Health.UNHEALTHY:

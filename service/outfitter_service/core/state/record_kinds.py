@@ -12,7 +12,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from outfitter_proto.records import Device, Host
+from outfitter_proto.records import Cordon, Device, Host
 from outfitter_service.core.state.host_state import HostState
 
 
@@ -31,5 +31,10 @@ class RecordKind(Struct, frozen=True, kw_only=True):
 KINDS: Mapping[type, RecordKind] = {
     Host: RecordKind(after_grants=True, index=lambda host_state, _, host: host_state.set_record(host)),
     Device: RecordKind(after_grants=False),
+    Cordon: RecordKind(
+        after_grants=False,
+        needs="orders",
+        index=lambda host_state, before, after: host_state.set_cordon(before, after),
+    ),
 }
 """By the types of `StateRecord`."""

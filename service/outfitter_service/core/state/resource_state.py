@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 
 from msgspec import Struct, structs
 
@@ -39,7 +39,7 @@ class ResourceState(Struct, frozen=True, kw_only=True):
     """The state of one resource on one host: its inventory, by its driver's last report."""
 
     devices: tuple[KnownDevice, ...] = ()
-    """The devices for grants. Those that are `held_back` have unknown health here."""
+    """The devices for grants. Those that are `held_back` have unknown health here, and `cordoned` ones say so."""
     as_reported: tuple[KnownDevice, ...] = ()
     """The devices as the driver named them."""
     linked: tuple[tuple[str, ...], ...] = ()
@@ -49,7 +49,11 @@ class ResourceState(Struct, frozen=True, kw_only=True):
     reported: bool = False
     """The driver has reported."""
     healthy: int = 0
+    """How many devices are healthy, and not held back."""
+    lendable: int = 0
     """How many devices nothing blocks; see `lending`."""
+    cordoned: Mapping[str, str] = {}
+    """The devices to which an operator's order applies, by id, each with the id of such an order; see `cordons`."""
     refused: RefusedNames | None = None
     """Why the host's record has no room for the names, so that nobody is granted a device; see `names_room`."""
 
@@ -82,31 +86,38 @@ class ResourceState(Struct, frozen=True, kw_only=True):
         """The state after a driver's report. Devices that share a name are one device. `asked`: the amount that the
         manager asked an on-demand driver for."""
         distinct = _distinct(devices)
-        return cls(devices=distinct, as_reported=distinct, reported=True, asked=asked, healthy=_count_healthy(distinct))
+        return cls(as_reported=distinct, reported=True, asked=asked)._marked()
 
     def with_held_back(self, ids: frozenset[str], suspect: Suspect) -> ResourceState:
         """A copy with exactly these devices held back, because of `suspect`."""
         held_back = frozenset(
             [device.id for device in self.as_reported if device.id in ids and device.health == Health.HEALTHY]
         )
-        reason = f"{HELD_BACK}{suspect} and may be this device"
-        devices = tuple(
-            [
-                structs.replace(device, health=Health.UNKNOWN, reason=reason) if device.id in held_back else device
-                for device in self.as_reported
-            ]
-        )
-        if devices == self.devices:
-            devices = self.devices
-        healthy = _count_healthy(devices)
-        return structs.replace(self, devices=devices, healthy=healthy, held_back=held_back, suspect=suspect)
+        return structs.replace(self, held_back=held_back, suspect=suspect)._marked()
 
     def with_all_known(self) -> ResourceState:
         """A copy with no device held back."""
-        healthy = _count_healthy(self.as_reported)
-        return structs.replace(
-            self, devices=self.as_reported, healthy=healthy, known=None, held_back=frozenset(), suspect=None
-        )
+        return structs.replace(self, known=None, held_back=frozenset(), suspect=None)._marked()
+
+    def with_cordoned(self, cordoned: Mapping[str, str]) -> ResourceState:
+        """A copy to whose devices exactly these orders apply: each device's id with the id of an order."""
+        return structs.replace(self, cordoned=cordoned)._marked()
+
+    def _marked(self) -> ResourceState:
+        """A copy whose devices say what is held back and what is cordoned, with their numbers."""
+        devices = tuple([self._mark(device) for device in self.as_reported])
+        if devices == self.devices:
+            devices = self.devices
+        healths = [block_of(device.health, device.reason) for device in devices]
+        lendable = [device.cordon is None and health is None for device, health in zip(devices, healths, strict=True)]
+        return structs.replace(self, devices=devices, healthy=healths.count(None), lendable=sum(lendable))
+
+    def _mark(self, device: KnownDevice) -> KnownDevice:
+        if device.id in self.held_back:
+            reason = f"{HELD_BACK}{self.suspect} and may be this device"
+            device = structs.replace(device, health=Health.UNKNOWN, reason=reason)
+        cordon = self.cordoned.get(device.id)
+        return device if cordon is None else structs.replace(device, cordon=cordon)
 
     def serves(self, amount: int) -> bool:
         """Whether neither a failure nor a refused report stands against a worker that wants `amount` devices."""
@@ -122,10 +133,6 @@ class ResourceState(Struct, frozen=True, kw_only=True):
         """The names of all reported devices, and the names that are only `linked`."""
         reported = [name for device in self.as_reported for name in (device.id, *device.aliases)]
         return (*reported, *[name for names in self.linked for name in names])
-
-
-def _count_healthy(devices: Iterable[KnownDevice]) -> int:
-    return sum([block_of(device.health, device.reason) is None for device in devices])
 
 
 def _distinct(devices: tuple[KnownDevice, ...]) -> tuple[KnownDevice, ...]:

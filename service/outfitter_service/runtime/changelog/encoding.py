@@ -28,6 +28,7 @@ from outfitter_proto.records import (
     MessageSource,
     NobodysCode,
     Note,
+    OrdersPosition,
     Put,
     Refresh,
     StateRecord,
@@ -62,7 +63,7 @@ class Transaction:
         self.letters: list[DeadLetter] = []
         """Dead letters."""
         self.notes: list[Note] = []
-        """History's words for people."""
+        """History's words for people, about the manager."""
         self.piece: Piece | None = None
         """A piece of a snapshot."""
         self.ledger_bytes = 0
@@ -122,6 +123,13 @@ class Transaction:
         size = len(key) + ENTRY_BYTES + len(entry.value or b"")
         self.history_bytes += size
         return size
+
+    def note(self, note: Note) -> None:
+        """Write the words of a decision into history."""
+        if self._history:
+            entry = Entry(note.writer.encode(), encode(note))
+            self._steps.append(entry)
+            self.history_bytes += len(note.writer) + ENTRY_BYTES + len(entry.value or b"")
 
     def add_letter(self, letter: DeadLetter) -> None:
         """Write a dead letter."""
@@ -201,11 +209,13 @@ def checkpoint(
     snapshot: datetime | UnsetType,
     beat_s: float | UnsetType = UNSET,
     lease_grace_s: float | UnsetType = UNSET,
+    orders: OrdersPosition | UnsetType = UNSET,
+    orders_unread: str | UnsetType = UNSET,
 ) -> Checkpoint:
     """The checkpoint of a commit that has just begun. `position`: in the input. `layout`: the topics'.
     `boot_id`: the boot whose deaths are not all committed. `snapshot`: when the newest complete snapshot in history was
     begun. `beat_s`: seconds between two signs of life. `lease_grace_s`: seconds between a lease's end and its
-    judgement."""
+    judgement. `orders`, `orders_unread`: how far operators' orders are taken, and why no more are read."""
     return Checkpoint(
         writer=identity.writer,
         instance=identity.instance,
@@ -225,6 +235,8 @@ def checkpoint(
         ledger_start=layout.ledger_start or UNSET,
         beat_s=beat_s,
         lease_grace_s=lease_grace_s,
+        orders=orders,
+        orders_unread=orders_unread,
         format=2 if ledger.needs else 1,
         needs=sorted(ledger.needs) or UNSET,
     )

@@ -15,11 +15,13 @@ from collections.abc import Callable
 
 import anyio
 from anyio.abc import TaskGroup
+from msgspec import UNSET, UnsetType
 
 from outfitter_proto.bus import BusError, Message, OffsetOutOfRangeError, TooLargeError, Writer
-from outfitter_proto.records import Allocation, Checkpoint, CommitNumber
+from outfitter_proto.records import Allocation, Checkpoint, CommitNumber, OrdersPosition
 from outfitter_service.core import model as m
 from outfitter_service.core.decide import is_due
+from outfitter_service.core.orders import is_news
 from outfitter_service.core.state.ledger import Ledger
 from outfitter_service.runtime.changelog.encoding import checkpoint
 from outfitter_service.runtime.changelog.topic_layout import ClusterLayout
@@ -45,9 +47,17 @@ class CommitLoop:
     """The loop of one tenure."""
 
     def __init__(
-        self, equipment: Equipment, writer: Writer, ledger: Ledger, cursor: Cursor, layout: ClusterLayout
+        self,
+        equipment: Equipment,
+        writer: Writer,
+        ledger: Ledger,
+        cursor: Cursor,
+        layout: ClusterLayout,
+        *,
+        orders: OrdersPosition | UnsetType,
     ) -> None:
-        """`cursor`: the committed position in the input. `layout`: the topics' at the start of the tenure."""
+        """`cursor`: the committed position in the input. `layout`: the topics' at the start of the tenure. `orders`:
+        how far the last checkpoint has taken operators' orders."""
         self.cursor = cursor
         self.first_commit = anyio.Event()
         """It is set once anything is committed."""
@@ -72,6 +82,9 @@ class CommitLoop:
         self._reporter = equipment.reporter
         self._refused_commit = equipment.refused_commit
         self._signs_of_life = equipment.signs_of_life
+        self._orders = equipment.orders
+        self._orders_taken = orders
+        self._orders_trouble: str | UnsetType | None = None  # as the last checkpoint of this tenure says
         self._manager = self._assignment.manager()
         self._outages = self._reader.outages
         self._checked_at = 0.0
@@ -286,7 +299,7 @@ class CommitLoop:
         """Whether the commit has anything to write (heartbeats move leases in memory only)."""
         if commit.opening or not commit.transaction.is_empty or self._event_queue.notes or self._snapshots.underway:
             return True
-        if self._signs_of_life.is_news or self._rewrites.renewed:
+        if self._signs_of_life.is_news or self._rewrites.renewed or self._orders.trouble != self._orders_trouble:
             return True
         if commit.position - self._written_to >= self._limits.checkpoint_records:
             return True
@@ -318,7 +331,16 @@ class CommitLoop:
             snapshot=self._snapshots.newest(transaction.piece),
             beat_s=self._signs_of_life.say(),
             lease_grace_s=self._limits.lease_grace_s,
+            orders=self._take_orders(),
+            orders_unread=self._orders.trouble,
         )
+
+    def _take_orders(self) -> OrdersPosition | UnsetType:
+        """How far operators' orders are decided with the open commit."""
+        self._orders_trouble = self._orders.trouble
+        if self._orders.position not in (UNSET, self._orders_taken) and not self._event_queue.has_orders:
+            self._orders_taken = self._orders.position
+        return self._orders_taken
 
     def _say_stopped(self, commit: Commit) -> bool:
         """Write since when nobody manages the hosts, as far as there is room. Returns whether all hosts are done."""
@@ -399,6 +421,10 @@ class CommitLoop:
         host_state = self._ledger.hosts.get(host)
         if host_state is not None and host_state.record is not None:
             self._drivers.start_host(host)
+            now = self._clock.utc()
+            # a new host had no record when its orders were read
+            if orders := [order for order in self._orders.of(host) if is_news(self._ledger, order, now)]:
+                self._event_queue.add_orders([m.OrderRead(order=order) for order in orders])
         else:
             self._drivers.stop_host(host)
             self._event_queue.forget(host)

@@ -18,6 +18,7 @@ from outfitter_service.runtime.processor.commit.quotas import Quotas
 from outfitter_service.runtime.processor.commit.refused_commit import RefusedCommit
 from outfitter_service.runtime.processor.event_queue import EventQueue, StopRequest
 from outfitter_service.runtime.processor.limits import Limits
+from outfitter_service.runtime.processor.order_reader import OrderReader
 from outfitter_service.runtime.processor.reporting.reporter import CommitReporter
 from outfitter_service.runtime.processor.signs_of_life import SignSender
 
@@ -44,6 +45,7 @@ class Equipment(Struct, frozen=True, kw_only=True):
     reporter: CommitReporter
     refused_commit: RefusedCommit
     signs_of_life: SignSender
+    orders: OrderReader
 
     def lose_input(self, explanation: str) -> None:
         """Registrations are lost that no manager has read. Note that, and give every worker a whole new lease. The

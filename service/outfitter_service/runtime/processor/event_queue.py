@@ -8,7 +8,7 @@ ends of commands). The queue decides nothing.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
 import anyio
@@ -37,9 +37,9 @@ class DelayedEvents:
         return iter(self._events.values())
 
     def add(self, event: m.Event) -> None:
-        """Try an event again later. A lease is judged again by itself. Of a driver's reports the newest is kept, and of
-        the evaluations of one host one is enough."""
-        if isinstance(event, m.LeaseExpired | m.Incoming):
+        """Try an event again later. A lease is judged again by itself, and a later version of an order may be decided
+        meanwhile. Of a driver's reports the newest is kept, and of the evaluations of one host one is enough."""
+        if isinstance(event, m.LeaseExpired | m.Incoming | m.OrderRead):
             return
         if isinstance(event, m.Reschedule):
             event = m.Reschedule(host=event.host, cause=event.cause)  # whole, in the place of those that come meanwhile
@@ -93,7 +93,9 @@ def edges(queued: Iterable[m.Event], delayed: Iterable[m.Event]) -> deque[m.Even
         if isinstance(event, m.OwnerDied):
             if event.allocation not in deaths:
                 unique.setdefault((m.OwnerDied, event.allocation), event)
-        elif not isinstance(event, m.DriverReport | m.Reschedule | m.LeaseExpired | m.OwnerUnwatched | m.Tick):
+        elif not isinstance(
+            event, m.DriverReport | m.Reschedule | m.LeaseExpired | m.OwnerUnwatched | m.OrderRead | m.Tick
+        ):
             unique[event] = event
     return deque(unique.values())
 
@@ -161,6 +163,18 @@ class EventQueue:
                     return
         self.queue.append(event)
         self.wakeup.set()
+
+    def add_orders(self, events: Sequence[m.OrderRead]) -> None:
+        """Queue orders before all other events but earlier orders, and wake the commit loop up."""
+        waiting = [event for event in self.queue if type(event) is m.OrderRead]
+        others = [event for event in self.queue if type(event) is not m.OrderRead] if waiting else self.queue
+        self.queue = deque([*waiting, *events, *others])
+        self.wakeup.set()
+
+    @property
+    def has_orders(self) -> bool:
+        """Whether an order waits for its decision."""
+        return any(type(event) is m.OrderRead for event in self.queue)
 
     def _replaced(self, event: m.Event) -> m.Event | None:
         """The earlier event that this one replaces, if it may still be queued."""

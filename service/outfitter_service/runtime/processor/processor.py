@@ -33,6 +33,7 @@ from outfitter_service.runtime.processor.commit_loop import CommitLoop
 from outfitter_service.runtime.processor.equipment import Equipment, ReopenError
 from outfitter_service.runtime.processor.event_queue import EventQueue, StopRequest, Wakeup
 from outfitter_service.runtime.processor.limits import Limits
+from outfitter_service.runtime.processor.order_reader import OrderReader
 from outfitter_service.runtime.processor.reporting.reporter import CommitReporter
 from outfitter_service.runtime.processor.signs_of_life import SignSender
 from outfitter_service.runtime.processor.takeover import Takeover
@@ -123,6 +124,7 @@ class Processor:
             reporter=self._reporter,
             refused_commit=self._refused_commit,
             signs_of_life=self._signs_of_life,
+            orders=OrderReader(assignment, instruments, queue=self.event_queue.add_orders, wake=wakeup.set),
         )
         self._takeover = Takeover(self._equipment, judges_successors=owns_partition is None, search=search_processes)
 

@@ -64,7 +64,8 @@ class Tenure:
         await self._takeover.warn_of_other_names(self._restored)
         cursor = await self._cursor()
         equipment.signs_of_life.begin()
-        return CommitLoop(equipment, self._writer, ledger, cursor, equipment.topic_check.layout)
+        orders = self._checkpoint.orders if self._checkpoint is not None else UNSET
+        return CommitLoop(equipment, self._writer, ledger, cursor, equipment.topic_check.layout, orders=orders)
 
     async def _observe_again(self) -> None:
         """Observe levels again (inventories, liveness, offers), and issue the command of each unfinished record."""
@@ -171,6 +172,8 @@ class Tenure:
             tasks.start_soon(self._takeover.check_for_rivals, loop.first_commit, self._restored.end)
             tasks.start_soon(watch.run, cursor, equipment.topic_check.layout)
             tasks.start_soon(equipment.signs_of_life.run)
+            tasks.start_soon(equipment.orders.run)
+            await equipment.orders.first_look()
             trouble = await loop.run(ready)
             tasks.cancel_scope.cancel()
         if trouble is None and equipment.stop.mark_stopped:

@@ -280,6 +280,9 @@ class Commit:
                 size = self.transaction.step(key, step)
                 if _repeats(step):
                     self._use_rewriting(step.host, len(self.transaction.values[key][1] or b"") + size)
+        for note in decision.notes:
+            self.transaction.note(note)
+            effects.notes.append(note)
         if decision.commands:
             effects.commands += decision.commands
         if decision.follow_ups:

@@ -7,7 +7,7 @@ from collections import defaultdict
 from msgspec import Struct, field
 
 from outfitter_proto.keys import AllocationKey
-from outfitter_proto.records import Allocation, Registration, Transition
+from outfitter_proto.records import Allocation, Note, Registration, Transition
 from outfitter_service.core import model as m
 
 LOGGED = 20
@@ -44,6 +44,8 @@ class Effects(Struct):
     """The number of events by kind."""
     steps: list[tuple[str, Transition]] = []
     """History's steps by key; of fast grants only those that are logged."""
+    notes: list[Note] = []
+    """What decisions say in history besides."""
     unlogged: int = 0
     """The number of the other fast grants."""
     granted: defaultdict[str, list[int]] = field(default_factory=lambda: defaultdict(list))

@@ -55,6 +55,8 @@ def subject_of(event: m.Event) -> dict[str, str]:
         return {"host": event.host, "resource": event.resource}
     if isinstance(event, m.Tick | m.Reschedule):
         return {"host": event.host}
+    if isinstance(event, m.OrderRead):
+        return {"host": event.order.host, "order": event.order.id}
     host, worker, incarnation = allocation_names(event.allocation)
     return {"host": host, "worker": worker, "incarnation": incarnation}
 
@@ -117,6 +119,8 @@ class CommitReporter:
                 event_kind=step.event,
                 explanation=step.explanation,
             )
+        for note in commit.effects.notes[: self._lines.allow(len(commit.effects.notes))]:
+            self.log.info(note.event, explanation=note.explanation)
         self._unlogged += len(commit.effects.steps) - logged + commit.effects.unlogged
         if self._unlogged and self._lines.allow(1):
             self.log.info("and more transitions", more=self._unlogged)
