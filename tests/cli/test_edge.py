@@ -208,6 +208,9 @@ LOOKING = (
     ["backup", "--out", "file"],
     ["deregister", "--worker", "w"],
     ["register", "--worker", "w"],
+    ["orders"],
+    ["cordon", "h", "--reason", "x"],
+    ["uncordon", "h"],
 )
 
 

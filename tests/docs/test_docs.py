@@ -265,6 +265,8 @@ def test_every_message_and_record_can_be_decoded(snippet: Snippet) -> None:
         body = json.dumps(value).encode()
         if value["type"] in {"register", "heartbeat", "deregister"}:
             codec.decode_registration(body)
+        elif value["type"] == "cordon-order":
+            codec.decode_order(body)
         else:
             codec.decode_ledger(body)
 

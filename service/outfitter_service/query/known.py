@@ -63,6 +63,18 @@ def unknown_resource(ledger: LedgerView, resource: str) -> str | None:
     return f"{where} {has} {resource!r}; {_there('resource', 'resources', there)}"
 
 
+def unknown_device(ledger: LedgerView, host: str, device: str, resource: str | None) -> str:
+    """That a host of this ledger has no device with this name, in a resource or in any; with a near name."""
+    record = ledger.hosts_record(host)
+    found = entries_of(ledger, record) if record is not None else []
+    there = [entry for entry in found if resource in {None, entry.resource}]
+    by_index = [entry.id for entry in there if device and device == entry.properties.get("index")]
+    near = by_index or get_close_matches(device, {name for entry in there for name in entry.names}, n=1)
+    hint = f"did you mean {near[0]}?" if near else _there("device", "devices", {entry.id for entry in there})
+    of = "" if resource is None else f" in resource {resource!r}"
+    return f"host {host!r} has no device {device!r}{of}; {hint}"
+
+
 def unknown_model(ledger: LedgerView, text: str) -> str:
     """That no device of this ledger has a model with this text in its name."""
     models = {device.model for host in ledger.hosts.values() for device in entries_of(ledger, host)}

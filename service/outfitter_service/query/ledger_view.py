@@ -6,7 +6,7 @@ It writes nothing, and ignores records that it cannot decode.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager
 from typing import NamedTuple, TypeVar
 
@@ -294,18 +294,29 @@ async def read_partition(bus: Bus, topic: str, partition: int) -> list[RecordCha
         OutfitterCliError: no record came within `READ_WITHIN`.
     """
     newest: dict[bytes | None, Message] = {}
+    async for message in messages_of(bus, topic, partition):
+        newest.pop(message.key, None)
+        newest[message.key] = message
+    return [decode(message) for message in newest.values()]
+
+
+async def messages_of(bus: Bus, topic: str, partition: int, *, lenient: bool = False) -> AsyncIterator[Message]:
+    """All messages that are committed now, in their order. `lenient`: see `Bus.open_reader`.
+
+    Raises:
+        BusError: see the bus port.
+        OutfitterCliError: no record came within `READ_WITHIN`.
+    """
     deadline = bus.patience.now() + READ_WITHIN
     end = await bus.stable_end(topic, partition)
-    async with await bus.open_reader(topic, partition, start=None, committed=True) as reader:
+    async with await bus.open_reader(topic, partition, start=None, committed=True, lenient=lenient) as reader:
         async for messages in read_to(reader, end):
             if messages:
                 deadline = bus.patience.now() + READ_WITHIN
             elif bus.patience.now() > deadline:
                 raise OutfitterCliError(f"partition {partition} of {topic} gave no record within {READ_WITHIN:g} s")
             for message in messages:
-                newest.pop(message.key, None)
-                newest[message.key] = message
-    return [decode(message) for message in newest.values()]
+                yield message
 
 
 def opened(connection: BusConnection) -> AbstractAsyncContextManager[Bus]:

@@ -20,6 +20,8 @@ from outfitter_service.query.errors import OutfitterCliError
 _USAGE = 2
 WAITED_TOO_LONG = 124
 """The exit code of whoever waited for devices longer than it wanted, as timeout(1) has it."""
+NOT_TAKEN = 75
+"""The exit code where an order stands and no manager has taken it yet, as sysexits.h has EX_TEMPFAIL."""
 
 
 def warn(message: str) -> None:

@@ -73,14 +73,36 @@ def moment(_ctx: click.Context, _param: click.Parameter, value: str | None) -> d
         return datetime.now(UTC) - timedelta(seconds=parse_duration(value))
     except (ValueError, OverflowError):
         pass
+    return _rfc3339(value, "a duration ago, such as 10m")
+
+
+def moment_ahead(_ctx: click.Context, _param: click.Parameter, value: str | None) -> datetime | None:
+    """A callback for options with a time that is to come: RFC 3339 with a time zone, or a duration from now on."""
+    if value is None:
+        return None
+    now = datetime.now(UTC)
+    try:
+        time = now + timedelta(seconds=parse_duration(value))
+    except (ValueError, OverflowError):
+        time = _rfc3339(value, "a duration from now on, such as 2h")
+    if time <= now:
+        raise click.BadParameter(f"{value!r} is not in the future: it is {now:%Y-%m-%dT%H:%M:%SZ} now, by this machine")
+    return time
+
+
+def _rfc3339(value: str, otherwise: str) -> datetime:
+    """…in UTC. `otherwise`: what else may be written.
+
+    Raises:
+        BadParameter: it is none.
+    """
     try:
         time = datetime.fromisoformat(value.strip())
     except ValueError:
         time = None
     if time is None or time.tzinfo is None:
         raise click.BadParameter(
-            f"{value!r} is no time: write RFC 3339 with a time zone, such as 2026-01-31T12:00:00Z, or a duration ago, "
-            "such as 10m"
+            f"{value!r} is no time: write RFC 3339 with a time zone, such as 2026-01-31T12:00:00Z, or {otherwise}"
         )
     try:
         return time.astimezone(UTC)

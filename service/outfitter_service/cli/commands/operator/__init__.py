@@ -1,0 +1,1 @@
+"""Commands of operators: what they order of managers."""
