@@ -9,7 +9,7 @@ import pytest
 
 from outfitter_proto import topics
 from outfitter_proto.bus import Bus, TopicSpec, connect
-from outfitter_proto.names import managers_topic
+from outfitter_proto.names import control_topic, managers_topic
 from outfitter_proto.names import topics as topic_names
 from support.kafka.broker import KafkaBroker
 
@@ -34,19 +34,19 @@ async def made_differently(
 
 async def test_topics_are_made_once_and_pass_the_check(kafka: Bus) -> None:
     cluster = KafkaBroker.new_cluster()
-    names = [*topic_names(cluster), managers_topic(cluster)]
+    names = [*topic_names(cluster), managers_topic(cluster), control_topic(cluster)]
     assert await topics.create(kafka, cluster, partitions=3) == names
     assert await topics.create(kafka, cluster, partitions=5) == []
     assert await topics.check(kafka, cluster) == []
     described = [await kafka.topic(name) for name in names]
-    assert [info.partitions for info in described] == [3] * 5
-    assert [info.replication for info in described] == [1] * 5
-    assert len({info.id for info in described}) == 5
+    assert [info.partitions for info in described] == [3, 3, 3, 3, 3, 1]
+    assert [info.replication for info in described] == [1] * 6
+    assert len({info.id for info in described}) == 6
 
 
 async def test_missing_topics_are_fatal_and_come_with_the_remedy(kafka: Bus) -> None:
     found = await topics.check(kafka, KafkaBroker.new_cluster())
-    assert [(d.found, d.fatal) for d in found] == [("missing", True)] * 4 + [("missing", False)]
+    assert [(d.found, d.fatal) for d in found] == [("missing", True)] * 4 + [("missing", False)] * 2
     assert {d.remedy for d in found} == {"outfitter topics create"}
 
 
@@ -199,16 +199,18 @@ async def test_a_topic_that_was_made_anew_has_another_id(kafka: Bus, kafka_broke
     assert (await kafka.topic(name)).id != first
 
 
-async def test_the_topic_of_managers_is_made_for_an_old_fleet_with_as_many_partitions(kafka: Bus) -> None:
+async def test_the_topics_that_an_old_fleet_lacks_are_made_that_of_managers_with_as_many_partitions(kafka: Bus) -> None:
     cluster = KafkaBroker.new_cluster()
     of = topics.required(cluster)
     await kafka.create_topics([TopicSpec(name, 3, {s.name: s.value for s in of[name]}) for name in of])
-    [missing] = await topics.check(kafka, cluster)
-    assert (missing.topic, missing.found, missing.fatal) == (managers_topic(cluster), "missing", False)
-    assert missing.remedy == "outfitter topics create"
+    missing = await topics.check(kafka, cluster)
+    optional = [managers_topic(cluster), control_topic(cluster)]
+    assert [(item.topic, item.found, item.fatal) for item in missing] == [(name, "missing", False) for name in optional]
+    assert {item.remedy for item in missing} == {"outfitter topics create"}
     count = await topics.partition_count(kafka, cluster)
-    assert await topics.create(kafka, cluster, partitions=count or 0) == [managers_topic(cluster)]
+    assert await topics.create(kafka, cluster, partitions=count or 0) == optional
     assert await topics.check(kafka, cluster) == []
+    assert [(await kafka.topic(name)).partitions for name in optional] == [3, 1]
 
 
 async def test_bad_values_of_the_topic_of_managers_keep_no_manager_from_starting(
@@ -234,3 +236,20 @@ async def test_bad_values_of_the_topic_of_managers_keep_no_manager_from_starting
     assert not any(d.fatal for d in found)
     remedy = next(d.remedy for d in found if d.setting == "partitions")
     assert remedy.startswith(f"kafka-topics --bootstrap-server {kafka_broker.bootstrap} --alter --topic {name} ")
+
+
+async def test_bad_values_of_the_topic_of_orders_keep_no_manager_from_starting(kafka: Bus) -> None:
+    cluster = KafkaBroker.new_cluster()
+    bad = {
+        "cleanup.policy": "delete",
+        "message.timestamp.type": "CreateTime",
+        "max.message.bytes": "1048588",
+        "compression.type": "zstd",
+        "unclean.leader.election.enable": "true",
+        "min.insync.replicas": "3",
+    }
+    await kafka.create_topics([TopicSpec(control_topic(cluster), 3, bad)])
+    await topics.create(kafka, cluster, partitions=3)
+    found = await topics.check(kafka, cluster)
+    assert {d.setting: d.found for d in found} == bad
+    assert not any(d.fatal for d in found)

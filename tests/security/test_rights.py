@@ -12,16 +12,19 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import anyio
+import anyio.to_thread
 import pytest
 
+import support.orders
 from outfitter_proto import topics
 from outfitter_proto.bus import Bus, BusAuthorizationError, Entry, Right, connect
 from outfitter_proto.names import managers_group
 from outfitter_proto.names import topics as names_of
 from outfitter_proto.partitioning import partition_of
+from outfitter_proto.records import CordonOrder
 from outfitter_service.cli._lib.diagnosis.bus import rights as doctors_rights
 from outfitter_service.cli._lib.diagnosis.finding import Grade, Machine
-from outfitter_service.query import ledger_view, unserved_hosts
+from outfitter_service.query import ledger_view, orders, unserved_hosts
 from support.documents import ROOT
 from support.kafka.secure_broker import SecureBroker, right
 from support.managers.granted import (
@@ -40,6 +43,7 @@ from support.managers.granted import (
     user,
 )
 from support.managers.secured import HOST, WITHIN, client, managing
+from support.processes import command_line
 
 pytestmark = pytest.mark.kafka
 
@@ -172,8 +176,8 @@ async def test_without_a_right_a_manager_says_which_and_does_not_start(
 
 @pytest.mark.parametrize(
     "left_out",
-    [None, 1, 6, 8],
-    ids=["nothing", "a right that it needs", "a right to sweep", "the right to say that it lives"],
+    [None, 1, 6, 8, 9],
+    ids=["nothing", "a right that it needs", "a right to sweep", "the right to say that it lives", "the one to obey"],
 )
 async def test_the_doctor_finds_the_right_that_is_missing_and_how_it_is_granted(
     left_out: int | None, secure_broker: SecureBroker, cluster: str, tmp_path: Path
@@ -190,7 +194,7 @@ async def test_the_doctor_finds_the_right_that_is_missing_and_how_it_is_granted(
         assert found == []
         return
     operation, kind, on = looked_for(MANAGER, cluster)[left_out]
-    verdict = Grade.WARNING if "sweeper" in on or on.endswith(".managers") else Grade.PROBLEM
+    verdict = Grade.WARNING if "sweeper" in on or on.endswith((".managers", ".control")) else Grade.PROBLEM
     assert [(item.verdict, item.seen) for item in found] == [
         (verdict, f"{operation} on {kind} {on!r} is not granted to User:{name}")
     ]
@@ -243,6 +247,10 @@ async def look_for_lost(bus: Bus, cluster: str) -> None:
     await unserved_hosts.find(bus, cluster, served=[], since=datetime.now(UTC))
 
 
+async def read_orders(bus: Bus, cluster: str) -> None:
+    await orders.read(bus, cluster, datetime.now(UTC))
+
+
 async def read(bus: Bus, cluster: str) -> None:
     await bus.open_reader(names_of(cluster).allocations, 0, start=None, committed=True)
 
@@ -272,6 +280,10 @@ REFUSED: dict[str, tuple[str, tuple[str, str, str] | None, Deed, str]] = {
     "a worker forges history": ("worker", None, publish("history"), "topic '{}.history'"),
     "a worker forges a dead letter": ("worker", None, publish("dead-letters"), "topic '{}.dead-letters'"),
     "a worker fences a manager": ("worker", None, write_as(f"host-{HOST}"), f"'{{}}-host-{HOST}'"),
+    "a worker gives an order": ("worker", None, publish("control"), "(Describe|Write) on topic '{}.control'"),
+    "an operator reads orders": ("operator", None, read_orders, "(Describe|Read) on topic '{}.control'"),
+    "who looks on gives an order": ("monitor", None, publish("control"), "Write on topic '{}.control'"),
+    "who gives orders forges a grant": ("oncall", None, publish("allocations"), "Write on topic '{}.allocations'"),
     "a worker listens to others": ("worker", None, eavesdrop, "Read on topic '{}.registrations'"),
 }
 """Who has the rights of which role, and one more; what he tries; the right that he is told to lack."""
@@ -291,6 +303,50 @@ async def test_who_lacks_a_right_is_told_which_and_how_it_is_granted(
     async with client(secure_broker, secure_broker.oauth(name)) as bus:
         with anyio.fail_after(WITHIN), pytest.raises(BusAuthorizationError, match=told):
             await tries(bus, cluster)
+
+
+async def test_whoever_may_takes_devices_out_and_lends_them_again_with_the_least_rights(
+    secure_broker: SecureBroker, cluster: str, tmp_path: Path
+) -> None:
+    name = user()
+    acls(secure_broker, "oncall", name, cluster)
+    async with client(secure_broker, secure_broker.administrator(), "open") as admin:
+        await support.orders.write(admin, support.orders.host(), cluster=cluster)
+    login = "".join(f'{key} = "{value}"\n' for key, value in secure_broker.oauth(name).items())
+    config = tmp_path / "outfitter.toml"
+    config.write_text(f'bus = "{secure_broker.at("sasl")}"\ncluster = "{cluster}"\n[kafka]\n{login}')
+
+    async def run(*words: str) -> subprocess.CompletedProcess[str]:
+        return await anyio.to_thread.run_sync(lambda: command_line.outfitter(*words, cwd=tmp_path))
+
+    given = await run("cordon", support.orders.HOST, "--reason", "XID 79", "--wait", "1ms")
+    assert given.returncode == 75
+    assert "has never read orders" in given.stderr
+    assert given.stdout.strip() in (await run("orders")).stdout
+    assert (await run("uncordon", support.orders.HOST, "--wait", "0")).returncode == 0
+
+
+@pytest.mark.parametrize("left_out", [1, 2], ids=["Read", "Write"])
+async def test_who_may_not_give_orders_is_told_which_right_is_missing(
+    left_out: int, secure_broker: SecureBroker, cluster: str, tmp_path: Path
+) -> None:
+    name = user()
+    acls(secure_broker, "oncall", name, cluster, leave_out=left_out)
+    others = CordonOrder(id="1", host=support.orders.HOST, author="bob@ops-2", reason="mine", at=datetime.now(UTC))
+    async with client(secure_broker, secure_broker.administrator(), "open") as admin:
+        await support.orders.write(admin, support.orders.host(), others, cluster=cluster)
+    login = "".join(f'{key} = "{value}"\n' for key, value in secure_broker.oauth(name).items())
+    (tmp_path / "outfitter.toml").write_text(
+        f'bus = "{secure_broker.at("sasl")}"\ncluster = "{cluster}"\n[kafka]\n{login}'
+    )
+    words = ("cordon", support.orders.HOST, "--reason", "XID 79")
+    done = await anyio.to_thread.run_sync(lambda: command_line.outfitter(*words, cwd=tmp_path))
+    operation = ROLES["oncall"][left_out][0]
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"{operation} on topic '{cluster}.control' is not granted to User:{name}" in done.stderr
+    assert f"kafka-acls --add --allow-principal 'User:{name}' --operation {operation}" in done.stderr
+    async with client(secure_broker, secure_broker.administrator(), "open") as admin:
+        assert [order["id"] for order in await everything(admin, f"{cluster}.control")] == ["1"]
 
 
 async def test_without_describe_configs_a_monitor_sees_that_settings_are_not_shown(

@@ -49,7 +49,7 @@ SCOPES = {MANAGER: "host", "manager": "cluster"}
 
 def is_needed(each: tuple[str, str, str, bool]) -> bool:
     """Whether a manager does not start without it."""
-    return each[0] != "DescribeConfigs" and "sweeper" not in each[2] and not each[2].endswith(".managers")
+    return each[0] != "DescribeConfigs" and "sweeper" not in each[2] and not each[2].endswith((".managers", ".control"))
 
 
 NEEDED = [each for each in ROLES[MANAGER] if is_needed(each)]
@@ -65,7 +65,7 @@ def looked_for(role: str, cluster: str, host: str = HOST) -> list[Right]:
         ]
     else:
         own = rights.of_manager(cluster, [partition_writer(0)], [managers_group(cluster)])
-    return [*own, *rights.of_signs_of_life(cluster)]
+    return [*own, *rights.of_signs_of_life(cluster), *rights.of_orders(cluster)]
 
 
 def acls(

@@ -101,7 +101,7 @@ async def _differences(bus: Bus, where: BusConnection) -> list[TopicDifference]:
 
 
 def rights(machine: Machine) -> Iterator[Finding]:
-    """Whether the brokers let this principal do what a manager does, and sweep."""
+    """Whether the brokers let this principal do what a manager does, sweep, and obey orders."""
     from outfitter_proto import rights as needed
 
     if isinstance(configured := _configured(machine), Finding):
@@ -112,7 +112,7 @@ def rights(machine: Machine) -> Iterator[Finding]:
     of_manager = needed.of_scope(scope, where.cluster, where.host, history=where.history)
     sweeping = [*needed.of_sweeper(where.cluster), *needed.to_see_sweepers(where.cluster)]
     optional = sweeping if scope == "host" else []
-    optional += needed.of_signs_of_life(where.cluster)
+    optional += [*needed.of_signs_of_life(where.cluster), *needed.of_orders(where.cluster)]
 
     async def lacking(bus: Bus) -> list[tuple[Grade, str]] | None:
         if any(item.kind == broker_check.OUT_OF_REACH for item in await broker_check.obstacles(bus, where, settings)):

@@ -107,7 +107,8 @@ def _effect(followed: FollowedHost, selection: Selection) -> str:
 
     taken_out = orders.covered(followed.ledger, selection)
     counts = Counter(entry.resource for entry in taken_out)
-    devices = ", ".join(f"{count} {resource}" for resource, count in counts.items()) or "no device"
+    devices = ", ".join(f"{count} {resource}" for resource, count in counts.items())
+    now = f": nobody gets {devices} there now" if devices else ""
     keeping = dict.fromkeys(holder.worker for entry in taken_out for holder in entry.holders)
     kept = f"; kept until they end: those of {', '.join(keeping)}" if keeping else ""
-    return f"in effect on {followed.host}: nobody gets {devices} there now{kept}"
+    return f"in effect on {followed.host}{now}{kept}"
