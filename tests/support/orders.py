@@ -23,7 +23,6 @@ from outfitter_proto.records import (
     InputPosition,
     InventoryDevice,
     ManagerIdentity,
-    OrdersPosition,
     ResolvedRequest,
     ResourceInventory,
     Source,
@@ -64,9 +63,8 @@ def cordon(order: CordonOrder) -> Cordon:
     )  # fmt: skip
 
 
-def checkpoint(orders: OrdersPosition | None = None, name: str = HOST) -> Checkpoint:
+def checkpoint(name: str = HOST, **more: Any) -> Checkpoint:
     """The checkpoint of a host's manager."""
-    more = {} if orders is None else {"orders": orders}
     return Checkpoint(
         writer=f"host/{name}", instance="i", cluster=CLUSTER, scope="host", commit=1, token=1, at=AT,
         input=InputPosition(topic_id="t", partition=0, from_=0, to=0), **more,

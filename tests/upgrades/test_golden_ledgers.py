@@ -18,7 +18,7 @@ import anyio
 import pytest
 
 from outfitter_proto.bus import Entry, connect
-from outfitter_proto.names import managers_topic, topics
+from outfitter_proto.names import control_topic, managers_topic, topics
 from support.checker.verdict import verified_with_replay
 from support.managers.process import Manager, ManagerError
 from support.managers.recorded import Make, in_turn, managers, unpacked
@@ -142,14 +142,12 @@ def test_an_older_version_refuses_a_ledger_that_needs_what_it_does_not_know_and_
     """This version is the older one here. Version 0.2 says that the checkpoint has format 2, and that it knows 1."""
     first, second = recorded.hosts
     key = f"@checkpoint/host/{first}"
-    later = {**recorded.ledger["outfitter"][key], "format": 2, "needs": ["orders"], "of_a_later_version": True}
+    later = {**recorded.ledger["outfitter"][key], "format": 2, "needs": ["seals"], "of_a_later_version": True}
     anyio.run(publish, recorded, topics().allocations, key, json.dumps(later).encode())
     manager = make(first, 3)
     ends = bounds(recorded)
     for arguments in ([], ["--adopt-ledger"], ["--take-over"]):
-        with pytest.raises(
-            ManagerError, match=f"{key} needs orders, and this version knows nothing of that: run the version"
-        ):
+        with pytest.raises(ManagerError, match=f"{key} needs seals, and this version knows orders: run the version"):
             manager.start(*arguments)
     saved = manager.outfitter("backup", "--out", "later.gz")
     assert saved.returncode == 0, saved.stderr
@@ -167,8 +165,8 @@ def bounds(recorded: Recorded) -> list[tuple[object, ...]]:
     """The offsets of each partition of the topics that the recorded version knows."""
     with closing(sqlite3.connect(recorded.database)) as connection, connection:
         return connection.execute(
-            "SELECT topic, part, start, next FROM part WHERE topic NOT IN (SELECT id FROM topic WHERE name = ?)",
-            (managers_topic("outfitter"),),
+            "SELECT topic, part, start, next FROM part WHERE topic NOT IN (SELECT id FROM topic WHERE name IN (?, ?))",
+            (managers_topic("outfitter"), control_topic("outfitter")),
         ).fetchall()
 
 

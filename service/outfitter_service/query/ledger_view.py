@@ -300,16 +300,16 @@ async def read_partition(bus: Bus, topic: str, partition: int) -> list[RecordCha
     return [decode(message) for message in newest.values()]
 
 
-async def messages_of(bus: Bus, topic: str, partition: int, *, lenient: bool = False) -> AsyncIterator[Message]:
-    """All messages that are committed now, in their order. `lenient`: see `Bus.open_reader`.
+async def messages_of(bus: Bus, topic: str, partition: int, *, committed: bool = True) -> AsyncIterator[Message]:
+    """All messages of now in a partition, in their order. `committed`: see `Bus.open_reader`.
 
     Raises:
         BusError: see the bus port.
         OutfitterCliError: no record came within `READ_WITHIN`.
     """
     deadline = bus.patience.now() + READ_WITHIN
-    end = await bus.stable_end(topic, partition)
-    async with await bus.open_reader(topic, partition, start=None, committed=True, lenient=lenient) as reader:
+    end = await bus.stable_end(topic, partition) if committed else (await bus.offsets(topic, partition))[1]
+    async with await bus.open_reader(topic, partition, start=None, committed=committed) as reader:
         async for messages in read_to(reader, end):
             if messages:
                 deadline = bus.patience.now() + READ_WITHIN

@@ -19,7 +19,7 @@ from outfitter_proto import codec, names
 from outfitter_proto.bus import Bus, BusUnavailableError, Entry, Reader
 from outfitter_proto.bus.reading import read_on
 from outfitter_proto.partitioning import partition_of
-from outfitter_proto.records import Checkpoint, Cordon, CordonOrder, OrdersPosition
+from outfitter_proto.records import Checkpoint, Cordon, CordonOrder
 from outfitter_proto.signs_of_life import responsible
 from outfitter_service.query import known, ledger_view
 from outfitter_service.query.device_lines import DeviceEntry, entries_of, left_out
@@ -124,15 +124,15 @@ class Selection(NamedTuple):
 
 
 async def read(bus: Bus, cluster: str, now: datetime) -> Orders:
-    """All orders in the topic. A record that cannot be understood changes nothing, and neither does a tombstone under
-    an order that stands.
+    """All orders in the topic, as managers read it: without regard to transactions. A record that cannot be understood
+    changes nothing, and neither does a tombstone under an order that stands.
 
     Raises:
         BusError: see the bus port; UnknownTopicError if there is no such topic.
         OutfitterCliError: see `ledger_view.messages_of`.
     """
     topic, found, unreadable = names.control_topic(cluster), dict[str, CordonOrder](), 0
-    async for message in ledger_view.messages_of(bus, topic, PARTITION, lenient=True):
+    async for message in ledger_view.messages_of(bus, topic, PARTITION, committed=False):
         key = message.key or b""
         if message.value is None:
             before = found.get(key.decode("utf-8", "replace"))
@@ -316,10 +316,9 @@ class FollowedHost:
         return {cordon.order: cordon for cordon in self.ledger.of(Cordon, self.host)}
 
     @property
-    def taken(self) -> OrdersPosition | None:
-        """How far its manager has read the orders; None: it has read none yet, or there is no manager."""
-        checkpoint = responsible(self.ledger.checkpoints, self.host, self._partitions)
-        return None if checkpoint is None else checkpoint.orders or None
+    def checkpoint(self) -> Checkpoint | None:
+        """The last checkpoint of its manager, which says how far that has read the orders."""
+        return responsible(self.ledger.checkpoints, self.host, self._partitions)
 
     async def wait_for(self, enough: Callable[[], bool], within: float) -> bool:
         """Read changes until `enough()` is true, for at most `within` seconds. Seconds for which the bus holds us back

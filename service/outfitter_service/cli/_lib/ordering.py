@@ -108,13 +108,13 @@ async def _why_not(bus: Bus, cluster: str, followed: FollowedHost) -> str:
     verdict = (await managers.lives(bus, cluster, followed.ledger, host)).get(host, UNKNOWN)
     if verdict.life in UNSERVED:
         return f"the manager of {host} {in_words(verdict, output.ago)}"
-    if followed.taken is None:
-        return (
-            f"the manager of {host} has never read orders: it may be of an earlier version, or may not read {topic}, "
-            "as `outfitter doctor` says there"
-        )
+    checkpoint = followed.checkpoint
+    if checkpoint is not None and checkpoint.orders_unread:
+        return f"the manager of {host} cannot read orders: {checkpoint.orders_unread}"
+    if checkpoint is None or not checkpoint.orders:
+        return f"the manager of {host} has never read orders: it may be of an earlier version"
     _, end = await bus.offsets(topic, PARTITION)
-    if followed.taken.topic_id != (await bus.topic(topic)).id or followed.taken.to < end:
+    if checkpoint.orders.topic_id != (await bus.topic(topic)).id or checkpoint.orders.to < end:
         return f"the manager of {host} has not read it yet"
     return f"the manager of {host} has read it: its log may say more"
 

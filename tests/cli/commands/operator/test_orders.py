@@ -17,6 +17,7 @@ from outfitter_proto import names, topics
 from outfitter_proto.bus import Entry, TopicSpec, connect
 from outfitter_proto.records import CordonOrder, OrdersPosition
 from support import orders
+from support.managers.process import Manager
 from support.processes import command_line
 from support.transcripts import Scene, scenes
 
@@ -104,9 +105,16 @@ def test_who_does_not_wait_is_told_nothing_of_managers(shell: Shell) -> None:
 async def test_how_far_the_manager_has_read_is_told(shell: Shell, to: int, of_topic: str | None, says: str) -> None:
     async with connect(shell.bus) as bus:
         topic_id = of_topic or (await bus.topic(names.control_topic())).id
-        await orders.write(bus, orders.checkpoint(OrdersPosition(topic_id=topic_id, to=to)))
+        await orders.write(bus, orders.checkpoint(orders=OrdersPosition(topic_id=topic_id, to=to)))
     done = await anyio.to_thread.run_sync(shell, "cordon", "gpu-3", "--reason", "x", "--wait", "100ms")
     assert (done.returncode, says in done.stderr) == (75, True), done.stderr
+
+
+def test_why_the_manager_cannot_read_orders_is_told(shell: Shell) -> None:
+    shell.write(orders.checkpoint(orders_unread="Read on topic 'outfitter.control' is not granted"))
+    done = shell("cordon", "gpu-3", "--reason", "x", "--wait", "100ms")
+    assert done.returncode == 75
+    assert "the manager of gpu-3 cannot read orders: Read on topic 'outfitter.control' is not granted" in done.stderr
 
 
 def test_a_manager_that_was_stopped_is_named(shell: Shell) -> None:
@@ -202,3 +210,26 @@ def test_orders_that_ended_long_ago_are_deleted_by_whoever_writes_next(shell: Sh
     assert {name for name in shell.states("--ended") if "-" not in name or name in left} == left
     shell("uncordon", "gpu-3", "--wait", "0")
     assert orders.orders_in(shell.bus).count(None) == 3
+
+
+# --- with a manager -----------------------------------------------------------------------------------------
+
+
+def test_a_manager_lends_what_is_out_to_nobody_until_the_order_has_ended(manager: Manager) -> None:
+    given = manager.outfitter(
+        "cordon", manager.host, "--device", "GPU-0", "--reason", "XID 79", "--author", "ada@ops-1"
+    )
+    assert (given.returncode, given.stderr) == (0, f"in effect on {manager.host}: nobody gets 1 gpu there now\n")
+    done = manager.outfitter("register", "--worker", "w", "--resource", "gpu=2", "--lease", "none")
+    assert done.returncode == 0
+    waiting = manager.wait_for_state("w", "pending")
+    assert (waiting["reason_code"], "ada@ops-1" in waiting["reason"]) == ("cordoned", True)
+    ended = manager.outfitter("uncordon", manager.host, "--author", "ada@ops-1")
+    assert (ended.returncode, ended.stdout) == (0, f"{given.stdout.strip()}  ended\n")
+    manager.wait_for_state("w", "allocated")
+
+
+def test_an_order_ends_by_itself_when_its_time_is_over(manager: Manager) -> None:
+    done = manager.outfitter("cordon", manager.host, "--reason", "for a moment", "--until", "1s")
+    assert done.returncode in {0, 75}  # 75: its time was over before the manager read it
+    manager.wait_for(lambda: json.loads(manager.outfitter("orders", "--json").stdout) == [])
