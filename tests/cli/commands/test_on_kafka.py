@@ -7,11 +7,14 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import anyio
 import pytest
 
 from cli.commands.worker.holding import read_line
+from outfitter_proto import topics
+from outfitter_proto.bus import TopicSpec, connect
 from support.kafka.broker import KafkaBroker
-from support.managers.process import Manager, serving_on
+from support.managers.process import Manager, files_config, serving_on
 
 pytestmark = pytest.mark.kafka
 
@@ -61,3 +64,42 @@ def test_a_broker_that_is_not_there_is_named(on_kafka: Manager) -> None:
     done = on_kafka.outfitter("status", "--bus", "kafka://127.0.0.1:1", timeout=100)
     assert (done.returncode, done.stdout) == (1, "")
     assert "127.0.0.1:1" in done.stderr
+
+
+def test_two_people_take_a_device_out_and_it_is_lent_when_both_have_ended_that(on_kafka: Manager) -> None:
+    words = ("--device", "GPU-0", "--reason", "XID 79", "--author")
+    first = on_kafka.outfitter("cordon", on_kafka.host, *words, "ada@ops-1")
+    second = on_kafka.outfitter("cordon", on_kafka.host, *words, "bob@ops-2")
+    assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
+    assert on_kafka.outfitter("register", "--worker", "w", "--lease", "none").returncode == 0
+    on_kafka.wait_for_state("w", "pending")
+    ended = on_kafka.outfitter("uncordon", on_kafka.host, "--author", "ada@ops-1")
+    assert (ended.returncode, ended.stdout) == (0, f"{first.stdout.strip()}  ended\n")
+    assert f"still out, by {second.stdout.strip()} (GPU-0) by bob@ops-2: XID 79" in ended.stderr
+    [line] = json.loads(on_kafka.outfitter("orders", "--json").stdout)
+    assert (line["id"], line["state"]) == (second.stdout.strip(), "in-effect")
+    assert on_kafka.outfitter("uncordon", on_kafka.host, "--order", line["id"]).returncode == 0
+    on_kafka.wait_for_state("w", "allocated")
+
+
+def test_a_cluster_without_the_topic_of_orders_is_served_and_takes_none(
+    tmp_path: Path, kafka_broker: KafkaBroker
+) -> None:
+    cluster = kafka_broker.new_cluster()
+
+    async def prepare() -> None:
+        async with connect(kafka_broker.url) as bus:
+            of = topics.required(cluster)
+            await bus.create_topics([TopicSpec(name, 1, {s.name: s.value for s in of[name]}) for name in of])
+
+    anyio.run(prepare)
+    manager = Manager(tmp_path, files_config(tmp_path / "gpus"), bus=kafka_broker.url, cluster=cluster)
+    manager.start()
+    try:
+        done = manager.outfitter("cordon", manager.host, "--reason", "XID 79")
+        assert (done.returncode, done.stdout) == (1, "")
+        assert f"there is no topic '{cluster}.control'; make it with `outfitter topics create`" in done.stderr
+        assert manager.outfitter("topics", "create").returncode == 0
+        assert manager.outfitter("cordon", manager.host, "--reason", "XID 79").returncode == 0
+    finally:
+        manager.kill9()
