@@ -22,7 +22,7 @@ from outfitter_proto.bus import (
     UnknownTopicError,
     connect,
 )
-from outfitter_proto.names import managers_topic
+from outfitter_proto.names import control_topic, managers_topic
 from outfitter_service.runtime.processor.limits import Limits
 from support.bus.committed import committed
 from support.bus.faulty_bus import FaultyBus, no_faults
@@ -141,7 +141,7 @@ async def test_a_manager_that_can_write_no_sign_into_its_file_is_not_ready_until
 async def test_without_the_topic_a_manager_starts_and_serves_and_says_which_command_makes_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wanted, "optional", lambda _: {})
+    monkeypatch.setattr(wanted, "optional", lambda cluster: {control_topic(cluster): wanted.CONTROL})
     with capture_logs() as said:
         async with (
             connect(f"sqlite://{tmp_path}/bus.db") as bus,

@@ -63,6 +63,10 @@ class OrderReader:
         """All orders about a host that were read, ended ones included."""
         return list(self._orders.get(host, {}).values())
 
+    def begin(self) -> None:
+        """A tenure begins: it reads all orders again."""
+        self._looked = anyio.Event()
+
     async def first_look(self) -> None:
         """Wait until all orders of now are queued, or cannot be read; at most `FIRST_WITHIN_S`."""
         with anyio.move_on_after(FIRST_WITHIN_S):
@@ -70,7 +74,6 @@ class OrderReader:
 
     async def run(self) -> None:
         """Read orders until cancelled, from the first one on."""
-        self._looked = anyio.Event()
         backoff = Backoff(*BACKOFF_S)
         topic = control_topic(self._assignment.identity.cluster)
         while True:

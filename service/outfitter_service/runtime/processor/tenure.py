@@ -64,6 +64,7 @@ class Tenure:
         await self._takeover.warn_of_other_names(self._restored)
         cursor = await self._cursor()
         equipment.signs_of_life.begin()
+        equipment.orders.begin()
         orders = self._checkpoint.orders if self._checkpoint is not None else UNSET
         return CommitLoop(equipment, self._writer, ledger, cursor, equipment.topic_check.layout, orders=orders)
 
