@@ -17,6 +17,7 @@ from outfitter_proto.bus import Bus, BusAuthorizationError, BusError, BusUnavail
 from outfitter_proto.codec import encode
 from outfitter_proto.names import control_topic
 from outfitter_proto.records import CordonOrder
+from outfitter_service.core import model as m
 from outfitter_service.runtime.processor import order_reader
 from support.bus.faulty_bus import FaultyBus, no_faults
 from support.checker.verdict import verdict
@@ -197,3 +198,30 @@ async def test_an_order_of_a_commit_that_fails_is_taken_by_the_next_tenure(bus: 
         bus.script = no_faults
         assert failed.is_set()
         assert (await manager.records())[CHECKPOINT]["orders"]["to"] == 1
+
+
+async def test_nothing_is_granted_before_the_orders_of_now_are_read(
+    bus: FaultyBus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await wanted.create(bus, CLUSTER, partitions=1)
+    await order(bus)
+    read, found = anyio.Event(), bus.topic
+
+    async def late(topic: str) -> Any:
+        if topic == control_topic(CLUSTER):
+            await read.wait()
+        return await found(topic)
+
+    monkeypatch.setattr(bus, "topic", late)
+    monkeypatch.setattr(order_reader, "FIRST_WITHIN_S", 60.0)
+    async with serving(bus, static(1), tmp_path, ready=False) as manager:
+        await manager.say(register("w", gpu=1))
+        with anyio.fail_after(20):
+            while not (  # noqa: ASYNC110 - it tells nobody
+                any(type(event) is m.DriverReport for event in manager.processor.event_queue.queue)
+                or f"{HOST}/w/1" in await manager.records()
+            ):
+                await anyio.sleep(0.01)
+        read.set()
+        await manager.until(lambda records: records.get(f"{HOST}/w/1", {}).get("reason_code") == "cordoned")
+        assert not [entry for entry in await manager.history() if entry.get("to") == "allocated"]
