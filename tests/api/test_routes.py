@@ -391,6 +391,8 @@ async def test_the_devices_are_counted_by_resource_and_by_model() -> None:
         "resource": "gpu",
         "waiting": 2,
         "held_back": 0,
+        "cordoned": 0,
+        "held_cordoned": 0,
         "unserved": 0,
         **numbers,
         "models": {

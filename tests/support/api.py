@@ -16,6 +16,7 @@ from outfitter_proto.partitioning import partition_of
 from outfitter_proto.records import (
     Allocation,
     Checkpoint,
+    Cordon,
     Host,
     InputPosition,
     InventoryDevice,
@@ -73,6 +74,12 @@ def allocation(host: str, worker: str, state: str = "allocated", *, offset: int 
         resources={"gpu": [{"id": device, "index": "0"} for device in devices]} if devices else {},
         **more,
     )
+
+
+def cordon(host: str, order: str = "k3v9-01", **more: Any) -> Cordon:
+    """An order in effect: on the whole host, unless `more` names a resource or a device."""
+    usual: dict[str, Any] = {"author": "ada@ops-1", "reason": "rebooted tonight", "since": NOW}
+    return Cordon(host=host, order=order, **{**usual, **more})
 
 
 def checkpoint(writer: str, *, partition: int = 0, to: int = 5) -> Checkpoint:

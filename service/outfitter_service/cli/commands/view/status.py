@@ -118,8 +118,7 @@ def status(
         shown = shown[:limit]
     print_workers(shown, datetime.now(UTC), ledger.hosts)
     if not (worker or states):
-        is_narrowed = resource is not None or model is not None
-        output.say_totals(device_totals.totals_in(ledger, devices, is_narrowed=is_narrowed, unserved=unserved))
+        output.say_totals(device_totals.totals_in(ledger, devices, resource=resource, model=model, unserved=unserved))
     if left_out:
         warn(f"and {left_out} more" + ("" if limit is not None else " that ended or failed: --all shows them"))
 
