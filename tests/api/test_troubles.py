@@ -18,7 +18,7 @@ from outfitter_service.api.model.fleet import Fleet
 from outfitter_service.api.routes import _host
 from outfitter_service.core.reasons import HEALING
 from outfitter_service.core.state.lending import HELD_BACK
-from support.api import allocation, change, fleet_of, follower_of, message, serving_api
+from support.api import allocation, change, cordon, fleet_of, follower_of, message, serving_api
 from support.console import fleets
 from support.documents import ROOT
 
@@ -206,6 +206,28 @@ def test_a_manager_that_stopped_in_order_is_missed_once_somebody_waits_for_it() 
     fleet.unanswered = {"h": 2}
     (missed,) = found_in(fleet)
     assert (missed.kind, missed.text) == ("no-manager", "2 messages lie unanswered.")
+
+
+@pytest.mark.parametrize("life", ["stopped", "dead"])
+def test_a_host_that_is_taken_out_as_a_whole_is_no_trouble_without_its_manager(life: str) -> None:
+    host = fleets.host("h", ["healthy"], stopped=STOPPED if life == "stopped" else None)
+    records = [host, HELD, waiter("late", 60, "cordoned", "waits for 1 gpu")]
+    said: dict[str, Any] = {"life": life, "managed": False}
+    assert found_in(fleet_of(*records, cordon("h")), **said, planned=True, missed=False) == []
+    assert len(found_in(fleet_of(*records), **said, missed=True)) == 1
+
+
+@pytest.mark.parametrize("order", [{}, {"resource": "gpu"}, {"device": "GPU-h-0"}], ids=str)
+@pytest.mark.parametrize(
+    ("health", "reason"), [("unhealthy", "XID 79"), ("unknown", ""), ("unknown", f"{HELD_BACK}h/w/1 holds 0 of gpu")]
+)
+def test_a_device_that_is_taken_out_needs_nobody_though_it_is_ill(
+    order: dict[str, str], health: str, reason: str
+) -> None:
+    waits = waiter("w", 60, "cordoned", "1 gpu requested; cordoned: XID 79 (ada@ops-1, order k3v9-01)")
+    ill = [fleets.host("h", [health], reason=reason), waits]
+    assert found_in(fleet_of(*ill, cordon("h", **order))) == []
+    assert len(found_in(fleet_of(*ill, cordon("h", device="another")))) == 1
 
 
 def test_while_the_bus_is_away_that_is_urgent() -> None:

@@ -103,6 +103,11 @@ def change(record: Any, **more: Any) -> ledger_view.RecordChange:
     return ledger_view.decode(message(record, **more))
 
 
+def deletion(record: Any) -> ledger_view.RecordChange:
+    """The deletion of a host's record."""
+    return change(None, key=record.key, partition=partition_of(record.host, PARTITIONS))
+
+
 def fleet_of(*records: Any, host: str | None = None) -> Fleet:
     """A model that was restored from these records."""
     fleet = Fleet(PARTITIONS, host)

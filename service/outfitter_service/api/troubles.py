@@ -100,7 +100,7 @@ class _Picture(NamedTuple):
 
 
 _OF_BLOCKS: Mapping[str, TroubleKind] = {kind.code: kind for kind in (UNHEALTHY, HELD_BACK, UNKNOWN)}
-"""The trouble that a device is in, by why nobody gets it (`DeviceLine.block`)."""
+"""The trouble that a device is in, by why nobody gets it (`DeviceLine.block`). What operators take out is none."""
 
 
 def troubles_of(
@@ -127,7 +127,7 @@ def _records(fleet: Fleet, host: str) -> _Records:
     lines = [device.line() for device in fleet.devices(host)]
     ill: dict[TroubleKind, list[DeviceLine]] = {}
     for line in lines:
-        if line.block is not None:
+        if line.block is not None and line.cordon is None:
             ill.setdefault(_OF_BLOCKS[line.block], []).append(line)
     holders = {holder.worker for line in lines for holder in line.holders}
     return _Records(
@@ -172,7 +172,7 @@ def _bus_away(picture: _Picture) -> Iterator[Trouble]:
 
 
 def _without_manager(picture: _Picture) -> Iterator[Trouble]:
-    dead = [host for host in picture.hosts if host.item.life == "dead"]
+    dead = [host for host in picture.hosts if host.item.life == "dead" and not host.item.planned]
     missed = [host for host in picture.hosts if host.item.life != "dead" and host.item.missed]
     starts = "Nobody answers before `outfitter serve` runs again"
     writes = "Nobody answers before it writes again. See its log, and whether it is stopped or on another bus"

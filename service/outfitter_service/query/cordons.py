@@ -51,8 +51,8 @@ def orders_on(ledger: LedgerView, host: str) -> list[OrderInEffect]:
 
 
 def host_order(orders: Iterable[OrderInEffect], now: datetime) -> OrderInEffect | None:
-    """The first order about a whole host whose time is not over; None: there is none. If no manager runs, an order stays
-    in the ledger when its time is over."""
+    """The first order about a whole host whose time is not over; None: there is none. While no manager runs, an order
+    stays in the ledger when its time is over."""
     return next((order for order in orders if order.is_of_host and (order.until is None or now < order.until)), None)
 
 
