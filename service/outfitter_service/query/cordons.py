@@ -46,7 +46,7 @@ class OrderInEffect(Struct, frozen=True, kw_only=True):
 
 def orders_on(ledger: LedgerView, host: str) -> list[OrderInEffect]:
     """The orders in effect on a host, the oldest first."""
-    orders = [_shown(cordon) for cordon in ledger.of(Cordon, host)]
+    orders = [shown(cordon) for cordon in ledger.of(Cordon, host)]
     return sorted(orders, key=lambda order: (order.since, order.id))
 
 
@@ -91,7 +91,8 @@ class HostCordons:
         return [order for id_, order in self._orders.items() if id_ in found]
 
 
-def _shown(cordon: Cordon) -> OrderInEffect:
+def shown(cordon: Cordon) -> OrderInEffect:
+    """A record of an order, as views show it."""
     return OrderInEffect(
         id=cordon.order,
         author=cordon.author,

@@ -145,6 +145,8 @@ def _state(line: DeviceLine) -> tuple[str | None, ...]:
     """Its health, who holds it, and for how long."""
     now = datetime.now(UTC)
     health = line.health if line.reason is None else f"{line.health} ({line.reason})"
+    if line.cordoned_because is not None:
+        health += f", cordoned: {line.cordoned_because}"
     others = line.holder_count - len(line.holders)
     more = [f"and {others} more"] if others else []
     return (
