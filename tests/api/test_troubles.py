@@ -18,7 +18,7 @@ from outfitter_service.api.model.fleet import Fleet
 from outfitter_service.api.routes import _host
 from outfitter_service.core.reasons import HEALING
 from outfitter_service.core.state.lending import HELD_BACK
-from support.api import allocation, change, cordon, fleet_of, follower_of, message, serving_api
+from support.api import allocation, change, checkpoint, cordon, fleet_of, follower_of, message, serving_api
 from support.console import fleets
 from support.documents import ROOT
 
@@ -153,6 +153,16 @@ def cases() -> dict[str, tuple[list[Any], dict[str, Any], str, str, str]]:
             "GPU-h-0 on h: no reason is given.",
             "Nobody gets it before its driver reports it healthy.",
         ),
+        "orders-unread": (
+            [
+                well(),
+                structs.replace(checkpoint("host/h"), orders_unread="topic 'outfitter.control' is not on the bus"),
+            ],
+            {"host": "h"},
+            "Operators' orders are not read on h",
+            "topic 'outfitter.control' is not on the bus. What is cordoned stays so.",
+            "`outfitter topics check` says what is missing.",
+        ),
         "failed": (
             [well(), failed("w"), failed("x", 3)],
             {"host": "h", "worker": "w"},
@@ -228,6 +238,13 @@ def test_a_device_that_is_taken_out_needs_nobody_though_it_is_ill(
     ill = [fleets.host("h", [health], reason=reason), waits]
     assert found_in(fleet_of(*ill, cordon("h", **order))) == []
     assert len(found_in(fleet_of(*ill, cordon("h", device="another")))) == 1
+
+
+def test_who_waits_for_ill_devices_of_which_operators_have_taken_out_all_needs_nobody() -> None:
+    waits = waiter("w", 60, "infeasible", IN_VAIN)
+    records = [fleets.host("h", ["unhealthy", "unhealthy", "healthy"]), waits, cordon("h", device="GPU-h-0")]
+    assert [each.kind for each in found_in(fleet_of(*records))] == ["unhealthy", "waits-for-healing"]
+    assert found_in(fleet_of(*records, cordon("h", "o-2", device="GPU-h-1"))) == []
 
 
 def test_while_the_bus_is_away_that_is_urgent() -> None:

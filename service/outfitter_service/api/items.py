@@ -119,8 +119,9 @@ class HostItem(Struct, frozen=True, kw_only=True):
     `unanswered`: how many messages wait for a manager, if none serves the host; null: a manager does, or it is not
     known. `missed`: somebody must start a manager; after an orderly stop that is so if messages or workers wait.
     `planned`: no manager serves the host, and an operator has taken out all of it; then it is not missed. `orders`:
-    those of operators that are in effect, the oldest first. `workers`: how many are in each state. `manager`, `since`
-    and `resources` are null if there is no record of the host itself."""
+    those of operators that are in effect, the oldest first. `orders_unread`: why its manager cannot read more of them,
+    or null. `workers`: how many are in each state. `manager`, `since` and `resources` are null if there is no record of
+    the host itself."""
 
     host: str
     managed: bool
@@ -131,6 +132,7 @@ class HostItem(Struct, frozen=True, kw_only=True):
     missed: bool
     planned: bool = False
     orders: list[OrderInEffect] = []
+    orders_unread: str | None = None
     since: datetime | None
     manager: ManagerIdentity | None
     resources: dict[str, ResourceSummary] | None

@@ -326,12 +326,12 @@ def _is_step_chosen(step: HistoryStep, query: items.HistoryQuery, wanted: labels
 
 
 def _host(fleet: Fleet, host: str) -> items.HostItem:
-    """What pages show of a host. A checkpoint of another instance changes whose life it is about, and time ends what is
-    planned, and neither changes a record of the host."""
+    """What pages show of a host. Checkpoints and time change some of it, and no record of the host."""
     item = fleet.once(host, "item", lambda: _host_of(fleet, host))
     verdict = fleet.life(host)
-    shown = Verdict(Life(item.life), item.life_at, item.process)
-    return item if shown == verdict and item.planned == fleet.is_planned(host) else _host_of(fleet, host)
+    shown = Verdict(Life(item.life), item.life_at, item.process), item.planned, item.orders_unread
+    now = verdict, fleet.is_planned(host), fleet.orders_unread(host)
+    return item if shown == now else _host_of(fleet, host)
 
 
 def _host_of(fleet: Fleet, host: str) -> items.HostItem:
@@ -346,6 +346,7 @@ def _host_of(fleet: Fleet, host: str) -> items.HostItem:
         missed=fleet.is_missed(host),
         planned=fleet.is_planned(host),
         orders=fleet.orders(host),
+        orders_unread=fleet.orders_unread(host),
         since=record.since if record is not None else None,
         manager=record.manager if record is not None else None,
         resources=_resources(record),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from typing import NamedTuple
 
@@ -85,6 +85,21 @@ async def unserved(bus: Bus, cluster: str, ledger: LedgerView, host: str | None 
         )
         for name, verdict in sorted(found.items())
     ]
+
+
+async def unread_orders(bus: Bus, cluster: str, ledger: LedgerView, served: Iterable[str]) -> dict[str, str]:
+    """Why managers cannot read operators' orders, by the names of their writers. `served`: the hosts that count.
+
+    Raises:
+        BusError: the bus did not answer.
+    """
+    count = (await bus.topic(names.topics(cluster).allocations)).partitions
+    checkpoints = [responsible(ledger.checkpoints, host, count) for host in served]
+    return {
+        checkpoint.writer: checkpoint.orders_unread
+        for checkpoint in checkpoints
+        if checkpoint is not None and checkpoint.orders_unread
+    }
 
 
 class FollowedManagers:

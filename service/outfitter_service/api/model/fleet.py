@@ -135,6 +135,11 @@ class Fleet:
         """The operators' orders in effect on a host, the oldest first."""
         return self.once(host, "orders", lambda: orders_on(self._ledger, host))
 
+    def orders_unread(self, host: str) -> str | None:
+        """Why the manager that serves a host cannot read operators' orders; None: it can, or none serves the host."""
+        checkpoint = self._responsible(host) if self.is_managed(host) else None
+        return None if checkpoint is None else checkpoint.orders_unread or None
+
     def is_planned(self, host: str) -> bool:
         """Whether no manager serves a host, and an operator has taken out all of the host."""
         return not self.is_managed(host) and host_order(self.orders(host), datetime.now(UTC)) is not None

@@ -84,7 +84,8 @@ def status(
     operators have taken out, unless workers are chosen by name or state.
 
     With --json: an array of their allocation records as on the bus, in the order of registrations. Standard error names
-    hosts whose manager was killed, or is stopped while workers or messages wait. It names hosts that workers ask for
+    hosts whose manager was killed, or is stopped while workers or messages wait, and managers that cannot read
+    operators' orders. It names hosts that workers ask for
     and that no manager serves, and counts the unroutable messages of the last hour.
     """
     import anyio
@@ -205,6 +206,9 @@ async def _warn_of_managers(bus: Bus, cluster: str, ledger: LedgerView, host: st
     except BusError as error:
         warn(f"cannot tell which managers live: {error}")
         return {}
+    served = ledger.hosts.keys() - {unserved.host for unserved in found}
+    for writer, why in sorted((await managers.unread_orders(bus, cluster, ledger, served)).items()):
+        warn(f"the manager {writer} cannot read operators' orders: {why}; what is cordoned stays so")
     for unserved in found:
         if unserved.is_missed:
             runs = unserved.verdict.process is not None
