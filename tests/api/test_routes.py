@@ -469,6 +469,15 @@ async def test_a_resource_says_how_many_of_its_devices_are_no_items() -> None:
         assert (await get(fleet, "resources", **query))["items"][0]["total"] == total
 
 
+async def test_a_host_says_that_its_manager_cannot_read_orders() -> None:
+    unread = structs.replace(checkpoint("host/a"), orders_unread="no leader")
+    fleet = fleet_of(host_record("a"), host_record("b", stopped=True), checkpoint("host/a"), checkpoint("host/b"))
+    assert [each["orders_unread"] for each in (await get(fleet, "hosts"))["items"]] == [None, None]
+    for changed in (unread, structs.replace(unread, writer="host/b")):
+        fleet.change(change(changed, partition=0))
+    assert [each["orders_unread"] for each in (await get(fleet, "hosts"))["items"]] == ["no leader", None]
+
+
 PAST, COMING = datetime(2020, 1, 1, tzinfo=UTC), datetime(2120, 1, 1, tzinfo=UTC)
 
 

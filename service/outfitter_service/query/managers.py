@@ -87,19 +87,18 @@ async def unserved(bus: Bus, cluster: str, ledger: LedgerView, host: str | None 
     ]
 
 
-async def unread_orders(bus: Bus, cluster: str, ledger: LedgerView, served: Iterable[str]) -> dict[str, str]:
-    """Why managers cannot read operators' orders, by the names of their writers. `served`: the hosts that count.
+async def unread_orders(bus: Bus, cluster: str, ledger: LedgerView, served: Iterable[str]) -> dict[str, list[str]]:
+    """Why managers cannot read operators' orders, with the names of their writers. `served`: the hosts that count.
 
     Raises:
         BusError: the bus did not answer.
     """
     count = (await bus.topic(names.topics(cluster).allocations)).partitions
-    checkpoints = [responsible(ledger.checkpoints, host, count) for host in served]
-    return {
-        checkpoint.writer: checkpoint.orders_unread
-        for checkpoint in checkpoints
-        if checkpoint is not None and checkpoint.orders_unread
-    }
+    found: dict[str, set[str]] = {}
+    for checkpoint in (responsible(ledger.checkpoints, host, count) for host in served):
+        if checkpoint is not None and checkpoint.orders_unread:
+            found.setdefault(checkpoint.orders_unread, set()).add(checkpoint.writer)
+    return {why: sorted(writers) for why, writers in sorted(found.items())}
 
 
 class FollowedManagers:

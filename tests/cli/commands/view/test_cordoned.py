@@ -20,6 +20,7 @@ from support.managers.process import environment
 from support.transcripts import Scene, scenes
 
 NOW = datetime.now(UTC).replace(microsecond=0)
+UNREAD = "topic 'outfitter.control' is not on the bus"
 
 
 def records() -> list[Any]:
@@ -44,8 +45,8 @@ def records() -> list[Any]:
         structs.replace(b, manager=structs.replace(b.manager, stopped_at=NOW - timedelta(hours=5.5))),
         cordon("b", since=NOW - timedelta(hours=9.5)),
         allocation("b", "late", "pending", queue_position=1, reason="waits for 1 gpu", reason_code="cordoned"),
-        checkpoint("host/a"),
-        checkpoint("host/b"),
+        host_record("c"),
+        *(structs.replace(checkpoint(f"host/{host}"), orders_unread=UNREAD) for host in "abc"),
     ]
 
 

@@ -207,8 +207,9 @@ async def _warn_of_managers(bus: Bus, cluster: str, ledger: LedgerView, host: st
         warn(f"cannot tell which managers live: {error}")
         return {}
     served = ledger.hosts.keys() - {unserved.host for unserved in found}
-    for writer, why in sorted((await managers.unread_orders(bus, cluster, ledger, served)).items()):
-        warn(f"the manager {writer} cannot read operators' orders: {why}; what is cordoned stays so")
+    for why, writers in (await managers.unread_orders(bus, cluster, ledger, served)).items():
+        who = f"manager {writers[0]}" + (f" and {len(writers) - 1} more" if len(writers) > 1 else "")
+        warn(f"{who} cannot read operators' orders: {why}; what is cordoned stays so")
     for unserved in found:
         if unserved.is_missed:
             runs = unserved.verdict.process is not None
