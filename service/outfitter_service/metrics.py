@@ -43,7 +43,9 @@ RELEASE_REASONS = (
     ReasonCode.SUPERSEDED,
     ReasonCode.PREPARE_FAILED,
 )
-PENDING_REASONS = (ReasonCode.BUSY, ReasonCode.INFEASIBLE, ReasonCode.NOT_REPORTED, ReasonCode.DRIVER_FAILED)
+PENDING_REASONS = (
+    ReasonCode.BUSY, ReasonCode.CORDONED, ReasonCode.INFEASIBLE, ReasonCode.NOT_REPORTED, ReasonCode.DRIVER_FAILED,
+)  # fmt: skip
 EVENT_KINDS = ("register", "heartbeat", "deregister", "repeated", "late", *INTERNAL_KINDS, "dead-letter", "defect")
 
 DRIVER_CALLS = ("inventory", "retrieve", "prepare", "unprepare", "withdraw", "in-use")
@@ -57,9 +59,9 @@ COMMIT_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.
 class StateCounts(Struct, frozen=True, kw_only=True):
     """The values of the gauges, from committed records.
 
-    `devices` by (resource, `free` | `held` | `unhealthy` | `unknown` | `held-back`), `models` by (resource, model, the
-    same), `healthy` by resource, held or not. `allocations` by (resource, state), `pending` by (resource, reason
-    code). `watched_owners`, `polled_owners`: owner processes.
+    `devices` by (resource, `free` | `held` | `cordoned` | `unhealthy` | `unknown` | `held-back`), `models` by
+    (resource, model, the same), `healthy` by resource, held or cordoned or not. `allocations` by (resource, state),
+    `pending` by (resource, reason code). `watched_owners`, `polled_owners`: owner processes.
     """
 
     devices: Tally[tuple[str, str]]

@@ -8,7 +8,7 @@ from aiohttp import ClientSession
 from prometheus_client.parser import text_string_to_metric_families
 
 from outfitter_service.api.access import Guard
-from support.api import NOW, Events, change, fleet_of, follower_of, host_record, serving_api
+from support.api import NOW, Events, change, cordon, deletion, fleet_of, follower_of, host_record, serving_api
 from support.documents import ROOT
 from support.exposition import of_api
 
@@ -50,6 +50,18 @@ async def test_it_says_how_fresh_the_picture_is_and_when_something_changed() -> 
         found = await samples(client)
         assert (found["outfitter_api_behind_records",], found["outfitter_api_bus_readable",]) == (7, 0)
         assert found["outfitter_api_last_event_timestamp_seconds",] == fleet.events.changed_at
+
+
+async def test_it_names_the_hosts_without_a_manager_that_operators_have_taken_out() -> None:
+    hosts = [host_record("a", stopped=True), host_record("b", stopped=True), host_record("c")]
+    fleet = fleet_of(*hosts, cordon("a"), cordon("b", device="b-0"), cordon("c"))
+    async with serving_api(follower_of(fleet)) as client:
+        found = await samples(client)
+        assert [key for key in found if key[0] == "outfitter_api_host_planned"] == [
+            ("outfitter_api_host_planned", "c", "a")
+        ]
+        fleet.change(deletion(cordon("a")))
+        assert "outfitter_api_host_planned" not in {key[0] for key in await samples(client)}
 
 
 async def test_it_counts_the_readers_that_are_there() -> None:

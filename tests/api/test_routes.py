@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -20,6 +21,8 @@ from support.api import (
     allocation,
     change,
     checkpoint,
+    cordon,
+    deletion,
     fleet_of,
     follower_of,
     host_record,
@@ -39,6 +42,7 @@ def crowd() -> Fleet:
         allocation("a", "early", "pending", queue_position=1, reason="1 of gpu wanted", reason_code="busy", offset=2),
         allocation("a", "late", "pending", queue_position=2, reason="1 of gpu wanted", reason_code="busy", offset=3),
         allocation("b", "over", "ended", offset=1),
+        cordon("b", device="b-1"),
     )
 
 
@@ -55,12 +59,16 @@ async def get(fleet: Fleet | None, path: str, status: int = 200, **query: Any) -
         ("hosts", {}, "host", ["a", "b"]),
         ("hosts", {"managed": "true"}, "host", ["a"]),
         ("hosts", {"managed": "false"}, "host", ["b"]),
+        ("hosts", {"planned": "true"}, "host", []),
+        ("hosts", {"planned": "false"}, "host", ["a", "b"]),
         ("devices", {}, "id", ["a-0", "a-1", "b-0", "b-1"]),
         ("devices", {"host": "b"}, "id", ["b-0", "b-1"]),
         ("devices", {"health": "unhealthy"}, "id", ["a-0"]),
         ("devices", {"held": "true"}, "id", ["a-1"]),
         ("devices", {"resource": "fpga"}, "id", []),
         ("devices", {"free": "true"}, "id", []),
+        ("devices", {"cordoned": "true"}, "id", ["b-1"]),
+        ("devices", {"cordoned": "false"}, "id", ["a-0", "a-1", "b-0"]),
         ("devices", {"free": "false"}, "id", ["a-0", "a-1", "b-0", "b-1"]),
         ("resources", {}, "resource", ["gpu"]),
         ("resources", {"host": "b", "resource": "gpu"}, "resource", ["gpu"]),
@@ -391,6 +399,8 @@ async def test_the_devices_are_counted_by_resource_and_by_model() -> None:
         "resource": "gpu",
         "waiting": 2,
         "held_back": 0,
+        "cordoned": 0,
+        "held_cordoned": 0,
         "unserved": 0,
         **numbers,
         "models": {
@@ -427,3 +437,68 @@ async def test_devices_are_found_by_model_and_by_whether_they_are_free() -> None
         ({"resource": "gpu", "free": "false"}, ["a-1", "b-0"]),
     ):
         assert [line["id"] for line in (await get(of_models(), "devices", **query))["items"]] == found
+
+
+async def test_devices_and_hosts_name_the_orders_that_take_them_out() -> None:
+    on_device = cordon("a", device="a-1", reason="XID 79", until=NOW + timedelta(hours=1))
+    fleet = fleet_of(host_record("a"), cordon("a", "o-2", since=NOW + timedelta(minutes=1), resource="nic"), on_device)
+    order = {
+        "id": "k3v9-01", "author": "ada@ops-1", "reason": "XID 79", "since": "2026-01-31T12:00:00Z",
+        "until": "2026-01-31T13:00:00Z", "resource": None, "device": "a-1",
+    }  # fmt: skip
+    well, out = (await get(fleet, "devices"))["items"]
+    assert (well["cordon"], well["orders"]) == (None, [])
+    assert (out["cordon"], out["orders"]) == ("k3v9-01", [order])
+    (host,) = (await get(fleet, "hosts"))["items"]
+    assert [each["id"] for each in host["orders"]] == ["k3v9-01", "o-2"]
+    assert host["orders"][0] == order
+    assert (await get(fleet, "hosts/a"))["orders"] == host["orders"]
+    assert (await get(fleet, "resources"))["items"][0]["cordoned"] == 1
+    fleet.change(deletion(on_device))
+    assert (await get(fleet, "devices", cordoned="true"))["items"] == []
+
+
+async def test_a_resource_says_how_many_of_its_devices_are_no_items() -> None:
+    devices = [InventoryDevice(id="a-0"), InventoryDevice(id="a-1", cordon="k3v9-01")]
+    long = structs.replace(resource_of(devices), total=300, healthy=298, cordoned=3)
+    fleet = fleet_of(host_record("a", resources={"gpu": long}), cordon("a", resource="gpu"), host_record("b"))
+    a, b = (await get(fleet, "hosts"))["items"]
+    assert a["resources"]["gpu"]["left_out"] == {"total": 298, "healthy": 296, "cordoned": 2}
+    assert (b["resources"]["gpu"]["cordoned"], b["resources"]["gpu"]["left_out"]) == (0, None)
+    for query, total in (({}, 302), ({"host": "a"}, 300), ({"health": "healthy"}, 4), ({"resource": "gpu"}, 302)):
+        assert (await get(fleet, "resources", **query))["items"][0]["total"] == total
+
+
+async def test_a_host_says_that_its_manager_cannot_read_orders() -> None:
+    unread = structs.replace(checkpoint("host/a"), orders_unread="no leader")
+    fleet = fleet_of(host_record("a"), host_record("b", stopped=True), checkpoint("host/a"), checkpoint("host/b"))
+    assert [each["orders_unread"] for each in (await get(fleet, "hosts"))["items"]] == [None, None]
+    for changed in (unread, structs.replace(unread, writer="host/b")):
+        fleet.change(change(changed, partition=0))
+    assert [each["orders_unread"] for each in (await get(fleet, "hosts"))["items"]] == ["no leader", None]
+
+
+PAST, COMING = datetime(2020, 1, 1, tzinfo=UTC), datetime(2120, 1, 1, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("order", "stopped", "planned"),
+    [
+        ({}, True, True),
+        ({}, False, False),
+        ({"until": COMING}, True, True),
+        ({"until": PAST}, True, False),
+        ({"resource": "gpu"}, True, False),
+        ({"device": "a-0"}, True, False),
+    ],
+)
+async def test_the_end_of_a_manager_is_planned_while_an_order_is_about_the_whole_host(
+    order: dict[str, Any], stopped: bool, planned: bool
+) -> None:
+    fleet = fleet_of(host_record("a", stopped=stopped), cordon("a", **order), allocation("a", "w", "pending"))
+    (host,) = (await get(fleet, "hosts"))["items"]
+    assert (host["planned"], host["missed"]) == (planned, stopped and not planned)
+    if planned:
+        assert [each["host"] for each in (await get(fleet, "hosts", planned="true"))["items"]] == ["a"]
+        fleet.change(deletion(cordon("a")))
+        assert (await get(fleet, "hosts"))["items"][0]["missed"]

@@ -18,7 +18,7 @@ from outfitter_service.api.model.fleet import Fleet
 from outfitter_service.api.routes import _host
 from outfitter_service.core.reasons import HEALING
 from outfitter_service.core.state.lending import HELD_BACK
-from support.api import allocation, change, fleet_of, follower_of, message, serving_api
+from support.api import allocation, change, checkpoint, cordon, fleet_of, follower_of, message, serving_api
 from support.console import fleets
 from support.documents import ROOT
 
@@ -153,6 +153,16 @@ def cases() -> dict[str, tuple[list[Any], dict[str, Any], str, str, str]]:
             "GPU-h-0 on h: no reason is given.",
             "Nobody gets it before its driver reports it healthy.",
         ),
+        "orders-unread": (
+            [
+                well(),
+                structs.replace(checkpoint("host/h"), orders_unread="topic 'outfitter.control' is not on the bus"),
+            ],
+            {"host": "h"},
+            "Operators' orders are not read on h",
+            "topic 'outfitter.control' is not on the bus. What is cordoned stays so.",
+            "`outfitter topics check` says what is missing.",
+        ),
         "failed": (
             [well(), failed("w"), failed("x", 3)],
             {"host": "h", "worker": "w"},
@@ -206,6 +216,35 @@ def test_a_manager_that_stopped_in_order_is_missed_once_somebody_waits_for_it() 
     fleet.unanswered = {"h": 2}
     (missed,) = found_in(fleet)
     assert (missed.kind, missed.text) == ("no-manager", "2 messages lie unanswered.")
+
+
+@pytest.mark.parametrize("life", ["stopped", "dead"])
+def test_a_host_that_is_taken_out_as_a_whole_is_no_trouble_without_its_manager(life: str) -> None:
+    host = fleets.host("h", ["healthy"], stopped=STOPPED if life == "stopped" else None)
+    records = [host, HELD, waiter("late", 60, "cordoned", "waits for 1 gpu")]
+    said: dict[str, Any] = {"life": life, "managed": False}
+    assert found_in(fleet_of(*records, cordon("h")), **said, planned=True, missed=False) == []
+    assert len(found_in(fleet_of(*records), **said, missed=True)) == 1
+
+
+@pytest.mark.parametrize("order", [{}, {"resource": "gpu"}, {"device": "GPU-h-0"}], ids=str)
+@pytest.mark.parametrize(
+    ("health", "reason"), [("unhealthy", "XID 79"), ("unknown", ""), ("unknown", f"{HELD_BACK}h/w/1 holds 0 of gpu")]
+)
+def test_a_device_that_is_taken_out_needs_nobody_though_it_is_ill(
+    order: dict[str, str], health: str, reason: str
+) -> None:
+    waits = waiter("w", 60, "cordoned", "1 gpu requested; cordoned: XID 79 (ada@ops-1, order k3v9-01)")
+    ill = [fleets.host("h", [health], reason=reason), waits]
+    assert found_in(fleet_of(*ill, cordon("h", **order))) == []
+    assert len(found_in(fleet_of(*ill, cordon("h", device="another")))) == 1
+
+
+def test_who_waits_for_ill_devices_of_which_operators_have_taken_out_all_needs_nobody() -> None:
+    waits = waiter("w", 60, "infeasible", IN_VAIN)
+    records = [fleets.host("h", ["unhealthy", "unhealthy", "healthy"]), waits, cordon("h", device="GPU-h-0")]
+    assert [each.kind for each in found_in(fleet_of(*records))] == ["unhealthy", "waits-for-healing"]
+    assert found_in(fleet_of(*records, cordon("h", "o-2", device="GPU-h-1"))) == []
 
 
 def test_while_the_bus_is_away_that_is_urgent() -> None:

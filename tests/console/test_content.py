@@ -13,6 +13,7 @@ from playwright.sync_api import Locator, Page, expect
 
 from outfitter_proto.records import InventoryDevice, ResourceInventory
 from outfitter_service.core.state.lending import HELD_BACK
+from support.api import cordon
 from support.console import fleets
 from support.console.served import served
 
@@ -165,7 +166,7 @@ def test_who_waits_has_its_labels_in_the_list_and_is_found_by_them(open_page: Op
 def test_a_tile_is_a_host_with_a_cell_a_device_and_trouble_comes_first(open_page: OpenPage) -> None:
     with served(fleets.shapes()) as fleet:
         page = open_page(fleet.url)
-        expect(page.locator(".host")).to_have_count(8)
+        expect(page.locator(".host")).to_have_count(9)
         assert hosts(page)[:3] == ["silent-and-missed", "silent", "ill"]
         tile = page.locator("[data-host=ill]")
         expect(tile).to_have_attribute("aria-label", "ill: 1 unhealthy, 1 unknown, 1 held, 1 free")
@@ -187,9 +188,9 @@ def test_the_legend_counts_cells_and_selects_hosts(open_page: OpenPage) -> None:
         button.click()
         expect(button).to_have_attribute("aria-pressed", "true")
         assert hosts(page) == ["ill"]
-        expect(page.locator("#fleet").get_by_role("status")).to_have_text("1 of 8 hosts")
+        expect(page.locator("#fleet").get_by_role("status")).to_have_text("1 of 9 hosts")
         button.click()
-        expect(page.locator(".host")).to_have_count(8)
+        expect(page.locator(".host")).to_have_count(9)
 
 
 @pytest.mark.parametrize(
@@ -258,7 +259,7 @@ def hostile_records() -> list[Any]:
     waiting = fleets.waiter("one", "waits", 1, 2, reason=HOSTILE, reason_code="infeasible")
     holds = structs.replace(fleets.holder("one", 0, worker="<b>w<img src=x onerror=harmed=1>"), delayed_by=HOSTILE)
     failed = structs.replace(fleets.ended("one", "fails"), state="failed", reason=HOSTILE, since=datetime.now(UTC))
-    return [ill, waiting, holds, failed]
+    return [ill, waiting, holds, failed, cordon("one", author=HOSTILE, reason=HOSTILE)]
 
 
 @pytest.mark.parametrize(
@@ -331,6 +332,110 @@ def test_labels_are_shown_and_found(open_page: OpenPage) -> None:
         page.locator("#find").fill("job=train")
         expect(page.locator(".host")).to_have_count(1)
         expect(page.locator(".waiting tbody tr")).to_contain_text("on two")
+
+
+def taken_out(*, stopped: bool = True) -> list[Any]:
+    """Host `one` has a device that is cordoned and held; host `two` is taken out as a whole, and has a waiter."""
+    return [
+        fleets.host("one", ["healthy"] * 3),
+        fleets.holder("one", 0, worker="holds"),
+        cordon("one", "a1b2-02", author="bob@ops-2", reason="XID 79", device="GPU-one-0", since=datetime.now(UTC)),
+        fleets.host("two", ["healthy", "unhealthy"], stopped=datetime.now(UTC) if stopped else None),
+        cordon("two"),
+        fleets.waiter("two", "w", 1, 20, reason="waits for 1 gpu: 2 cordoned", reason_code="cordoned"),
+    ]
+
+
+WHY = "rebooted tonight (ada@ops-1, order k3v9-01)"
+
+
+def test_what_operators_have_taken_out_is_shown_with_author_and_reason_and_needs_nobody(open_page: OpenPage) -> None:
+    with served(taken_out()) as fleet:
+        page = open_page(fleet.url)
+        expect(page.get_by_role("heading", level=1)).to_have_text("All is well")
+        orders = page.get_by_role("region", name="Cordoned by operators").locator("li")
+        expect(orders).to_have_text(
+            [
+                re.compile(rf"^\s*two: all devices for \d+ d: {re.escape(WHY)}; no manager, as planned$"),
+                re.compile(r"^\s*one: the device GPU-one-0 for \d+ s: XID 79 \(bob@ops-2, order a1b2-02\)$"),
+            ]
+        )
+        one, two = page.locator("[data-host=one]"), page.locator("[data-host=two]")
+        expect(one).to_have_attribute("aria-label", "one: 1 cordoned, 2 free")
+        expect(two).to_have_attribute("aria-label", f"two: no manager, as planned: {WHY}, 2 cordoned, 1 waiting")
+        expect(two).to_have_class(re.compile(r"\bplanned\b"))
+        assert two.locator(".name").evaluate("each => getComputedStyle(each, '::after').content") == '" planned"'
+        expect(one.locator(".cordoned")).to_have_attribute("title", "XID 79 (bob@ops-2, order a1b2-02)")
+        expect(page.locator("[data-resource=gpu]")).to_contain_text("gpu: 2 of 5 free, 1 waits, 3 cordoned")
+        page.get_by_role("button", name="cordoned 3").click()
+        assert hosts(page) == ["one", "two"]
+        page.get_by_role("button", name="free 2").click()
+        expect(page.locator(".host")).to_have_count(1)
+
+
+def test_a_panel_has_the_orders_in_effect(open_page: OpenPage) -> None:
+    with served(taken_out()) as fleet:
+        page = open_page(f"{fleet.url}#host/one")
+        panel = page.get_by_role("complementary")
+        expect(panel.get_by_role("heading", name="Orders in effect")).to_be_visible()
+        expect(panel.locator("table").nth(1).locator("tbody tr")).to_have_text(
+            [re.compile(r"^\s*the device GPU-one-0\s*XID 79 \(bob@ops-2, order a1b2-02\)\s*\d+ s\s*$")]
+        )
+        expect(panel.locator(".devices tbody tr").first).to_contain_text("holds")
+        expect(panel.locator(".devices tbody tr").first).to_contain_text("cordoned: XID 79 (bob@ops-2, order a1b2-02)")
+        panel.get_by_role("link", name="GPU-one-0").click()
+        expect(panel).to_contain_text(re.compile(r"State\s*cordoned\s*Cordoned\s*XID 79 \(bob@ops-2, order a1b2-02\)"))
+        page.goto(f"{fleet.url}#host/two")
+        expect(panel).to_contain_text(re.compile(rf"No manager, as planned, for \d+ s:\s*{re.escape(WHY)}\."))
+
+
+def test_an_order_is_seen_as_it_comes_into_effect_and_as_it_ends(open_page: OpenPage) -> None:
+    with served([fleets.host("one", ["healthy"] * 2), fleets.host("two", ["unhealthy"], reason="XID 79")]) as fleet:
+        page = open_page(fleet.url)
+        expect(page.get_by_role("heading", level=1)).to_have_text("Nothing urgent")
+        expect(page.get_by_role("region", name="Cordoned by operators")).to_have_count(0)
+        on_device, on_host = cordon("one", device="GPU-one-1"), cordon("two", "o-2", resource="gpu")
+        fleet.change(on_device, on_host)
+        expect(page.locator("[data-host=one]")).to_have_attribute("aria-label", "one: 1 cordoned, 1 free")
+        expect(page.locator("[data-host=two]")).to_have_attribute("aria-label", "two: 1 cordoned")
+        expect(page.get_by_role("heading", level=1)).to_have_text("All is well")
+        expect(page.locator(".orders li")).to_have_count(2)
+        for order in (on_device, on_host):
+            fleet.delete(order.key)
+        expect(page.locator("[data-host=one]")).to_have_attribute("aria-label", "one: 2 free")
+        expect(page.locator(".orders")).to_have_count(0)
+        expect(page.get_by_role("heading", level=1)).to_have_text("Nothing urgent")
+
+
+def test_a_device_that_another_resource_shows_is_cordoned_there_as_the_hosts_record_says(open_page: OpenPage) -> None:
+    mig = ResourceInventory(state="reported", devices=[InventoryDevice(id="MIG-0", cordon="k3v9-01")])
+    host = fleets.host("one", ["healthy"], mig=mig)
+    with served([fleets.host("one", ["healthy"]), cordon("one", resource="gpu")]) as fleet:
+        page = open_page(fleet.url)
+        fleet.change(host)
+        told = "one: gpu 1 cordoned, mig 1 cordoned"
+        expect(page.locator("[data-host=one]")).to_have_attribute("aria-label", told)
+        expect(page.locator("[data-host=one] .cordoned").last).to_have_attribute("title", WHY)
+        page.reload()
+        expect(page.locator("[data-host=one]")).to_have_attribute("aria-label", told)
+
+
+def test_devices_for_which_a_hosts_record_has_no_room_are_counted(open_page: OpenPage) -> None:
+    def long(name: str) -> Any:
+        host = fleets.host(name, ["healthy", "unhealthy"])
+        gpus = structs.replace(host.resources["gpu"], total=300, healthy=290, cordoned=3)
+        return structs.replace(host, resources={"gpu": gpus})
+
+    held = fleets.holder("one", 77, worker="w")
+    with served([long("one"), held]) as fleet:
+        page = open_page(fleet.url)
+        told = "one: 1 unhealthy, 9 unknown, 3 cordoned, 1 held, 286 free"
+        expect(page.locator("[data-host=one]")).to_have_attribute("aria-label", told)
+        expect(page.locator("[data-resource=gpu]")).to_contain_text("gpu: 286 of 300 free, 3 cordoned")
+        fleet.change(long("one"))
+        fleet.change(long("two"))
+        expect(page.locator("[data-resource=gpu]")).to_contain_text("gpu: 573 of 600 free, 6 cordoned")
+        expect(page.locator("[data-host=one]")).to_have_attribute("aria-label", told)
 
 
 def test_the_buttons_of_the_filter_stay_where_they_are(open_page: OpenPage) -> None:

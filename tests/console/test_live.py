@@ -101,14 +101,14 @@ def test_a_held_device_for_which_the_hosts_record_has_no_room_is_as_well_as_its_
     with served([long_host(["healthy"], 4), fleets.holder("one", 1, worker="a")]) as fleet:
         page = open_page(fleet.url)
         tile = label_of(page, "one")
-        expect(tile).to_have_attribute("aria-label", "one: 1 held, 1 free")
+        expect(tile).to_have_attribute("aria-label", "one: 1 held, 3 free")
         fleet.change(second := fleets.holder("one", 2, worker="b"))
-        expect(tile).to_have_attribute("aria-label", "one: 2 held, 1 free")
+        expect(tile).to_have_attribute("aria-label", "one: 2 held, 2 free")
         fleet.change(structs.replace(second, resources={"gpu": [ill]}))
-        expect(tile).to_have_attribute("aria-label", "one: 1 unhealthy, 1 held, 1 free")
+        expect(tile).to_have_attribute("aria-label", "one: 1 unhealthy, 1 held, 2 free")
         expect(page.locator(".troubles")).to_contain_text("Xid 79")
         fleet.change(long_host(["healthy", "healthy"], 4), fleets.ended("one", "b"))
-        expect(tile).to_have_attribute("aria-label", "one: 1 held, 1 free")
+        expect(tile).to_have_attribute("aria-label", "one: 1 held, 3 free")
 
 
 def test_a_worker_that_failed_is_no_trouble_any_more_once_it_runs_again(open_page: OpenPage) -> None:

@@ -82,6 +82,7 @@ VIEWS: dict[str, tuple[str, Callable[[ServedFleet, Page], None]]] = {
     "main": ("", well),
     "host": ("#host/ill", panel),
     "device": ("#device/ill/GPU-ill-0", panel),
+    "cordoned": ("#host/out", panel),
     "waiter": ("#worker/all-held/patient", panel),
     "unknown": ("#worker//nobody", panel),
     "selected": ("", selected),
@@ -132,7 +133,7 @@ def keep(page: Page, name: str) -> None:
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("width", SIZES)
-@pytest.mark.parametrize("view", ["main", "host", "waiter", "lost", "token"])
+@pytest.mark.parametrize("view", ["main", "host", "cordoned", "waiter", "lost", "token"])
 def test_nothing_is_cut_off_or_off_the_screen(view: str, width: int, theme: str, show: Callable[..., Page]) -> None:
     page = show(view, viewport={"width": width, "height": SIZES[width]}, color_scheme=theme)
     keep(page, f"{view}-{theme}-{width}")
@@ -157,11 +158,11 @@ def test_with_the_systems_colours_each_state_still_has_a_shape_of_its_own(show: 
     page = show("main", forced_colors="active")
     keep(page, "forced-colors")
     looks = page.evaluate("""
-        () => ["held", "free", "unhealthy", "unknown"].map(state => {
+        () => ["held", "free", "unhealthy", "unknown", "cordoned"].map(state => {
           const style = getComputedStyle(document.querySelector(`.legend .${state}`));
           return [style.backgroundColor, style.backgroundImage, style.borderStyle, style.borderWidth].join();
         })""")
-    assert len(set(looks)) == len(looks) == 4
+    assert len(set(looks)) == len(looks) == 5
 
 
 @pytest.mark.parametrize(("motion", "moves"), [("reduce", False), ("no-preference", True)])

@@ -57,7 +57,8 @@ def test_the_page_has_each_metric_with_its_labels_and_no_other() -> None:
         devices=Counter(), allocations=Counter(), pending=Counter(), models=Counter({("gpu", "A100", "free"): 1})
     )
     metrics.show(lambda: a_model)
-    metrics.partition_ready.labels("0")  # the others are there from the start
+    for of_partition in (metrics.partition_ready, metrics.orders_unread, metrics.orders_unreadable):
+        of_partition.labels("0")  # the others are there from the start
     metrics.count_refusals(int)
     assert named_in("Metrics") == labels_of(metrics.registry)
     assert named_in("The webhook") == labels_of(webhook_metrics().registry)

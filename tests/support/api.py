@@ -16,6 +16,7 @@ from outfitter_proto.partitioning import partition_of
 from outfitter_proto.records import (
     Allocation,
     Checkpoint,
+    Cordon,
     Host,
     InputPosition,
     InventoryDevice,
@@ -75,6 +76,12 @@ def allocation(host: str, worker: str, state: str = "allocated", *, offset: int 
     )
 
 
+def cordon(host: str, order: str = "k3v9-01", **more: Any) -> Cordon:
+    """An order in effect: on the whole host, unless `more` names a resource or a device."""
+    usual: dict[str, Any] = {"author": "ada@ops-1", "reason": "rebooted tonight", "since": NOW}
+    return Cordon(host=host, order=order, **{**usual, **more})
+
+
 def checkpoint(writer: str, *, partition: int = 0, to: int = 5) -> Checkpoint:
     return Checkpoint(
         writer=writer, instance="i", cluster="c", scope="host", commit=1, token=1, at=NOW,
@@ -94,6 +101,11 @@ def message(record: Any, *, key: str | None = None, partition: int | None = None
 
 def change(record: Any, **more: Any) -> ledger_view.RecordChange:
     return ledger_view.decode(message(record, **more))
+
+
+def deletion(record: Any) -> ledger_view.RecordChange:
+    """The deletion of a host's record."""
+    return change(None, key=record.key, partition=partition_of(record.host, PARTITIONS))
 
 
 def fleet_of(*records: Any, host: str | None = None) -> Fleet:

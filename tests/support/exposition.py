@@ -7,7 +7,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from outfitter_service.api.metrics import ApiMetrics
 from outfitter_service.metrics import Metrics, StateCounts
 from outfitter_service.webhook.metrics import WebhookMetrics
-from support.api import fleet_of, follower_of, host_record
+from support.api import cordon, fleet_of, follower_of, host_record
 
 Series = dict[str, list[dict[str, str]]]
 """The labels of each series, by the name of its metric."""
@@ -23,8 +23,9 @@ def of_manager() -> Series:
 
 
 def of_api() -> Series:
-    """An API that has read the records of a host."""
-    return _series(ApiMetrics(follower_of(fleet_of(host_record("gpu-1"))), lambda: 0).exposition())
+    """An API that has read the records of a host that an operator has taken out."""
+    fleet = fleet_of(host_record("gpu-1", stopped=True), cordon("gpu-1"))
+    return _series(ApiMetrics(follower_of(fleet), lambda: 0).exposition())
 
 
 def of_webhook() -> Series:

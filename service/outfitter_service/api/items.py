@@ -9,6 +9,8 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from outfitter_proto.records import Checkpoint, HistoryRecord, ManagerIdentity, ResourceInventory
 from outfitter_service.api.paging import Page, Paged
+from outfitter_service.query.cordons import OrderInEffect
+from outfitter_service.query.device_lines import LeftOut
 
 T = TypeVar("T")
 
@@ -28,6 +30,10 @@ Until = Annotated[datetime, Meta(tz=True, description="Not after this time.")]
 
 class HostQuery(Paged, frozen=True, kw_only=True, forbid_unknown_fields=True):
     managed: Annotated[bool, Meta(description="Only hosts that a manager serves, or only others.")] | UnsetType = UNSET
+    planned: (
+        Annotated[bool, Meta(description="Only hosts without a manager that are taken out, or only others.")]
+        | UnsetType
+    ) = UNSET
 
 
 class ResourceQuery(Paged, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -41,6 +47,9 @@ class ResourceQuery(Paged, frozen=True, kw_only=True, forbid_unknown_fields=True
 class DeviceQuery(ResourceQuery, frozen=True, kw_only=True, forbid_unknown_fields=True):
     held: Annotated[bool, Meta(description="Only devices that a worker holds, or only others.")] | UnsetType = UNSET
     free: Annotated[bool, Meta(description="Only devices that can be lent now, or only others.")] | UnsetType = UNSET
+    cordoned: Annotated[bool, Meta(description="Only devices that operators take out, or only others.")] | UnsetType = (
+        UNSET
+    )
 
 
 class WorkerQuery(Paged, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -89,7 +98,8 @@ class LetterQuery(Paged, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class ResourceSummary(Struct, frozen=True, kw_only=True):
-    """One resource of one host without its devices: see `ResourceInventory`."""
+    """One resource of one host without its devices: see `ResourceInventory`. `left_out`: those of `total`, `healthy`
+    and `cordoned` that are no items among the devices, unless a worker holds them; null: all devices are."""
 
     state: str
     reason: str | None
@@ -97,6 +107,8 @@ class ResourceSummary(Struct, frozen=True, kw_only=True):
     sharing: str
     total: int
     healthy: int
+    cordoned: int = 0
+    left_out: LeftOut | None = None
 
 
 class HostItem(Struct, frozen=True, kw_only=True):
@@ -106,8 +118,10 @@ class HostItem(Struct, frozen=True, kw_only=True):
     API's machine all the same, so that its log says more; 0: it has no name there, null: no such process.
     `unanswered`: how many messages wait for a manager, if none serves the host; null: a manager does, or it is not
     known. `missed`: somebody must start a manager; after an orderly stop that is so if messages or workers wait.
-    `workers`: how many are in each state. `manager`, `since` and `resources` are null if there is no record of the host
-    itself."""
+    `planned`: no manager serves the host, and an operator has taken out all of it; then it is not missed. `orders`:
+    those of operators that are in effect, the oldest first. `orders_unread`: why its manager cannot read more of them,
+    or null. `workers`: how many are in each state. `manager`, `since` and `resources` are null if there is no record of
+    the host itself."""
 
     host: str
     managed: bool
@@ -116,6 +130,9 @@ class HostItem(Struct, frozen=True, kw_only=True):
     process: int | None
     unanswered: int | None
     missed: bool
+    planned: bool = False
+    orders: list[OrderInEffect] = []
+    orders_unread: str | None = None
     since: datetime | None
     manager: ManagerIdentity | None
     resources: dict[str, ResourceSummary] | None

@@ -53,6 +53,15 @@ class _Collector(Collector):
             if value is not None:
                 family.add_metric([], value)
             yield family
+        planned = GaugeMetricFamily(
+            "outfitter_api_host_planned",
+            "1 for each host that an operator has taken out and that no manager serves.",
+            labels=["cluster", "host"],
+        )
+        for host in [] if fleet is None else fleet.hosts:
+            if fleet is not None and fleet.is_planned(host):
+                planned.add_metric([follower.cluster, host], 1)
+        yield planned
 
 
 class ApiMetrics:

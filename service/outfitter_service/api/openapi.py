@@ -22,10 +22,10 @@ _WHY = {
 }
 _STREAM = """The changes as server-sent events.
 
-`event` is `allocation`, `host`, `device`, `step` or `dead-letter`. `data` is JSON: `partition`, `offset`, `key` and
-`record`, which is null if the record was deleted or cannot be read; of a dead letter it is the item. A page's header
-`Outfitter-Event-Id` is the id of the last event that the page has. So read the pages, then follow from the id of the
-first one. After `event: reset` events are missing: read the pages again.
+`event` is `allocation`, `host`, `device`, `cordon`, `step` or `dead-letter`. `data` is JSON: `partition`, `offset`,
+`key` and `record`, which is null if the record was deleted or cannot be read; of a dead letter it is the item. A page's
+header `Outfitter-Event-Id` is the id of the last event that the page has. So read the pages, then follow from the id of
+the first one. After `event: reset` events are missing: read the pages again.
 """
 
 

@@ -30,8 +30,8 @@ from outfitter_service.api.paging import Page, Paged, page
 from outfitter_service.api.troubles import troubles_of
 from outfitter_service.api.typed import RefusedError, Route
 from outfitter_service.query import labels
-from outfitter_service.query.device_lines import DeviceEntry, DeviceLine
-from outfitter_service.query.device_totals import ResourceTotals, totals_of
+from outfitter_service.query.device_lines import DeviceEntry, DeviceLine, counted_only
+from outfitter_service.query.device_totals import ResourceTotals, left_outs, totals_of
 from outfitter_service.query.explanation import Explanation, explain
 from outfitter_service.query.ledger_view import StoredAllocation, held_by_resource, warnings_of
 from outfitter_service.query.letters import ShownLetter
@@ -73,7 +73,11 @@ def hosts(_: Follower, fleet: Fleet, query: items.HostQuery, _path: Path) -> Pag
     def places() -> Iterator[tuple[str, items.HostItem]]:
         for host in _hosts(fleet, query):
             place, item = host_place(host), _host(fleet, host)
-            if _is_behind(place, query) and query.managed in {UNSET, item.managed}:
+            if (
+                _is_behind(place, query)
+                and query.managed in {UNSET, item.managed}
+                and query.planned in {UNSET, item.planned}
+            ):
                 yield place, item
 
     return page(places(), query, lambda item: item)
@@ -102,7 +106,12 @@ def resources(_: Follower, fleet: Fleet, query: items.ResourceQuery, _path: Path
         for stored in fleet.queue(host)
         if labels.has_all(stored.record.request.labels, wanted)
     )
-    found = totals_of(devices, waiting, unserved={host for host in hosts if not fleet.is_managed(host)})
+    left_out = None
+    if query.model is query.health is query.label is UNSET:
+        records = filter(None, map(fleet.ledger.hosts_record, hosts))
+        left_out = left_outs(records, query.resource or None)
+    unserved = {host for host in hosts if not fleet.is_managed(host)}
+    found = totals_of(devices, waiting, unserved=unserved, left_out=left_out)
     places = ((totals.resource, totals) for totals in found if _is_behind(totals.resource, query))
     return page(places, query, lambda totals: totals)
 
@@ -120,6 +129,7 @@ def devices(_: Follower, fleet: Fleet, query: items.DeviceQuery, _path: Path) ->
                     and _is_device_chosen(device, query, wanted)
                     and query.held in {UNSET, bool(device.held_as)}
                     and query.free in {UNSET, is_managed and device.is_free}
+                    and query.cordoned in {UNSET, device.cordon is not None}
                 ):
                     yield place, device
 
@@ -316,12 +326,12 @@ def _is_step_chosen(step: HistoryStep, query: items.HistoryQuery, wanted: labels
 
 
 def _host(fleet: Fleet, host: str) -> items.HostItem:
-    """What pages show of a host. A checkpoint of another instance changes whose life it is about, and no record of the
-    host."""
+    """What pages show of a host. Checkpoints and time change some of it, and no record of the host."""
     item = fleet.once(host, "item", lambda: _host_of(fleet, host))
     verdict = fleet.life(host)
-    shown = Verdict(Life(item.life), item.life_at, item.process)
-    return item if shown == verdict else _host_of(fleet, host)
+    shown = Verdict(Life(item.life), item.life_at, item.process), item.planned, item.orders_unread
+    now = verdict, fleet.is_planned(host), fleet.orders_unread(host)
+    return item if shown == now else _host_of(fleet, host)
 
 
 def _host_of(fleet: Fleet, host: str) -> items.HostItem:
@@ -334,6 +344,9 @@ def _host_of(fleet: Fleet, host: str) -> items.HostItem:
         process=verdict.process,
         unanswered=fleet.unanswered.get(host),
         missed=fleet.is_missed(host),
+        planned=fleet.is_planned(host),
+        orders=fleet.orders(host),
+        orders_unread=fleet.orders_unread(host),
         since=record.since if record is not None else None,
         manager=record.manager if record is not None else None,
         resources=_resources(record),
@@ -354,6 +367,8 @@ def _resource(inventory: ResourceInventory) -> items.ResourceSummary:
         sharing=inventory.sharing,
         total=len(inventory.devices) if inventory.total is UNSET else inventory.total,
         healthy=healthy if inventory.healthy is UNSET else inventory.healthy,
+        cordoned=inventory.cordoned or 0,
+        left_out=counted_only(inventory),
     )
 
 

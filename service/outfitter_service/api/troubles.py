@@ -55,12 +55,14 @@ BESIDE_FREE = TroubleKind(code="beside-free", after=timedelta(minutes=15), alert
 STILL_USED = TroubleKind(code="still-used")
 HELD_BACK = TroubleKind(code="held-back", alert="OutfitterDevicesHeldBack")
 UNKNOWN = TroubleKind(code="unknown", alert="OutfitterDevicesUnhealthy")
+ORDERS_UNREAD = TroubleKind(code="orders-unread", alert="OutfitterOrdersUnread")
 FAILED = TroubleKind(code="failed")
 REFUSED = TroubleKind(code="refused", alert="OutfitterDeadLetters")
 
 KINDS = (
     LENT_TWICE, BUS_AWAY, KILLED, NOT_HEARD, NO_MANAGER, DRIVER_FAILED, MISCONFIGURED, NO_DRIVER, UNHEALTHY,
-    WAITS_FOR_HEALING, INFEASIBLE, NOT_REPORTED, BESIDE_FREE, STILL_USED, HELD_BACK, UNKNOWN, FAILED, REFUSED,
+    WAITS_FOR_HEALING, INFEASIBLE, NOT_REPORTED, BESIDE_FREE, STILL_USED, HELD_BACK, UNKNOWN, ORDERS_UNREAD, FAILED,
+    REFUSED,
 )  # fmt: skip
 """All kinds, in the order of the list: the urgent ones first."""
 _RANKS = {kind.code: rank for rank, kind in enumerate(KINDS)}
@@ -74,6 +76,8 @@ class _Records(NamedTuple):
     still_used: list[DeviceLine]
     free: set[str]
     """The resources of which a device is free."""
+    mended: set[str]
+    """The resources of which devices are ill, all of them cordoned: somebody looks after them."""
     holding: int
     """How many workers hold devices."""
     waiting: list[Allocation]
@@ -100,7 +104,7 @@ class _Picture(NamedTuple):
 
 
 _OF_BLOCKS: Mapping[str, TroubleKind] = {kind.code: kind for kind in (UNHEALTHY, HELD_BACK, UNKNOWN)}
-"""The trouble that a device is in, by why nobody gets it (`DeviceLine.block`)."""
+"""The trouble that a device is in, by why nobody gets it (`DeviceLine.block`). What operators take out is none."""
 
 
 def troubles_of(
@@ -127,14 +131,16 @@ def _records(fleet: Fleet, host: str) -> _Records:
     lines = [device.line() for device in fleet.devices(host)]
     ill: dict[TroubleKind, list[DeviceLine]] = {}
     for line in lines:
-        if line.block is not None:
+        if line.block is not None and line.cordon is None:
             ill.setdefault(_OF_BLOCKS[line.block], []).append(line)
+    ill_and_cordoned = {line.resource for line in lines if line.illness is not None and line.cordon is not None}
     holders = {holder.worker for line in lines for holder in line.holders}
     return _Records(
         lent_twice=[line for line in lines if len(_alone(line)) > 1],
         ill=ill,
         still_used=[line for line in lines if any(holder.delayed_by for holder in line.holders)],
         free={line.resource for line in lines if line.is_free},
+        mended=ill_and_cordoned - {line.resource for of_kind in ill.values() for line in of_kind},
         holding=max(len(holders), *(line.holder_count for line in lines), 0),
         waiting=[stored.record for stored in fleet.queue(host)],
         failed=[stored.record for stored in fleet.workers(host) if stored.record.state == "failed"],
@@ -172,7 +178,7 @@ def _bus_away(picture: _Picture) -> Iterator[Trouble]:
 
 
 def _without_manager(picture: _Picture) -> Iterator[Trouble]:
-    dead = [host for host in picture.hosts if host.item.life == "dead"]
+    dead = [host for host in picture.hosts if host.item.life == "dead" and not host.item.planned]
     missed = [host for host in picture.hosts if host.item.life != "dead" and host.item.missed]
     starts = "Nobody answers before `outfitter serve` runs again"
     writes = "Nobody answers before it writes again. See its log, and whether it is stopped or on another bus"
@@ -257,8 +263,26 @@ def _ill_devices(picture: _Picture) -> Iterator[Trouble]:
             )
 
 
+def _unread_orders(picture: _Picture) -> Iterator[Trouble]:
+    hosts = [host for host in picture.managed if host.item.orders_unread]
+    if hosts:
+        yield _trouble(
+            ORDERS_UNREAD,
+            f"Operators' orders are not read on {_where(hosts)}",
+            f"{_sentence(hosts[0].item.orders_unread)} What is cordoned stays so.",
+            "`outfitter topics check` says what is missing.",
+            host=hosts[0].name,
+        )
+
+
 def _waiting(picture: _Picture) -> Iterator[Trouble]:
-    in_vain = [each for host in picture.hosts for each in host.records.waiting if each.reason_code == "infeasible"]
+    in_vain = [
+        each
+        for host in picture.hosts
+        for each in host.records.waiting
+        if each.reason_code == "infeasible"
+        and not (waits_for_healing(each.reason) and host.records.mended.issuperset(each.request.amounts))
+    ]
     healing = [each for each in in_vain if waits_for_healing(each.reason)]
     large = [each for each in in_vain if not waits_for_healing(each.reason)]
     without_answer = [
@@ -349,7 +373,8 @@ def _refused(picture: _Picture) -> Iterator[Trouble]:
 
 
 _LOOKS = (
-    _lent_twice, _bus_away, _without_manager, _failing_drivers, _ill_devices, _waiting, _still_used, _failed, _refused,
+    _lent_twice, _bus_away, _without_manager, _failing_drivers, _ill_devices, _waiting, _still_used, _unread_orders,
+    _failed, _refused,
 )  # fmt: skip
 
 

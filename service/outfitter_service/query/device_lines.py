@@ -18,6 +18,7 @@ from outfitter_proto.records import Allocation, Device, Health, Host, InventoryD
 from outfitter_service.core.state import lending
 from outfitter_service.core.state.device_names import one_name_each
 from outfitter_service.core.state.lending import Block, Use
+from outfitter_service.query.cordons import HostCordons, OrderInEffect, orders_on
 from outfitter_service.query.held_devices import HeldDevice, HeldDevices, Holding
 from outfitter_service.query.ledger_view import LedgerView
 
@@ -25,6 +26,8 @@ NOT_REPORTED = "its driver does not report it"
 
 MOST_HOLDERS = 20
 """Most holders that a line names."""
+MOST_ORDERS = 20
+"""Most orders that a line names."""
 
 _MOST_DIGITS = 15
 """Most digits of a number in a driver's properties."""
@@ -52,7 +55,8 @@ class _AbstractStruct(StructMeta, ABCMeta):
 
 class HostDevice(Struct, frozen=True, kw_only=True, metaclass=_AbstractStruct):
     """One device of one host, and whether it is lent. `state`: its state apart from allocations (a quarantine), or
-    None."""
+    None. `cordon`: the id of an operator's order that keeps it from being lent, or None. `orders`: all such orders, the
+    oldest first. `listed`: the host's record has the device. Otherwise a worker holds it."""
 
     host: str
     resource: str
@@ -62,11 +66,26 @@ class HostDevice(Struct, frozen=True, kw_only=True, metaclass=_AbstractStruct):
     reason: str | None = None
     state: str | None = None
     properties: dict[str, str] = {}
+    cordon: str | None = None
+    orders: list[OrderInEffect] = []
+    listed: bool = True
 
     @property
     def block(self) -> Block | None:
         """Why it is lent to nobody, or None."""
+        return lending.block_of(self.health, self.reason, cordoned=self.cordon is not None)
+
+    @property
+    def illness(self) -> Block | None:
+        """Why it would be lent to nobody if no order stood; None: it would be."""
         return lending.block_of(self.health, self.reason)
+
+    @property
+    def cordoned_because(self) -> str | None:
+        """Why operators take it out, and who; None: nobody does. `rebooted tonight (ada@ops-1, order k3v9-01)`."""
+        if self.cordon is None:
+            return None
+        return "; ".join(order.in_words for order in self.orders) or f"order {self.cordon}"
 
     @property
     @abstractmethod
@@ -117,13 +136,11 @@ class HostDevice(Struct, frozen=True, kw_only=True, metaclass=_AbstractStruct):
 
 class DeviceLine(HostDevice, frozen=True, kw_only=True):
     """A device with its holders. `aliases`: its other names. `holders`: at most `MOST_HOLDERS` of them, who has it
-    alone first; `holder_count`: how many there are. `listed`: the host's record has the device. Otherwise a worker
-    holds it."""
+    alone first; `holder_count`: how many there are. `orders` has at most `MOST_ORDERS`."""
 
     aliases: list[str] = []
     holders: list[DeviceHolder] = []
     holder_count: int = 0
-    listed: bool = True
 
     @property
     def use(self) -> Use | None:
@@ -141,7 +158,6 @@ class DeviceEntry(HostDevice, frozen=True, kw_only=True):
 
     names: Sequence[str]
     held_as: Sequence[HeldDevice]
-    listed: bool
 
     @property
     def use(self) -> Use | None:
@@ -158,11 +174,11 @@ class DeviceEntry(HostDevice, frozen=True, kw_only=True):
 
     def line(self) -> DeviceLine:
         return DeviceLine(
-            **{field: getattr(self, field) for field in HostDevice.__struct_fields__},
+            **{field: getattr(self, field) for field in HostDevice.__struct_fields__ if field != "orders"},
+            orders=self.orders[:MOST_ORDERS],
             aliases=sorted({*self.names, *chain.from_iterable(device.names for device in self.held_as)} - {self.id}),
             holders=[_holder(holding) for holding in islice(_holdings(self.held_as), MOST_HOLDERS)],
             holder_count=sum(len(device.alone) + len(device.sharing) for device in self.held_as),
-            listed=self.listed,
         )
 
 
@@ -176,12 +192,13 @@ def entries_of(ledger: LedgerView, host: Host) -> list[DeviceEntry]:
     devices, whoever holds them."""
     names, held = _Names(host), ledger.held(host.host)
     records = {device.id: device for device in ledger.of(Device, host.host)}
+    cordons = HostCordons(orders_on(ledger, host.host), host, names.canonical)
     listed = [
         entry
         for resource, inventory in host.resources.items()
-        for entry in _listed(host.host, resource, inventory, names, held, records)
+        for entry in _listed(host.host, resource, inventory, names, held, records, cordons)
     ]
-    unlisted = _unlisted(host, names, held, {names.canonical(entry.id) for entry in listed})
+    unlisted = _unlisted(host, names, held, {names.canonical(entry.id) for entry in listed}, cordons)
     return sorted([*listed, *unlisted], key=lambda entry: entry.place)
 
 
@@ -206,9 +223,12 @@ def _listed(
     names: _Names,
     held: HeldDevices,
     records: Mapping[str, Device],
+    cordons: HostCordons,
 ) -> Iterator[DeviceEntry]:
     for device in _one_each(inventory.devices, names):
         record = records.get(device.id)
+        all_names = names.all_of(device.id)
+        orders = cordons.of(resource, all_names)
         yield DeviceEntry(
             host=host,
             resource=resource,
@@ -218,9 +238,10 @@ def _listed(
             sharing=inventory.sharing,
             state=record.state if record else None,
             properties=device.properties,
-            names=names.all_of(device.id),
-            held_as=held.with_any(names.all_of(device.id)),
-            listed=True,
+            cordon=device.cordon or next((order.id for order in orders), None),
+            orders=orders,
+            names=all_names,
+            held_as=held.with_any(all_names),
         )
 
 
@@ -234,7 +255,9 @@ def _one_each(devices: Iterable[InventoryDevice], names: _Names) -> Iterable[Inv
     return found.values()
 
 
-def _unlisted(host: Host, names: _Names, held: HeldDevices, listed: set[str]) -> Iterator[DeviceEntry]:
+def _unlisted(
+    host: Host, names: _Names, held: HeldDevices, listed: set[str], cordons: HostCordons
+) -> Iterator[DeviceEntry]:
     """The held devices of which no name is listed."""
     incomplete = {name for name, inventory in host.resources.items() if left_out(inventory)}
     missing = [device for device in held if listed.isdisjoint(map(names.canonical, device.names))]
@@ -250,6 +273,7 @@ def _unlisted(host: Host, names: _Names, held: HeldDevices, listed: set[str]) ->
         reason: str | None = NOT_REPORTED
         if holding.resource in incomplete:  # its holder's record has the health of the driver's last report
             health, reason = holding.info.get("health", "healthy"), holding.info.get("health.reason")
+        orders = cordons.of(holding.resource, (*classes.get(canonical, ()), *held_as[0].names))
         yield DeviceEntry(
             host=host.host,
             resource=holding.resource,
@@ -259,6 +283,8 @@ def _unlisted(host: Host, names: _Names, held: HeldDevices, listed: set[str]) ->
             sharing="shared" if holding.is_shared else "exclusive",
             state=None,
             properties=holding.info,
+            cordon=next((order.id for order in orders), None),
+            orders=orders,
             names=classes.get(canonical, (canonical,)),
             held_as=held_as,
             listed=False,
@@ -288,3 +314,29 @@ def _holder(holding: Holding) -> DeviceHolder:
 def left_out(inventory: ResourceInventory) -> int:
     """The number of reported devices that the record does not list one by one."""
     return 0 if inventory.total is UNSET else inventory.total - len(inventory.devices)
+
+
+class LeftOut(Struct, frozen=True, kw_only=True):
+    """The devices of one resource of one host that its record counts and does not list one by one."""
+
+    total: int
+    healthy: int
+    cordoned: int
+
+
+def counted_only(inventory: ResourceInventory) -> LeftOut | None:
+    """The devices that the record counts and does not list; None: it lists all."""
+    total = left_out(inventory)
+    if total <= 0:
+        return None
+    healthy = sum(device.health == Health.HEALTHY for device in inventory.devices)
+    cordoned = sum(device.cordon is not UNSET for device in inventory.devices)
+    return LeftOut(
+        total=total,
+        healthy=_within(total, (inventory.healthy or 0) - healthy),
+        cordoned=_within(total, (inventory.cordoned or 0) - cordoned),
+    )
+
+
+def _within(most: int, number: int) -> int:
+    return min(max(number, 0), most)

@@ -6,20 +6,25 @@ Whether a device is free is asked of `HostDevice`, and so of `core/state/lending
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Container, Iterable, Iterator
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 from msgspec import Struct
 
-from outfitter_proto.records import AllocationState
+from outfitter_proto.records import AllocationState, Host
 from outfitter_service.core.state.lending import Block, Use
-from outfitter_service.query.device_lines import DeviceEntry, HostDevice, entries_of
+from outfitter_service.query.device_lines import DeviceEntry, HostDevice, LeftOut, counted_only, entries_of
 from outfitter_service.query.ledger_view import LedgerView
+
+LeftOuts = Mapping[tuple[str, str], LeftOut]
+"""The devices that hosts' records count and do not list, by host and resource."""
 
 
 class DeviceTotals(Struct, frozen=True, kw_only=True):
     """The devices of one resource or one model. By health: `total` is the sum of `healthy`, `unhealthy`, `unknown` and
     `held_back`. By use: `free` can be lent now, shared ones too; `held` are others that workers have, and `held_ill`
-    those of them that are not healthy. `unserved` would be free, but no manager serves their hosts."""
+    those of them that are not healthy. `cordoned` are those that operators take out, whatever their health and use, and
+    `held_cordoned` those of them that workers have. `unserved` would be free, but no manager serves their hosts."""
 
     total: int = 0
     healthy: int = 0
@@ -29,6 +34,8 @@ class DeviceTotals(Struct, frozen=True, kw_only=True):
     unhealthy: int = 0
     unknown: int = 0
     held_back: int = 0
+    cordoned: int = 0
+    held_cordoned: int = 0
     unserved: int = 0
 
 
@@ -42,20 +49,34 @@ class ResourceTotals(DeviceTotals, frozen=True, kw_only=True):
 
 
 def totals_of(
-    devices: Iterable[HostDevice], waiting: Iterable[Collection[str]] = (), *, unserved: Container[str] = ()
+    devices: Iterable[HostDevice],
+    waiting: Iterable[Collection[str]] = (),
+    *,
+    unserved: Container[str] = (),
+    left_out: LeftOuts | None = None,
 ) -> list[ResourceTotals]:
     """The numbers of each resource that is there or waited for, by its name. `waiting`: of each worker that waits, the
-    resources that it wants. `unserved`: the hosts that no manager serves."""
+    resources that it wants. `unserved`: the hosts that no manager serves. `left_out`: what counts besides `devices`;
+    those that workers hold are among both. Of these no model is known, and those that are not healthy count as unknown.
+    """
+    devices = list(devices)
     alike = Counter(
-        (device.resource, device.model, device.not_lent, device.use, device.host in unserved) for device in devices
-    )
+        _Alike(
+            device.resource, device.model, device.illness, device.not_lent, device.use, device.cordon is not None,
+            device.host in unserved,
+        )
+        for device in devices
+    )  # fmt: skip
     counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
     models: defaultdict[str, defaultdict[str, Counter[str]]] = defaultdict(lambda: defaultdict(Counter))
-    for (resource, model, not_lent, use, is_unserved), number in alike.items():
-        found = dict.fromkeys(_counts_as(not_lent, use, is_unserved=is_unserved), number)
-        counts[resource].update(found)
-        if model is not None:
-            models[resource][model].update(found)
+    for kind, number in alike.items():
+        found = dict.fromkeys(_counts_as(kind), number)
+        counts[kind.resource].update(found)
+        if kind.model is not None:
+            models[kind.resource][kind.model].update(found)
+    if left_out:
+        for (host, resource), rest in _without(left_out, devices).items():
+            counts[resource].update(_counts_of(rest, is_unserved=host in unserved))
     waiters = Counter(resource for wanted in waiting for resource in wanted)
     return [
         ResourceTotals(
@@ -68,16 +89,73 @@ def totals_of(
     ]
 
 
-def _counts_as(not_lent: Block | Use | None, use: Use | None, *, is_unserved: bool) -> Iterator[str]:
+class _Alike(NamedTuple):
+    """What devices have in common that count alike."""
+
+    resource: str
+    model: str | None
+    illness: Block | None
+    not_lent: Block | Use | None
+    use: Use | None
+    is_cordoned: bool
+    is_unserved: bool
+
+
+def _counts_as(kind: _Alike) -> Iterator[str]:
     """The fields of `DeviceTotals` in which a device counts."""
     yield "total"
-    yield not_lent.replace("-", "_") if isinstance(not_lent, Block) else "healthy"
-    if not_lent is None:
-        yield "unserved" if is_unserved else "free"
-    elif use is not None:
+    yield "healthy" if kind.illness is None else kind.illness.replace("-", "_")
+    if kind.is_cordoned:
+        yield "cordoned"
+    if kind.not_lent is None:
+        yield "unserved" if kind.is_unserved else "free"
+    elif kind.use is not None:
         yield "held"
-        if isinstance(not_lent, Block):
+        if kind.illness is not None:
             yield "held_ill"
+        if kind.is_cordoned:
+            yield "held_cordoned"
+
+
+def _without(left_out: LeftOuts, devices: Iterable[HostDevice]) -> LeftOuts:
+    """What records count and do not list, without these devices, which workers hold."""
+    total, ill, cordoned = Counter[tuple[str, str]](), Counter[tuple[str, str]](), Counter[tuple[str, str]]()
+    for device in devices:
+        if not device.listed:
+            place = device.host, device.resource
+            total[place] += 1
+            ill[place] += device.illness is not None
+            cordoned[place] += device.cordon is not None
+    return {
+        place: LeftOut(
+            total=(number := max(0, counted.total - total[place])),
+            healthy=min(number, max(0, counted.healthy - total[place] + ill[place])),
+            cordoned=min(number, max(0, counted.cordoned - cordoned[place])),
+        )
+        for place, counted in left_out.items()
+    }
+
+
+def _counts_of(rest: LeftOut, *, is_unserved: bool) -> dict[str, int]:
+    """The fields of `DeviceTotals` in which devices count that nobody holds. How many of the cordoned ones are healthy
+    is not known: all, so that no more are free than can be had."""
+    return {
+        "total": rest.total,
+        "healthy": rest.healthy,
+        "unknown": rest.total - rest.healthy,
+        "cordoned": rest.cordoned,
+        "unserved" if is_unserved else "free": max(0, rest.healthy - rest.cordoned),
+    }
+
+
+def left_outs(hosts: Iterable[Host], resource: str | None = None) -> LeftOuts:
+    """The devices that the hosts' records count and do not list, of one resource or of all."""
+    return {
+        (host.host, name): counted
+        for host in hosts
+        for name, inventory in host.resources.items()
+        if resource in {None, name} and (counted := counted_only(inventory)) is not None
+    }
 
 
 def devices_in(ledger: LedgerView, resource: str | None, model: str | None) -> list[DeviceEntry]:
@@ -91,16 +169,24 @@ def devices_in(ledger: LedgerView, resource: str | None, model: str | None) -> l
 
 
 def totals_in(
-    ledger: LedgerView, devices: Collection[HostDevice], *, is_narrowed: bool, unserved: Container[str]
+    ledger: LedgerView,
+    devices: Collection[HostDevice],
+    *,
+    resource: str | None,
+    model: str | None,
+    unserved: Container[str],
 ) -> list[ResourceTotals]:
-    """The numbers of some devices of a ledger. `is_narrowed`: who waits counts for resources of these devices only."""
+    """The numbers of some devices of a ledger: those of `resource` and `model`. Where one is named, only who waits for
+    resources of these devices counts."""
+    is_narrowed = resource is not None or model is not None
     there = {device.resource for device in devices}
     waiting = (
         {resource for resource in stored.record.request.amounts if resource in there or not is_narrowed}
         for stored in ledger.allocations
         if stored.record.state == AllocationState.PENDING
     )
-    return totals_of(devices, waiting, unserved=unserved)
+    left_out = left_outs(ledger.hosts.values(), resource) if model is None else None
+    return totals_of(devices, waiting, unserved=unserved, left_out=left_out)
 
 
 def rows_of(found: Iterable[ResourceTotals]) -> Iterator[tuple[str, str]]:
@@ -115,10 +201,12 @@ def rows_of(found: Iterable[ResourceTotals]) -> Iterator[tuple[str, str]]:
 def in_words(totals: DeviceTotals, waiting: int = 0) -> str:
     """`5 of 16 free, 14 healthy, 9 held, 2 unhealthy`. What can be had comes first, so that nothing cuts it off."""
     ill = f" ({totals.held_ill} of them ill)" if totals.held_ill else ""
+    still_held = f" ({totals.held_cordoned} of them held)" if totals.held_cordoned else ""
     parts = [
         f"{totals.free} of {totals.total} free",
         f"{totals.healthy} healthy" if totals.healthy < totals.total else "",
         f"{totals.held} held{ill}",
+        f"{totals.cordoned} cordoned{still_held}" if totals.cordoned else "",
         f"{totals.unhealthy} unhealthy" if totals.unhealthy else "",
         f"{totals.unknown} unknown" if totals.unknown else "",
         f"{totals.held_back} held back" if totals.held_back else "",

@@ -10,6 +10,7 @@ from msgspec import Struct
 from outfitter_proto.records import Allocation
 from outfitter_proto.signs_of_life import UNSERVED, Verdict
 from outfitter_service.query import ledger_view
+from outfitter_service.query.cordons import OrderInEffect, orders_on
 from outfitter_service.query.device_lines import DeviceEntry, DeviceLine, entries_of
 from outfitter_service.query.ledger_view import LedgerView, awaited_owner, warnings_of
 
@@ -25,7 +26,7 @@ class Waiter(Struct, frozen=True, kw_only=True):
 
 class Explanation(Struct, frozen=True, kw_only=True):
     """The state of one worker. `devices`: all devices of the resources that it wants, with their holders. `holds`: the
-    ids of those that it has, by resource."""
+    ids of those that it has, by resource. `orders`: those of operators that are in effect on its host."""
 
     host: str
     worker: str
@@ -42,6 +43,7 @@ class Explanation(Struct, frozen=True, kw_only=True):
     ahead: list[Waiter]
     holds: dict[str, list[str]]
     labels: dict[str, str]
+    orders: list[OrderInEffect]
     devices: list[DeviceLine]
 
 
@@ -71,6 +73,7 @@ def explain(
         holds=ledger_view.held_by_resource(record),
         labels=record.request.labels,
         devices=[device.line() for device in devices if device.resource in resources],
+        orders=orders_on(ledger, record.host),
     )
 
 

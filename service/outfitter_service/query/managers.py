@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
 from typing import NamedTuple
 
 from outfitter_proto import keys, names
@@ -20,23 +21,25 @@ from outfitter_proto.signs_of_life import (
     read_signs,
     responsible,
 )
+from outfitter_service.query.cordons import OrderInEffect, host_order, orders_on
 from outfitter_service.query.ledger_view import LedgerView, RecordChange
 from outfitter_service.query.unanswered import UnansweredMessages
 
 
 class UnservedHost(NamedTuple):
     """A host and its manager's end. `waiting`: how many workers wait there; `unanswered`: how many messages lie there
-    (None: not known)."""
+    (None: not known). `planned`: the operator's order by which all of the host is taken out, if there is one."""
 
     host: str
     verdict: Verdict
     waiting: int
     unanswered: int | None
+    planned: OrderInEffect | None = None
 
     @property
     def is_missed(self) -> bool:
-        """See `is_missed`."""
-        return is_missed(self.verdict.life, self.unanswered, waiting=self.waiting)
+        """See `is_missed`. Whoever has taken out the host misses nobody."""
+        return self.planned is None and is_missed(self.verdict.life, self.unanswered, waiting=self.waiting)
 
 
 def is_missed(life: Life, unanswered: int | None, *, waiting: int, holding: int = 0) -> bool:
@@ -78,9 +81,24 @@ async def unserved(bus: Bus, cluster: str, ledger: LedgerView, host: str | None 
             verdict,
             sum(record.state == AllocationState.PENDING for record in ledger.live(name)),
             messages.counts.get(name),
+            host_order(orders_on(ledger, name), datetime.now(UTC)),
         )
         for name, verdict in sorted(found.items())
     ]
+
+
+async def unread_orders(bus: Bus, cluster: str, ledger: LedgerView, served: Iterable[str]) -> dict[str, list[str]]:
+    """Why managers cannot read operators' orders, with the names of their writers. `served`: the hosts that count.
+
+    Raises:
+        BusError: the bus did not answer.
+    """
+    count = (await bus.topic(names.topics(cluster).allocations)).partitions
+    found: dict[str, set[str]] = {}
+    for checkpoint in (responsible(ledger.checkpoints, host, count) for host in served):
+        if checkpoint is not None and checkpoint.orders_unread:
+            found.setdefault(checkpoint.orders_unread, set()).add(checkpoint.writer)
+    return {why: sorted(writers) for why, writers in sorted(found.items())}
 
 
 class FollowedManagers:

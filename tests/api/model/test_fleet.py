@@ -10,11 +10,23 @@ from msgspec import structs
 
 from outfitter_proto.codec import encode
 from outfitter_proto.records import Device, Note, Source, Transition
+from outfitter_proto.signs_of_life import SignsOfLife
 from outfitter_service.api.model.event_log import Event
 from outfitter_service.api.model.fleet import Fleet
 from outfitter_service.query import ledger_view
 from outfitter_service.query.ledger_view import RecordChange
-from support.api import NOW, PARTITIONS, allocation, change, checkpoint, fleet_of, host_record, message
+from support.api import (
+    NOW,
+    PARTITIONS,
+    allocation,
+    change,
+    checkpoint,
+    cordon,
+    deletion,
+    fleet_of,
+    host_record,
+    message,
+)
 
 
 def events(fleet: Fleet, after: int = 0) -> list[tuple[str, str | None]]:
@@ -157,3 +169,23 @@ def test_a_writers_position_is_compared_with_the_end_of_its_input() -> None:
     assert [(each.checkpoint.writer, each.end) for each in fleet.writers] == [("host/a", None)]
     fleet.input_ends[1] = 9
     assert [each.end for each in fleet.writers] == [9]
+
+
+def test_an_order_in_effect_is_an_event_of_its_kind_and_so_is_its_end() -> None:
+    fleet = fleet_of(host_record("a"))
+    fleet.change(change(cordon("a")))
+    fleet.change(deletion(cordon("a")))
+    assert events(fleet) == [("cordon", "a")] * 2
+    assert fleet.orders("a") == []
+
+
+def test_that_the_end_of_a_manager_becomes_planned_is_said_as_an_event() -> None:
+    signs, fleet = (
+        SignsOfLife(),
+        fleet_of(host_record("a", stopped=True), checkpoint("host/a"), allocation("a", "w", "pending")),
+    )
+    fleet.judge(signs, {}, announce=False)
+    fleet.change(change(cordon("a")))
+    fleet.judge(signs, {}, announce=True)
+    last = data_of(fleet.events.after(0, 10)[-1])
+    assert (last["planned"], last["missed"]) == (True, False)

@@ -16,12 +16,14 @@ from support.managers.process import StartManager, add_device
 
 ZERO = {
     "outfitter_devices": [
-        {"resource": "gpu", "state": state} for state in ("free", "held", "unhealthy", "unknown", "held-back")
+        {"resource": "gpu", "state": state}
+        for state in ("free", "held", "cordoned", "unhealthy", "unknown", "held-back")
     ],
     "outfitter_healthy_devices": [{"resource": "gpu"}],
     "outfitter_allocations": [{"resource": "gpu", "state": str(state)} for state in AllocationState],
     "outfitter_pending": [
-        {"resource": "gpu", "reason": reason} for reason in ("busy", "infeasible", "not-reported", "driver-failed")
+        {"resource": "gpu", "reason": reason}
+        for reason in ("busy", "cordoned", "infeasible", "not-reported", "driver-failed")
     ],
     "outfitter_allocation_seconds_count": [{"resource": "gpu"}],
     "outfitter_driver_runs_total": [{"resource": "gpu", "call": call} for call in ("inventory", "retrieve", "prepare")],

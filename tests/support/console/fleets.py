@@ -11,6 +11,7 @@ from msgspec import structs
 
 from outfitter_proto.records import (
     Allocation,
+    Cordon,
     DeadLetter,
     Host,
     InventoryDevice,
@@ -19,10 +20,10 @@ from outfitter_proto.records import (
     ResourceInventory,
     Transition,
 )
-from support.api import allocation
+from support.api import allocation, cordon
 
 NOW = datetime.now(UTC)
-Record = Host | Allocation
+Record = Host | Allocation | Cordon
 FAR = "outfitter.dev.gpu-worker-0012.eu-central-1.compute.internal"
 """A long name, as clouds give them."""
 
@@ -124,6 +125,9 @@ def shapes() -> Iterator[Record]:
     yield host("many", ["healthy"] * 200)
     yield from (holder("many", index) for index in range(150))
     yield host("none", [])
+    yield host("out", ["healthy"] * 3 + ["unhealthy"], reason="XID 79", stopped=datetime.now(UTC) - timedelta(hours=1))
+    yield holder("out", 1)
+    yield cordon("out", since=datetime.now(UTC) - timedelta(hours=2))
     failed = structs.replace(allocation("none", "asks-for-too-much", "failed"), since=datetime.now(UTC))
     yield structs.replace(failed, reason="too-large: ask for fewer devices", reason_code="too-large")
     yield waiter("all-held", "patient", 1, 3, reason="busy: 1 gpu wanted, 0 of 8 free", reason_code="busy")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -21,6 +21,7 @@ from outfitter_proto.records import HOLDING_STATES, Checkpoint, DeadLetter, Note
 from outfitter_proto.signs_of_life import UNKNOWN, UNSERVED, Life, SignsOfLife, Verdict, responsible, writers_of
 from outfitter_service.api.model.event_log import EventLog
 from outfitter_service.api.model.tail import Tail, TailItem, position_of
+from outfitter_service.query.cordons import OrderInEffect, host_order, orders_on
 from outfitter_service.query.device_lines import DeviceEntry, entries_of
 from outfitter_service.query.ledger_view import LedgerView, RecordChange, StoredAllocation
 from outfitter_service.query.letters import ShownLetter, shown
@@ -32,7 +33,7 @@ T = TypeVar("T")
 _LARGEST = 2**64
 """More than any priority."""
 _ON_ONE_LINE = bytes.maketrans(b"\r\n", b"  ")
-_KINDS = {b"@host/": "host", b"@device/": "device"}
+_KINDS = {b"@host/": "host", b"@device/": "device", b"@cordon/": "cordon"}
 
 
 class HistoryStep(NamedTuple):
@@ -78,8 +79,9 @@ class Fleet:
         """When the first checkpoint of each writer's instance came that says how often it says that it lives."""
         self.unanswered: dict[str, int] = {}
         """How many messages of hosts that nobody serves lie unanswered, as of the last `judge`."""
-        self._announced: dict[str, tuple[Verdict, int | None, bool]] = {}
-        """What the last `judge` said of each host: its manager's life, messages unanswered, whether it is missed."""
+        self._announced: dict[str, tuple[Verdict, int | None, bool, bool]] = {}
+        """What the last `judge` said of each host: its manager's life, messages unanswered, whether it is missed, and
+        whether its end is planned."""
         self._judged: dict[tuple[str, str], Verdict] = {}
         """What is known of the managers, by writer and instance."""
         self._homes: dict[str, int] = {}
@@ -123,11 +125,24 @@ class Fleet:
 
     def is_missed(self, host: str) -> bool:
         """Whether somebody must start a host's manager."""
-        if self.is_managed(host):
+        if self.is_managed(host) or self.is_planned(host):
             return False
         states = Counter(stored.record.state for stored in self.workers(host))
         holding, waiting = sum(states[state] for state in HOLDING_STATES), states["pending"]
         return is_missed(self.life(host).life, self.unanswered.get(host), waiting=waiting, holding=holding)
+
+    def orders(self, host: str) -> list[OrderInEffect]:
+        """The operators' orders in effect on a host, the oldest first."""
+        return self.once(host, "orders", lambda: orders_on(self._ledger, host))
+
+    def orders_unread(self, host: str) -> str | None:
+        """Why the manager that serves a host cannot read operators' orders; None: it can, or none serves the host."""
+        checkpoint = self._responsible(host) if self.is_managed(host) else None
+        return None if checkpoint is None else checkpoint.orders_unread or None
+
+    def is_planned(self, host: str) -> bool:
+        """Whether no manager serves a host, and an operator has taken out all of the host."""
+        return not self.is_managed(host) and host_order(self.orders(host), datetime.now(UTC)) is not None
 
     def unserved(self) -> dict[str, Checkpoint]:
         """The hosts whose manager is stopped or dead, with its last checkpoint."""
@@ -144,17 +159,18 @@ class Fleet:
         }
         before = self._announced
         self._announced = {
-            host: (self.life(host), self.unanswered.get(host), self.is_missed(host)) for host in self.hosts
+            host: (self.life(host), self.unanswered.get(host), self.is_missed(host), self.is_planned(host))
+            for host in self.hosts
         }
         for host, now in self._announced.items():
-            if now != before.get(host, (UNKNOWN, None, False)):
+            if now != before.get(host, (UNKNOWN, None, False, False)):
                 self._cached[host] = {}
                 if announce:
                     checkpoint = self._responsible(host)
-                    life, count, missed = now
+                    life, count, missed, planned = now
                     data: dict[str, object] = {"key": None if checkpoint is None else checkpoint.writer, "host": host}
                     data |= {"life": life.life, "life_at": life.at, "process": life.process}
-                    data |= {"unanswered": count, "missed": missed}
+                    data |= {"unanswered": count, "missed": missed, "planned": planned}
                     self.events.add("manager", host, msgspec.json.encode(data))
 
     def _responsible(self, host: str) -> Checkpoint | None:

@@ -11,7 +11,8 @@ from msgspec import structs
 from outfitter_service.api.items import HostItem, QueueItem, ResourceSummary, Trouble
 from outfitter_service.cli._lib.overview import screen
 from outfitter_service.cli._lib.overview.picture import Only, Picture, views_of
-from outfitter_service.query.device_lines import DeviceHolder, DeviceLine
+from outfitter_service.query.cordons import OrderInEffect
+from outfitter_service.query.device_lines import DeviceHolder, DeviceLine, LeftOut
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
@@ -167,9 +168,9 @@ def test_the_worst_hosts_come_first() -> None:
 def test_each_state_of_a_device_has_a_sign_of_its_own() -> None:
     devices = [
         device("a"), device("b", holder="w"), device("c", health="unknown", reason="held back: h/w/i holds b"),
-        device("d", health="unknown"), device("e", health="unhealthy"),
+        device("d", health="unknown"), device("e", health="unhealthy"), device("f", cordon="o-1", holder="w"),
     ]  # fmt: skip
-    assert "h  .#-?!" in shown(picture(devices=devices))
+    assert "h  .#-?!x" in shown(picture(devices=devices))
 
 
 def test_devices_of_a_host_without_a_manager_are_not_free() -> None:
@@ -221,6 +222,44 @@ def test_a_manager_that_stopped_in_order_is_shown_and_needs_nobody() -> None:
     assert "h  #  no manager: stopped" in lines
 
 
+def order(id_: str = "k3v9-01", **more: Any) -> OrderInEffect:
+    usual: dict[str, Any] = {"author": "ada@ops-1", "reason": "rebooted tonight", "since": NOW - 5 * MINUTE}
+    return OrderInEffect(**{**usual, **dict.fromkeys(("until", "resource", "device")), **more}, id=id_)
+
+
+def test_what_operators_have_taken_out_is_said_with_author_and_reason_apart_from_what_needs_a_person() -> None:
+    planned = structs.replace(host("b", life="stopped"), planned=True, orders=[order()])
+    one = order("a1b2-02", author="bob@ops-2", reason="XID 79", device="GPU-0", since=NOW - MINUTE)
+    hosts = [structs.replace(host("a"), orders=[one]), planned, host("c")]
+    devices = [device(on="a", cordon="a1b2-02"), device(on="b", cordon="k3v9-01"), device(on="c")]
+    lines = shown(picture(hosts=hosts, devices=devices), width=120)
+    assert lines[1] == "Nothing needs you."
+    at = lines.index("CORDONED 2")
+    assert lines[at + 1 : at + 4] == [
+        "a: the device GPU-0 for 1m: XID 79 (bob@ops-2, order a1b2-02)",
+        "b: all devices for 5m: rebooted tonight (ada@ops-1, order k3v9-01); no manager, as planned",
+        "",
+    ]
+    assert "gpu: 1 of 3 free, 0 held, 2 cordoned" in lines
+    assert "b  x  no manager: planned" in lines
+    assert [view.name for view in views_of(picture(hosts=hosts, devices=devices))] == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_an_order_fits_any_terminal(width: int) -> None:
+    hostile = order(HOSTILE, author=HOSTILE, reason=HOSTILE, device=HOSTILE)
+    lines = shown(picture(hosts=[structs.replace(host(HOSTILE), orders=[hostile] * 50)]), width=width)
+    assert all(len(line) <= width and line.isprintable() for line in lines)
+
+
+def test_devices_for_which_records_have_no_room_are_counted_unless_they_may_not_be_meant() -> None:
+    found = picture(left_out={("h", "gpu"): LeftOut(total=298, healthy=290, cordoned=3)})
+    assert "gpu: 288 of 299 free, 291 healthy, 0 held, 3 cordoned, 8 unknown" in shown(found)
+    assert "DEVICES 299" in shown(Only(resource="gpu").of(found))
+    for only in (Only(health="healthy"), Only(model="A100"), Only(labelled=(("a", "b"),)), Only(resource="nic")):
+        assert only.of(found).left_out == {}
+
+
 def test_the_worst_numbers_and_the_remedies_are_whole_also_in_a_narrow_terminal() -> None:
     devices = [device(f"{n}", health="unhealthy", reason="XID 79: the GPU has fallen off the bus") for n in range(4)]
     devices += [device(f"h{n}", holder="w") for n in range(135)] + [device(f"f{n}") for n in range(88)]
@@ -229,6 +268,17 @@ def test_the_worst_numbers_and_the_remedies_are_whole_also_in_a_narrow_terminal(
     lines = shown(picture(cluster="production", devices=devices, troubles=[ill]), width=80)
     assert "gpu: 88 of 227 free, 223 healthy, 135 held, 4 unhealthy" in lines
     assert "Look at it, or replace it." in " ".join(line.strip() for line in lines)
+
+
+def test_no_number_is_cut_off_in_a_narrow_terminal() -> None:
+    devices = [device(f"c{n}", holder="w", cordon="o-1") for n in range(12)]
+    devices += [device(f"u{n}", health="unhealthy", holder="w") for n in range(1234)] + [device("f")]
+    lines = shown(picture(devices=devices, queue=[waiter()]), width=80)
+    at = next(at for at, line in enumerate(lines) if line.startswith("gpu: "))
+    assert lines[at : at + 2] == [
+        "gpu: 1 of 1247 free, 13 healthy, 1246 held (1234 of them ill), 12 cordoned (12",
+        "    of them held), 1234 unhealthy, 1 worker waits",
+    ]
 
 
 @pytest.mark.parametrize("width", [40, 80])

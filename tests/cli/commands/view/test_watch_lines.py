@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from outfitter_proto.bus import Message
+from outfitter_proto.records import InventoryDevice
 from outfitter_service.cli.commands.view.watch import _Words
 from outfitter_service.query.ledger_view import RecordChange, decode
+from support.api import change as changed
+from support.api import cordon, deletion, host_record, resource_of
 
 
-class Cordon(msgspec.Struct, tag_field="type", tag="cordon"):
+class Lamp(msgspec.Struct, tag_field="type", tag="lamp"):
     """A kind of record that was added without a text."""
 
     host: str
@@ -23,7 +27,7 @@ def message(value: bytes | None) -> Message:
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        (RecordChange(message(b"{}"), Cordon(host="h")), "has a new record of type cordon"),  # type: ignore[arg-type]
+        (RecordChange(message(b"{}"), Lamp(host="h")), "has a new record of type lamp"),  # type: ignore[arg-type]
         (decode(message(b'{"type":"of-next-year"}')), "has a record that this version cannot read"),
     ],
     ids=["of a kind without a text", "of a later version"],
@@ -33,6 +37,24 @@ def test_a_record_without_a_text_of_its_own_has_a_line_with_its_key(
 ) -> None:
     _Words().show(None, change)
     assert capsys.readouterr().out.endswith(f"  @device/h/gpu0  {line}\n")
+
+
+def test_an_order_has_a_line_when_it_comes_into_effect_and_when_it_ends(capsys: pytest.CaptureFixture[str]) -> None:
+    words = _Words()
+    order = cordon("h", device="GPU-1", reason="XID 79")
+    for change in (changed(order), changed(order), deletion(order), deletion(order)):
+        words.show(None, change)
+    lines = [line.partition("  ")[2] for line in capsys.readouterr().out.splitlines()]
+    assert lines == [
+        *["h  the device GPU-1 cordoned: XID 79 (ada@ops-1, order k3v9-01)"] * 2,
+        "h  the device GPU-1 cordoned no more by order k3v9-01",
+    ]
+
+
+def test_the_line_of_a_host_says_how_many_devices_are_cordoned(capsys: pytest.CaptureFixture[str]) -> None:
+    gpus = resource_of([InventoryDevice(id="0"), InventoryDevice(id="1", cordon="k3v9-01")])
+    _Words().show(None, changed(host_record("h", resources={"gpu": structs.replace(gpus, cordoned=1)})))
+    assert "gpu: 2 devices, 2 healthy, 1 cordoned" in capsys.readouterr().out
 
 
 def test_a_deleted_record_that_was_not_shown_before_has_no_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -181,6 +181,23 @@ def test_devices_are_counted_by_model_and_the_healthy_ones_held_or_not() -> None
     assert (told.healthy, told.models) == ({"gpu": 1}, {("gpu", "A100", "held"): 1})
 
 
+def test_what_operators_take_out_is_cordoned_unless_somebody_holds_it_and_as_healthy_as_it_is() -> None:
+    state_gauges = StateGauges(["gpu"])
+    state_gauges.update({"a": record("a", "allocated", "G0")}, before={})
+    known = [of_model("A100", device(f"G{number}")) for number in range(3)]
+    inventory = ResourceState.of((*known, device("G3", Health.UNHEALTHY)))
+    found = Ledger()
+    found.restore(SetInventory("h", "gpu", inventory.with_cordoned({"G0": "o-1", "G1": "o-1", "G3": "o-2"})))
+    told = state_gauges.state_counts(found)
+    assert told.devices == {("gpu", "held"): 1, ("gpu", "cordoned"): 2, ("gpu", "free"): 1}
+    assert told.models == {("gpu", "A100", "held"): 1, ("gpu", "A100", "cordoned"): 1, ("gpu", "A100", "free"): 1}
+    assert told.healthy == {"gpu": 3}
+    found.restore(SetInventory("h", "gpu", inventory.with_cordoned({})))
+    assert state_gauges.state_counts(found).devices == {
+        ("gpu", "held"): 1, ("gpu", "free"): 2, ("gpu", "unhealthy"): 1,
+    }  # fmt: skip
+
+
 def test_models_that_a_driver_makes_up_are_no_labels_without_end() -> None:
     known = [of_model(f"{number} " * 200, device(f"G{number}")) for number in range(2 * MOST_MODELS)]
     models = StateGauges(["gpu"]).state_counts(reported(*known)).models

@@ -3,7 +3,7 @@
 // A host is replaced and never changed in place, so that a view knows by identity what it need not draw again. Events
 // may already be in a page: each one replaces what it is about, so it may be applied twice.
 
-export const STATES = ["unhealthy", "unknown", "held", "free"];
+export const STATES = ["unhealthy", "unknown", "cordoned", "held", "free"];
 const HOLDING = new Set(["preparing", "allocated", "releasing"]);
 const UNREPORTED = "its driver does not report it";
 const MOST_HOLDERS = 20; // of one device, as in the API's pages
@@ -15,8 +15,23 @@ export const isFailing = resource => FAILING.has(resource.state);
 /** Whether its resource can lend a device to nobody else. A device that workers share is free, too. */
 const isTaken = device => device.holders.some(holder => !holder.shared || device.sharing !== "shared");
 
-/** A device's state in one word; the worst that is true of it. */
+/** The operators' orders that take a device out. The host's record names one of them. */
+export const ordersOf = (device, host) => host.orders.filter(({ id, resource, device: name }) =>
+  id === device.cordon || (name ? namesOf(device).includes(name) : !resource || resource === device.resource));
+
+/** An order in words: "rebooted tonight (ada@ops-1, order k3v9-01)". */
+export const orderWords = ({ id, author, reason, until }) =>
+  `${reason} (${author}, order ${id}${until ? `, until ${until}` : ""})`;
+
+/** The first order about a whole host whose time is not over; undefined: there is none. */
+export const hostOrder = host => host.orders.find(({ resource, device, until }) =>
+  !resource && !device && (!until || Date.parse(until) > Date.now()));
+
+const byAge = (a, b) => Date.parse(a.since) - Date.parse(b.since) || (a.id < b.id ? -1 : 1);
+
+/** A device's state in one word: that it is cordoned, or else the worst that is true of it. */
 export function stateOf(device, host) {
+  if (device.cordon || (host.orders.length && ordersOf(device, host).length)) return "cordoned";
   if (device.health === "unhealthy") return "unhealthy";
   if (device.health === "unknown") return "unknown";
   if (isTaken(device)) return "held";
@@ -70,7 +85,8 @@ export function totalsOf(fleet) {
 }
 
 /** A host with what follows from it: `counts` of devices by state, `totals` by resource, `holding` (how many workers
- * hold devices), `users` (and how many wait, too), `weight` (how bad it is) and `text` to find it by. */
+ * hold devices), `users` (and how many wait, too), `planned` (no manager serves it, as an operator has planned),
+ * `weight` (how bad it is) and `text` to find it by. */
 function completed({ devices, ...host }) {
   const placed = devices.map(device => ({ device, place: placeOf(device) }));
   return counted({ ...host, devices: placed.sort(byPlace).map(({ device }) => device) });
@@ -102,19 +118,36 @@ function counted(host) {
       text.push(labelsOf(holder));
     }
   }
+  for (const [resource, { left_out }] of Object.entries(host.resources ?? {}))
+    for (const [state, number] of left_out ? leftOut(host, resource, left_out) : []) {
+      counts[state] = (counts[state] ?? 0) + number;
+      mapped(totals, resource).add(state, number);
+    }
   for (const waiter of host.waiting) text.push(waiter.worker, labelsOf(waiter));
   const holding = Math.max(holders.size, most), users = holding + host.waiting.length;
   const failing = Object.values(host.resources ?? {}).filter(isFailing).length;
-  const unserved = host.managed ? 0 : host.missed ? 1e6 : 1e3;
+  const planned = !host.managed && hostOrder(host) !== undefined;
+  const unserved = host.managed || planned ? 0 : host.missed ? 1e6 : 1e3;
   const { unhealthy = 0, unknown = 0 } = counts;
   const weight = unserved + failing * 1e4 + unhealthy * 100 + unknown;
   const found = [...text, ...holders].join("\n").toLowerCase();
-  return { ...host, counts, totals, holding, users, weight, failing, text: found };
+  return { ...host, counts, totals, holding, users, planned, weight, failing, text: found };
+}
+
+/** By state, the devices that a host's record counts and does not list, and that nobody holds. How many of the cordoned
+ * ones are healthy is not known: all, so that no more are free than can be had. */
+function leftOut(host, resource, { total, healthy, cordoned }) {
+  const held = host.devices.filter(device => device.resource === resource && !device.listed);
+  const rest = Math.max(0, total - held.length);
+  const out = Math.min(rest, Math.max(0, cordoned - held.filter(device => ordersOf(device, host).length).length));
+  const well = Math.max(0, healthy - held.filter(device => device.health === "healthy").length);
+  const free = host.managed ? Math.min(rest - out, Math.max(0, well - out)) : 0;
+  return [["cordoned", out], ["free", free], ["unknown", rest - out - free]].filter(([, number]) => number);
 }
 
 const nameless = name => ({
   name, managed: false, life: "unknown", lifeAt: null, process: null, unanswered: null, missed: false, manager: null,
-  since: null, resources: null, devices: [], waiting: [],
+  since: null, resources: null, devices: [], waiting: [], orders: [],
 });
 
 const isOf = (holder, worker, incarnation) => holder.worker === worker && holder.incarnation === incarnation;
@@ -138,9 +171,9 @@ export class Fleet {
     const parts = new Map();
     for (const item of hosts) {
       const { host: name, life_at: lifeAt, ...same } = item;
-      const { managed, life, process, unanswered, missed, manager, since, resources } = same;
+      const { managed, life, process, unanswered, missed, manager, since, resources, orders } = same;
       const state = { managed, life, lifeAt, process, unanswered, missed };
-      parts.set(name, { ...nameless(name), ...state, manager, since, resources });
+      parts.set(name, { ...nameless(name), ...state, manager, since, resources, orders });
     }
     const part = name => parts.get(name) ?? parts.set(name, nameless(name)).get(name);
     for (const device of devices) part(device.host).devices.push(device);
@@ -164,6 +197,15 @@ export class Fleet {
     if (kind === "allocation") this.#putAllocation(data.key, data.record);
     else if (kind === "manager") this.#putLife(data);
     else if (kind === "host") this.#putHost(data.key.slice("@host/".length), data.record);
+    else if (kind === "cordon") this.#putOrder(data.key, data.record);
+  }
+
+  #putOrder(key, record) {
+    const [, name, id] = key.split("/"), host = this.hosts.get(name) ?? nameless(name);
+    const orders = host.orders.filter(order => order.id !== id);
+    const { author, reason, since, until = null, resource = null, device = null } = record ?? {};
+    if (record) orders.push({ id, author, reason, since, until, resource, device });
+    if (record || this.hosts.has(name)) this.#put({ ...host, orders: orders.sort(byAge) });
   }
 
   #putAllocation(key, record) {
@@ -187,12 +229,13 @@ export class Fleet {
     for (const [resource, inventory] of Object.entries(record?.resources ?? {})) {
       const { state, reason, amount, sharing, devices: listed = [] } = inventory;
       const total = inventory.total ?? listed.length;
-      resources[resource] = { state, reason, amount, sharing, total, healthy: inventory.healthy };
-      for (const { id, health = "healthy", reason: why, properties } of listed) {
+      const left_out = countedOnly(inventory, listed);
+      resources[resource] = { state, reason, amount, sharing, total, healthy: inventory.healthy, left_out };
+      for (const { id, health = "healthy", reason: why, properties, cordon } of listed) {
         const named = [...(all.get(id) ?? [id])], former = named.flatMap(each => known.get(each) ?? []);
         const names = new Set([...named, ...former.filter(each => each.holders.length).flatMap(namesOf)]);
         const device = { host: name, resource, id, health, reason: why ?? null, sharing, state: null, properties };
-        devices.push({ ...device, aliases: others(names, id), ...holdersIn(former), listed: true });
+        devices.push({ ...device, cordon, aliases: others(names, id), ...holdersIn(former), listed: true });
         for (const each of names) listedNames.add(each);
       }
     }
@@ -203,7 +246,7 @@ export class Fleet {
     const { life, lifeAt, process = null } = lifeAfter(host, manager);
     const managed = manager !== null && !UNSERVED.has(life);
     const next = { ...host, managed, life, lifeAt, process, manager, since, devices, resources: record && resources };
-    if (record === null && !devices.length && !host.waiting.length) this.hosts.delete(name);
+    if (record === null && !devices.length && !host.waiting.length && !host.orders.length) this.hosts.delete(name);
     else this.#put(next);
   }
 
@@ -219,6 +262,15 @@ function lifeAfter(host, manager) {
   return isSame ? host : { life: "unknown", lifeAt: null };
 }
 
+/** The devices that a host's record counts and does not list; null: it lists all. */
+function countedOnly({ total, healthy = 0, cordoned = 0 }, listed) {
+  const rest = (total ?? 0) - listed.length, within = number => Math.min(rest, Math.max(0, number));
+  if (rest <= 0) return null;
+  const well = listed.filter(device => (device.health ?? "healthy") === "healthy").length;
+  const out = listed.filter(device => device.cordon).length;
+  return { total: rest, healthy: within(healthy - well), cordoned: within(cordoned - out) };
+}
+
 /** The resources of which a host's record has no room for all devices. */
 function shortLists(resources, devices) {
   const listed = {};
@@ -228,9 +280,10 @@ function shortLists(resources, devices) {
 
 /** A held device that its host's record does not list. If there is no room, its holder's record has its health. */
 function unlisted(device, short) {
-  if (!short.has(device.resource)) return { ...device, listed: false, health: "unknown", reason: UNREPORTED };
+  device = { ...device, listed: false, cordon: null }; // only its orders say it
+  if (!short.has(device.resource)) return { ...device, health: "unknown", reason: UNREPORTED };
   const { health = "healthy", "health.reason": reason = null } = device.holders.at(-1).info ?? device.properties;
-  return { ...device, listed: false, health, reason };
+  return { ...device, health, reason };
 }
 
 /** The names of each device that has several, by each of them, as a host's record has them: groups with a name in

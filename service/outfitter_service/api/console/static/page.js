@@ -1,13 +1,14 @@
 // The page: first what needs a person, then who waits, then the fleet.
 import { html, nothing } from "./vendor/lit-html.js";
 import { labelled, panelView } from "./panel.js";
-import { totalsOf } from "./fleet.js";
+import { hostOrder, orderWords, totalsOf } from "./fleet.js";
 import { fleetView } from "./tiles.js";
 import { waitingGroups } from "./waiting.js";
-import { addressOf, amounts, count, duration, linkTo, number, oldness, withCode } from "./words.js";
+import { aboutOf, addressOf, amounts, count, duration, linkTo, number, oldness, withCode } from "./words.js";
 
 const MOST_GROUPS = 6;
 const MOST_NAMES = 3;
+const MOST_ORDERS = 6;
 
 /** How things are, in one sentence. Without a live picture it is said in the past: a dead stream must not look calm. */
 function sentence(troubles, isLive) {
@@ -73,6 +74,23 @@ const troubleList = (troubles, now) => html`<section class="card" aria-labelledb
     : html`<p class="none">Nothing does.</p>`}
 </section>`;
 
+/** What operators have taken out: hosts without a manager first, then the newest orders. None of it needs a person. */
+function orderList(fleet, now) {
+  const all = [...fleet.hosts.values()].flatMap(host => host.orders.map(order => ({
+    host, order, isPlanned: host.planned && hostOrder(host) === order })));
+  if (!all.length) return nothing;
+  all.sort((a, b) => b.isPlanned - a.isPlanned || Date.parse(b.order.since) - Date.parse(a.order.since));
+  const rest = all.length - MOST_ORDERS;
+  return html`<section class="card orders" aria-labelledby="orders-title">
+    <h2 id="orders-title">Cordoned by operators <span>${number(all.length)}</span></h2>
+    <ul>${all.slice(0, MOST_ORDERS).map(({ host, order, isPlanned }) => html`<li>
+      ${linkTo("host", [host.name])}: ${aboutOf(order)} <span class="dim">for ${
+      duration(now - Date.parse(order.since))}</span>: ${orderWords(order)}${
+      isPlanned ? html`; <b>no manager, as planned</b>` : nothing}</li>`)}</ul>
+    ${rest > 0 ? html`<p class="none">And ${count(rest, "more order")}: <code>outfitter status</code> lists them.</p>`
+      : nothing}</section>`;
+}
+
 function waitingRow({ waiters, reason }, now) {
   const rest = waiters.length - MOST_NAMES;
   const names = waiters.slice(0, MOST_NAMES).map((waiter, n) => html`${n ? ", " : nothing}${
@@ -114,6 +132,7 @@ export function pageView(feed, view, panel) {
       <h1 aria-live="polite">${sentence(troubles, feed.isLive)}</h1>
       <p class="summary">${summary(feed.fleet)}</p>
       <div class="two">${troubleList(troubles, now)}${waitingList(feed.fleet, view, now)}</div>
+      ${orderList(feed.fleet, now)}
       ${fleetView(feed.fleet, view)}
     </main>
     ${view.subject ? panelView(feed, view.subject, panel, now) : nothing}`;

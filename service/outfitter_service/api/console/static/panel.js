@@ -1,7 +1,7 @@
 // The panel at the side: one host, device or worker, its owner, its reasons and what happened there.
 import { html, nothing } from "./vendor/lit-html.js";
-import { isFailing, labelsOf, namesOf, stateOf } from "./fleet.js";
-import { amounts, cell, duration, linkTo, moment, number, oldness } from "./words.js";
+import { hostOrder, isFailing, labelsOf, namesOf, orderWords, ordersOf, stateOf } from "./fleet.js";
+import { aboutOf, amounts, cell, duration, linkTo, moment, number, oldness } from "./words.js";
 
 const STEPS = 50;
 const PAUSE_MS = 1_000;
@@ -87,6 +87,9 @@ const holdersOf = device => device.holders.map((holder, n) => html`${n ? ", " : 
 function managerView(host, now) {
   const { manager } = host;
   if (!manager) return html`<p>No manager has ever served this host.</p>`;
+  if (host.planned)
+    return html`<p>No manager, as planned${host.lifeAt ? `, for ${duration(now - Date.parse(host.lifeAt))}` : nothing}:
+      ${orderWords(hostOrder(host))}.</p>`;
   if (host.life === "stopped")
     return html`<p>No manager: it was stopped ${duration(now - Date.parse(host.lifeAt))} ago. Start
       <code>outfitter serve</code> there.</p>`;
@@ -115,7 +118,8 @@ function looks({ properties = {} }) {
 const deviceRow = (device, host) => html`<tr><td>${state(stateOf(device, host))}</td>
   <td>${device.holders.length ? holdersOf(device) : "–"}</td>
   <td>${device.resource} ${looks(device)}<br>${linkTo("device", [host.name, device.id])}${
-    device.reason ? html`<br><span class="dim">${device.reason}</span>` : nothing}</td></tr>`;
+    device.reason ? html`<br><span class="dim">${device.reason}</span>` : nothing}${
+    ordersOf(device, host).map(order => html`<br><span class="dim">cordoned: ${orderWords(order)}</span>`)}</td></tr>`;
 
 const table = (heads, rows, kind = "") => html`<table class=${kind}>
   <thead><tr>${heads.map(head => html`<th scope="col">${head}</th>`)}</tr></thead><tbody>${rows}</tbody></table>`;
@@ -127,11 +131,16 @@ function hostView(fleet, { name }, now) {
   const devices = host.devices.map(device => deviceRow(device, host));
   return html`${managerView(host, now)}
     ${host.resources ? table(["Resource", "State", "Healthy", "Reason"], resources) : nothing}
+    ${host.orders.length ? html`<h3>Orders in effect</h3>${
+      table(["Cordoned", "Why, and by whom", "For"], host.orders.map(order => orderRow(order, now)))}` : nothing}
     <h3>Devices</h3>
     ${devices.length ? table(["State", "Held by", "Device"], devices, "devices")
       : html`<p class="none">None.</p>`}
     ${waiting.length ? html`<h3>Waiting here</h3>${table(["#", "Worker", "Wants", "Why"], waiting)}` : nothing}`;
 }
+
+const orderRow = (order, now) => html`<tr><td>${aboutOf(order)}</td><td>${orderWords(order)}</td>
+  <td class="dim">${duration(now - Date.parse(order.since))}</td></tr>`;
 
 const waiterRow = waiter => html`<tr><td class="dim">${waiter.position ?? "–"}</td>
   <td>${linkTo("worker", [waiter.host, waiter.worker])}${labelled(waiter)}</td><td>${amounts(waiter.amounts)}</td>
@@ -146,6 +155,7 @@ function deviceView(fleet, { host: hostName, name }) {
   return html`<dl>${fact("Host", linkTo("host", [hostName]))}${fact("Resource", device.resource)}
     ${fact("State", state(stateOf(device, host)))}
     ${device.reason ? fact("Reason", device.reason) : nothing}
+    ${ordersOf(device, host).map(order => fact("Cordoned", orderWords(order)))}
     ${fact("Held by", device.holders.length ? holdersOf(device) : "nobody")}
     ${properties.map(([key, value]) => fact(key, value))}</dl>`;
 }

@@ -2,7 +2,7 @@
 import { html, nothing } from "./vendor/lit-html.js";
 import { guard } from "./vendor/directives/guard.js";
 import { repeat } from "./vendor/directives/repeat.js";
-import { STATES, stateOf, totalsOf } from "./fleet.js";
+import { STATES, hostOrder, orderWords, ordersOf, stateOf, totalsOf } from "./fleet.js";
 import { addressOf, cell, count, number } from "./words.js";
 
 const MOST_CELLS = 64; // of one resource
@@ -30,7 +30,8 @@ function countsOf(totals, { resource }) {
 }
 
 const UNSERVED = { dead: "no manager (killed, or hangs)", stopped: "no manager (stopped)" };
-const unserved = host => (host.process === null ? UNSERVED[host.life] ?? "no manager" : "its manager is not heard");
+const unserved = host => (host.planned ? `no manager, as planned: ${orderWords(hostOrder(host))}`
+  : host.process === null ? UNSERVED[host.life] ?? "no manager" : "its manager is not heard");
 
 /** What a tile says to those who do not see it: its name first. */
 function labelOf(host) {
@@ -51,18 +52,24 @@ function resourcesOf(host) {
 
 /** The cells of one resource. Its name is there where others are beside it, so that a full one looks full. */
 function cellsOf(host, resource, isAlone) {
-  const states = host.devices.filter(device => device.resource === resource).map(device => stateOf(device, host));
-  if (states.length > MOST_CELLS) states.sort((a, b) => STATES.indexOf(a) - STATES.indexOf(b));
-  const rest = Math.max(states.length, host.resources?.[resource]?.total ?? 0) - Math.min(states.length, MOST_CELLS);
+  const devices = host.devices.filter(device => device.resource === resource);
+  const cells = devices.map(device => ({ state: stateOf(device, host), device }));
+  if (cells.length > MOST_CELLS) cells.sort((a, b) => STATES.indexOf(a.state) - STATES.indexOf(b.state));
+  const rest = Math.max(cells.length, host.resources?.[resource]?.total ?? 0) - Math.min(cells.length, MOST_CELLS);
   const more = rest > 0 ? `+${number(rest)}` : nothing;
   return html`<span class="cells" data-more=${more}>${isAlone ? nothing : html`<span class="of">${resource}</span>`}${
-    states.slice(0, MOST_CELLS).map(cell)}</span>`;
+    cells.slice(0, MOST_CELLS).map(({ state, device }) =>
+      state === "cordoned" ? cordonedCell(device, host) : cell(state))}</span>`;
 }
+
+/** The pointer over the cell says who has taken the device out, and why. */
+const cordonedCell = (device, host) =>
+  html`<i class="cell cordoned" title=${ordersOf(device, host).map(orderWords).join("; ")}></i>`;
 
 function tile(host, isOpen, hasTab, only) {
   const resources = resourcesOf(host).filter(resource => only === null || resource === only);
-  const isBad = host.managed ? host.counts.unhealthy || host.failing : host.missed;
-  const kind = `${host.managed ? "" : "unmanaged"} ${isBad ? "bad" : ""}`;
+  const isBad = host.managed ? host.counts.unhealthy || host.failing : host.missed && !host.planned;
+  const kind = host.planned ? "planned" : `${host.managed ? "" : "unmanaged"} ${isBad ? "bad" : ""}`;
   return html`<a class="host ${kind}" href=${addressOf("host", host.name)} data-host=${host.name}
     aria-label=${labelOf(host)} aria-current=${isOpen ? "true" : nothing} tabindex=${hasTab ? 0 : -1}
     ><span class="name">${host.name}</span>${
@@ -92,10 +99,11 @@ const resourceButtons = (totals, view) => html`<div class="resources" role="grou
   ${[...totals].map(([resource, of]) => html`<button data-resource=${resource}
     aria-pressed=${view.resource === resource}>${resource}: ${freeOf(of)}${
     of.waiting ? `, ${of.waiting === 1 ? "1 waits" : `${number(of.waiting)} wait`}` : nothing}${
+    of.counts.cordoned ? `, ${number(of.counts.cordoned)} cordoned` : nothing}${
     of.models.size < 2 ? nothing
       : [...of.models].map(([model, each]) => html`<small>${model}: ${freeOf(each)}</small>`)}</button>`)}</div>`;
 
-const IN_BAR = ["held", "free", "unknown", "unhealthy"];
+const IN_BAR = ["held", "free", "cordoned", "unknown", "unhealthy"];
 
 const bar = counts => html`<div class="bar" aria-hidden="true">${IN_BAR.map(state =>
   counts[state] ? html`<i class=${state} .style=${`flex-grow: ${counts[state]}`}></i>` : nothing)}</div>`;

@@ -31,6 +31,9 @@ export const oldness = feed => `the picture is ${duration(feed.age)} old`;
 export const amounts = wanted =>
   Object.entries(wanted ?? {}).map(([name, amount]) => `${name}\u00a0${amount}`).join(", ") || "nothing";
 
+/** What an order takes out, in words. */
+export const aboutOf = ({ resource, device }) => (device ? `the device ${device}` : resource ?? "all devices");
+
 /** The address of something's panel. */
 export const addressOf = (kind, ...names) =>
   `#${[kind, ...names].map(name => encodeURIComponent(name.toWellFormed())).join("/")}`;
@@ -41,6 +44,7 @@ export const linkTo = (kind, names, text) => html`<a href=${addressOf(kind, ...n
 const CELLS = {
   unhealthy: html`<i class="cell unhealthy"></i>`,
   unknown: html`<i class="cell unknown"></i>`,
+  cordoned: html`<i class="cell cordoned"></i>`,
   held: html`<i class="cell held"></i>`,
   free: html`<i class="cell free"></i>`,
 };

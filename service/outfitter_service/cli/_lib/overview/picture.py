@@ -12,16 +12,16 @@ from outfitter_service.api.items import HostItem, QueueItem, Trouble
 from outfitter_service.core.state.lending import Block, Use
 from outfitter_service.query import labels
 from outfitter_service.query.device_lines import DeviceLine
-from outfitter_service.query.device_totals import ResourceTotals, totals_of
+from outfitter_service.query.device_totals import LeftOuts, ResourceTotals, totals_of
 
-STATES = ("unhealthy", "unknown", "held back", "held", "free")
+STATES = ("unhealthy", "unknown", "held back", "cordoned", "held", "free")
 """A device's states, the worst first."""
 FAILING = frozenset({"driver-failed", "misconfigured", "no-driver"})
 """The states of a resource of which nobody gets a device."""
 
 
 class Picture(Struct, frozen=True, kw_only=True):
-    """What the pages say. `as_of`: it has everything up to this moment."""
+    """What the pages say. `as_of`: it has everything up to this moment. `left_out`: devices that count besides."""
 
     cluster: str
     as_of: datetime | None
@@ -29,6 +29,7 @@ class Picture(Struct, frozen=True, kw_only=True):
     devices: Sequence[DeviceLine]
     queue: Sequence[QueueItem]
     troubles: Sequence[Trouble]
+    left_out: LeftOuts = {}
 
 
 class Only(Struct, frozen=True, kw_only=True):
@@ -54,9 +55,14 @@ class Only(Struct, frozen=True, kw_only=True):
             and (item.host in there or (self.model is None and self.health is None))
         ]
         there |= {item.host for item in queue}
-        return structs.replace(
-            picture, devices=devices, queue=queue, hosts=[host for host in picture.hosts if host.host in there]
-        )
+        is_counted = self.model is self.health is None and not self.labelled
+        left_out = {
+            (host, resource): counted
+            for (host, resource), counted in picture.left_out.items()
+            if is_counted and self.resource in {None, resource}
+        }
+        hosts = [host for host in picture.hosts if host.host in there]
+        return structs.replace(picture, devices=devices, queue=queue, hosts=hosts, left_out=left_out)
 
     def _fits(self, device: DeviceLine) -> bool:
         return device.fits(self.resource, self.model, self.health) and (
@@ -91,7 +97,7 @@ class HostView(Struct, frozen=True, kw_only=True):
     def urgency(self) -> tuple[int, ...]:
         """How urgent the host is: what is compared first counts most."""
         counts = Counter(self.states)
-        unserved = 0 if self.item.managed else 1 + self.item.missed
+        unserved = 0 if self.item.managed or self.item.planned else 1 + self.item.missed
         return unserved, len(self.failing), counts["unhealthy"], counts["unknown"], len(self.waiting)
 
 
@@ -129,4 +135,5 @@ def views_of(picture: Picture) -> list[HostView]:
 def totals_in(picture: Picture) -> list[ResourceTotals]:
     """How many devices a picture has, by resource and model, and who waits."""
     unserved = {host.host for host in picture.hosts if not host.managed}
-    return totals_of(picture.devices, (item.amounts for item in picture.queue), unserved=unserved)
+    waiting = (item.amounts for item in picture.queue)
+    return totals_of(picture.devices, waiting, unserved=unserved, left_out=picture.left_out)

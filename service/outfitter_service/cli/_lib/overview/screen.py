@@ -1,7 +1,7 @@
 """The picture as lines of a terminal: none is wider than the terminal, and there are not more than fit.
 
-First what needs a person, then how many devices there are, who waits, and the fleet. Each part has what it wants, or
-else its fair share. Everything that a colour says is said by a character as well.
+First what needs a person, then what operators have taken out, how many devices there are, who waits, and the fleet.
+Each part has what it wants, or else its fair share. Everything that a colour says is said by a character as well.
 """
 
 from __future__ import annotations
@@ -14,14 +14,18 @@ from textwrap import wrap
 from rich.text import Text
 
 from outfitter_proto.support.printable import printable
-from outfitter_service.api.items import Trouble
+from outfitter_service.api.items import HostItem, Trouble
 from outfitter_service.cli._lib.output import age
 from outfitter_service.cli._lib.overview.picture import STATES, HostView, Picture, totals_in, views_of
 from outfitter_service.query import labels
-from outfitter_service.query.device_totals import rows_of
+from outfitter_service.query.cordons import OrderInEffect
+from outfitter_service.query.device_totals import ResourceTotals, rows_of
 
-SIGNS = {"unhealthy": "!", "unknown": "?", "held back": "-", "held": "#", "free": "."}
-STYLES = {"unhealthy": "bold red", "unknown": "yellow", "held back": "magenta", "held": "blue", "free": "green"}
+SIGNS = {"unhealthy": "!", "unknown": "?", "held back": "-", "cordoned": "x", "held": "#", "free": "."}
+STYLES = {
+    "unhealthy": "bold red", "unknown": "yellow", "held back": "magenta", "cordoned": "cyan", "held": "blue",
+    "free": "green",
+}  # fmt: skip
 NARROWEST, SHORTEST = 40, 10
 """The smallest terminal for which there is a screen. In a smaller one its lines are cut off."""
 TALLEST = 10_000
@@ -30,6 +34,8 @@ _WHY = 3
 """The most lines of why a picture is old."""
 _REMEDY = 4
 """The most lines of what a trouble means and what to do."""
+_ORDER = 3
+"""The most lines of an operator's order."""
 _NAME = 24
 """The most columns of a name, if what follows needs the rest."""
 _FREE = 26
@@ -40,14 +46,16 @@ def lines_of(picture: Picture, now: datetime, width: int, height: int, stale: st
     """The lines of a picture. `stale`: why there is no newer one."""
     width, height = max(width, NARROWEST), max(height, SHORTEST)
     views = views_of(picture)
-    troubles = picture.troubles
+    troubles, totals = picture.troubles, totals_in(picture) if picture.devices else []
+    orders = [(host, order) for host in picture.hosts for order in host.orders]
     head = [
         _header(picture, views, stale),
         *(_old(picture, now, width, stale) if stale else [_sentence(troubles)]),
     ]
     parts = [
         [line for trouble in troubles for line in _trouble(trouble, now, width)],
-        [Text(f"DEVICES {len(picture.devices)}", "bold"), *_totals(picture, width)] if picture.devices else [],
+        [Text(f"CORDONED {len(orders)}", "bold"), *_orders(orders, now, width)] if orders else [],
+        [Text(f"DEVICES {sum(each.total for each in totals)}", "bold"), *_totals(totals, width)] if totals else [],
         [Text(f"WAITING {len(picture.queue)}", "bold"), *_waiting(picture, now)] if picture.queue else [],
         [Text(f"FLEET {len(views)}", "bold"), *_fleet(views, width)] if views else [],
     ]
@@ -88,12 +96,26 @@ def _header(picture: Picture, views: Sequence[HostView], stale: str | None) -> T
     return header.append(f"hosts: {len(views)}  waiting: {len(picture.queue)}", "not bold")
 
 
-def _totals(picture: Picture, width: int) -> Iterator[Text]:
-    """The numbers of each resource and model. A long name is cut, and never what is free."""
-    for name, numbers in rows_of(totals_in(picture)):
+def _orders(orders: Sequence[tuple[HostItem, OrderInEffect]], now: datetime, width: int) -> Iterator[Text]:
+    """What operators have taken out, the newest first, and which hosts are without a manager because of it."""
+    for host, order in sorted(orders, key=lambda pair: pair[1].since, reverse=True):
+        planned = "; no manager, as planned" if host.planned and order.is_of_host else ""
+        told = f"{host.host}: {order.about} for {_age(now, order.since)}: {order.in_words}{planned}"
+        lines = wrap(printable(told), width, subsequent_indent="  ")
+        yield from map(Text, lines[: _ORDER - 1])
+        if rest := " ".join(line.strip() for line in lines[_ORDER - 1 :]):
+            yield Text(f"  {rest}")
+
+
+def _totals(totals: Sequence[ResourceTotals], width: int) -> Iterator[Text]:
+    """The numbers of each resource and model. A long name is cut, and no number."""
+    for name, numbers in rows_of(totals):
         line = Text(printable(name))
         line.truncate(min(_NAME, width - _FREE), overflow="ellipsis")
-        yield line.append(f": {numbers}")
+        indent = " " * (line.cell_len + 2)
+        first, *rest = wrap(numbers, width, initial_indent=indent, subsequent_indent=" " * 4)
+        yield line.append(f": {first.removeprefix(indent)}")
+        yield from map(Text, rest)
 
 
 def _old(picture: Picture, now: datetime, width: int, stale: str) -> list[Text]:
@@ -162,6 +184,8 @@ _UNSERVED = {"dead": "no manager: killed", "stopped": "no manager: stopped"}
 def _remark(view: HostView) -> str:
     """What a host's signs do not say."""
     unserved = "not heard" if view.item.process is not None else _UNSERVED.get(view.item.life, "no manager")
+    if view.item.planned:
+        unserved = "no manager: planned"
     said = [] if view.item.managed else [unserved]
     said += [f"{name} fails" for name in view.failing]
     if view.waiting:

@@ -79,6 +79,12 @@ class PictureSource(ABC):
             devices=await self._all(DeviceLine, "devices", only),
             queue=await self._all(items.QueueItem, "queue", only),
             troubles=await self._all(items.Trouble, "troubles", only),
+            left_out={
+                (host.host, resource): summary.left_out
+                for host in hosts
+                for resource, summary in (host.resources or {}).items()
+                if self.host in {None, host.host} and summary.left_out is not None
+            },
         )
 
     async def _all(self, item: type[T], name: str, filters: Mapping[str, Any]) -> list[T]:

@@ -86,8 +86,7 @@ def devices(
         output.print_json(lines)
         return
     _print_table(lines)
-    is_narrowed = resource is not None or model is not None
-    output.say_totals(device_totals.totals_in(ledger, about, is_narrowed=is_narrowed, unserved=unserved))
+    output.say_totals(device_totals.totals_in(ledger, about, resource=resource, model=model, unserved=unserved))
 
 
 def _no_device(ledger: LedgerView, chosen: DeviceFilter, resource: str | None, missing_model: str | None) -> str:
@@ -146,6 +145,8 @@ def _state(line: DeviceLine) -> tuple[str | None, ...]:
     """Its health, who holds it, and for how long."""
     now = datetime.now(UTC)
     health = line.health if line.reason is None else f"{line.health} ({line.reason})"
+    if line.cordoned_because is not None:
+        health += f", cordoned: {line.cordoned_because}"
     others = line.holder_count - len(line.holders)
     more = [f"and {others} more"] if others else []
     return (

@@ -124,8 +124,8 @@ def _holding(record: Allocation, explanation: Explanation) -> Iterator[str]:
     own = {name for device_id in ids for name in names_in(record, device_id)}
     for line in explanation.devices:
         if not own.isdisjoint(line.names):
-            health = "" if line.block is None else f", which is {line.health} ({line.reason})"
-            yield f"  It holds {line.resource} {line.id}{health}."
+            states = " and ".join(_states(line))
+            yield f"  It holds {line.resource} {line.id}{f', which is {states}' if states else ''}."
     for operator, share in record.operators.items():
         has = [f"{name} {', '.join(ids)}" for name, ids in share.resources.items()]
         has += [f"all of {name}" for name in share.shared or ()]
@@ -139,14 +139,22 @@ def _use(line: DeviceLine) -> str:
         ]
         more = line.holder_count - len(holders)
         free = "is shared, and free: it is held by " if line.is_free else "is held by "
-        return free + " and ".join([*holders, *([f"{more} more"] if more else [])]) + _illness(line)
+        return (
+            free
+            + " and ".join([*holders, *([f"{more} more"] if more else [])])
+            + "".join(f", and is {state}" for state in _states(line))
+        )
     if line.block is not None:
-        return f"is {line.health}" + (f" ({line.reason})" if line.reason else "")
+        return f"is {' and '.join(_states(line))}"
     return "is free" if line.state is None else f"is {line.state}" + (f" ({line.reason})" if line.reason else "")
 
 
-def _illness(line: DeviceLine) -> str:
-    return "" if line.block is None else f", and is {line.health} ({line.reason})"
+def _states(line: DeviceLine) -> Iterator[str]:
+    """Why a device is lent to nobody, whoever has it: its illness, and who takes it out."""
+    if line.illness is not None:
+        yield line.health + (f" ({line.reason})" if line.reason else "")
+    if line.cordoned_because is not None:
+        yield f"cordoned: {line.cordoned_because}"
 
 
 def _delay(holder: DeviceHolder) -> str:
@@ -155,13 +163,16 @@ def _delay(holder: DeviceHolder) -> str:
 
 def _manager(explanation: Explanation, host: Host | None, verdict: Verdict) -> str:
     from outfitter_proto.signs_of_life import in_words
+    from outfitter_service.query import cordons
 
     name = explanation.host
     if host is None:
         return f"No manager of {name} is known: start one with `outfitter serve --host {name}`."
     if not explanation.managed:
         until = "one runs" if verdict.process is None else "it writes again"
-        return f"The manager of {name} {in_words(verdict, output.ago)}; nothing changes until {until}."
+        order = cordons.host_order(explanation.orders, datetime.now(UTC))
+        planned = "" if order is None else f", as planned: {order.in_words}"
+        return f"The manager of {name} {in_words(verdict, output.ago)}{planned}; nothing changes until {until}."
     return f"The manager of {name} has run for {_age(host.manager.since)}."
 
 

@@ -17,11 +17,15 @@ if TYPE_CHECKING:
     from outfitter_proto.records import Allocation, Host
     from outfitter_service.config import BusConnection
     from outfitter_service.query import labels
+    from outfitter_service.query.cordons import OrderInEffect
     from outfitter_service.query.ledger_view import LedgerView, StoredAllocation
     from outfitter_service.query.managers import UnservedHost
 
 OVER_SHOWN = 20
 """How many ended or failed allocations are shown: the last ones. All live ones are shown."""
+
+ORDERS_SHOWN = 20
+"""How many operators' orders are shown: the newest ones."""
 
 RECENT = timedelta(hours=1)
 """The age up to which dead letters are counted."""
@@ -76,11 +80,12 @@ def status(
     """List the workers of all hosts, or of --host: what they hold, or why they wait.
 
     Live workers come first, then those that ended or failed, the last ones first. --model and --health choose who holds
-    such a device. The last lines count the devices of each resource and each model, and who waits, unless workers are
-    chosen by name or state.
+    such a device. The last lines count the devices of each resource and each model, and who waits, and say what
+    operators have taken out, unless workers are chosen by name or state.
 
     With --json: an array of their allocation records as on the bus, in the order of registrations. Standard error names
-    hosts whose manager was killed, or is stopped while workers or messages wait. It names hosts that workers ask for
+    hosts whose manager was killed, or is stopped while workers or messages wait, and managers that cannot read
+    operators' orders. It names hosts that workers ask for
     and that no manager serves, and counts the unroutable messages of the last hour.
     """
     import anyio
@@ -89,7 +94,7 @@ def status(
 
     host = options.host_of(host, worker)
 
-    async def read() -> tuple[ledger_view.LedgerView, set[str], str | None]:
+    async def read() -> tuple[ledger_view.LedgerView, dict[str, UnservedHost], str | None]:
         async with ledger_view.opened(where) as bus:
             ledger = await ledger_view.read(bus, where.cluster, host)
             unserved = await _warn_of_managers(bus, where.cluster, ledger, host)
@@ -118,8 +123,11 @@ def status(
         shown = shown[:limit]
     print_workers(shown, datetime.now(UTC), ledger.hosts)
     if not (worker or states):
-        is_narrowed = resource is not None or model is not None
-        output.say_totals(device_totals.totals_in(ledger, devices, is_narrowed=is_narrowed, unserved=unserved))
+        output.say_totals(device_totals.totals_in(ledger, devices, resource=resource, model=model, unserved=unserved))
+        named = (
+            None if resource is model is None else {(each.host, order.id) for each in devices for order in each.orders}
+        )
+        _say_orders(ledger, named, unserved)
     if left_out:
         warn(f"and {left_out} more" + ("" if limit is not None else " that ended or failed: --all shows them"))
 
@@ -159,8 +167,37 @@ def sorted_for_people(workers: Iterable[StoredAllocation]) -> list[StoredAllocat
     return [*(stored for stored in workers if not is_over(stored)), *last_first]
 
 
-async def _warn_of_managers(bus: Bus, cluster: str, ledger: LedgerView, host: str | None) -> set[str]:
-    """Say whose managers are missed. Returns the hosts that no manager serves."""
+def _say_orders(
+    ledger: LedgerView, named: Container[tuple[str, str]] | None, unserved: Mapping[str, UnservedHost]
+) -> None:
+    """Say which operators' orders are in effect: those that are `named` by host and id, or all."""
+    from outfitter_service.query import cordons
+
+    found = [
+        (host, order)
+        for host in sorted(ledger.names)
+        for order in cordons.orders_on(ledger, host)
+        if named is None or (host, order.id) in named
+    ]
+    newest = sorted(found, key=lambda pair: pair[1].since)[-ORDERS_SHOWN:]
+    for host, order in newest:
+        output.say_wrapped(f"{host}: {order_in_words(order, unserved.get(host))}")
+    if len(found) > len(newest):
+        warn(f"and {len(found) - len(newest)} more orders in effect")
+
+
+def order_in_words(order: OrderInEffect, unserved: UnservedHost | None) -> str:
+    """What an order takes out, for how long it has, and why. `unserved`: that no manager serves its host."""
+    from outfitter_proto.signs_of_life import in_words
+
+    said = f"{order.about} cordoned {output.ago(order.since)}: {order.in_words}"
+    if unserved is None or unserved.planned is None or not order.is_of_host:
+        return said
+    return f"{said}; its manager {in_words(unserved.verdict, output.ago)}, as planned"
+
+
+async def _warn_of_managers(bus: Bus, cluster: str, ledger: LedgerView, host: str | None) -> dict[str, UnservedHost]:
+    """Say whose managers are missed. Returns the hosts that no manager serves, by name."""
     from outfitter_proto.bus import BusError
     from outfitter_service.query import managers
 
@@ -168,13 +205,17 @@ async def _warn_of_managers(bus: Bus, cluster: str, ledger: LedgerView, host: st
         found = await managers.unserved(bus, cluster, ledger, host)
     except BusError as error:
         warn(f"cannot tell which managers live: {error}")
-        return set()
+        return {}
+    served = ledger.hosts.keys() - {unserved.host for unserved in found}
+    for why, writers in (await managers.unread_orders(bus, cluster, ledger, served)).items():
+        who = f"manager {writers[0]}" + (f" and {len(writers) - 1} more" if len(writers) > 1 else "")
+        warn(f"{who} cannot read operators' orders: {why}; what is cordoned stays so")
     for unserved in found:
         if unserved.is_missed:
             runs = unserved.verdict.process is not None
             remedy = "" if runs else f". Start one with `outfitter serve --host {unserved.host}`"
             warn(f"{manager_in_words(unserved)}{remedy}")
-    return {unserved.host for unserved in found}
+    return {unserved.host: unserved for unserved in found}
 
 
 def manager_in_words(unserved: UnservedHost) -> str:

@@ -162,12 +162,14 @@ def _is_selected(worker: options.WorkerNames | None, change: RecordChange) -> bo
 
 
 class _Words:
-    """Prints changes as text. It keeps each worker's last state, to show the one before a change, and what was last
-    said of each host's manager."""
+    """Prints changes as text. It keeps each worker's last state, to show the one before a change, what each order is
+    about, and what was last said of each host's manager."""
 
     def __init__(self, life: Callable[[str], Verdict] = lambda _: UNKNOWN) -> None:
         """`life`: whether a host's manager lives."""
         self._states: dict[str, str] = {}
+        self._orders: dict[str, str] = {}
+        """What was said of each order in effect, by key."""
         self._life = life
         self._said: dict[str, tuple[Life, int | None] | None] = {}
 
@@ -189,8 +191,8 @@ class _Words:
                 output.say(f"{_clock()}  {line}")
 
     def _line(self, change: RecordChange) -> str | None:
-        from outfitter_proto.records import Allocation, Device, Host
-        from outfitter_service.query import ledger_view
+        from outfitter_proto.records import Allocation, Cordon, Device, Host
+        from outfitter_service.query import cordons, ledger_view
 
         match change.record:
             case Allocation() as record:
@@ -209,6 +211,12 @@ class _Words:
                 return f"{record.host}  device {record.id}: {record.state}" + (
                     f" ({record.reason})" if record.reason else ""
                 )
+            case Cordon() as record:
+                order = cordons.shown(record)
+                self._orders[change.key] = f"{record.host}  {order.about}"
+                return f"{self._orders[change.key]} cordoned: {order.in_words}"
+            case None if change.message.value is None and change.key in self._orders:
+                return f"{self._orders.pop(change.key)} cordoned no more by order {change.key.rpartition('/')[2]}"
             case None if change.message.value is None:
                 state = self._states.pop(change.key, None)
                 return None if state is None else f"{change.key}  deleted"
@@ -235,7 +243,8 @@ def _inventory(inventory: object) -> str:
     if inventory.total is UNSET or inventory.healthy is UNSET:
         healthy = sum(device.health == Health.HEALTHY for device in inventory.devices)
         return f"{len(inventory.devices)} devices, {healthy} healthy"
-    return f"{inventory.total} devices, {inventory.healthy} healthy"
+    cordoned = f", {inventory.cordoned} cordoned" if inventory.cordoned else ""
+    return f"{inventory.total} devices, {inventory.healthy} healthy{cordoned}"
 
 
 def _clock() -> str:

@@ -39,7 +39,7 @@ _LONGEST_MODEL = 100
 AT_ONCE = 200
 """Hosts that are counted again in one turn of the event loop."""
 
-_Ids = dict[tuple[str | None, Block | None], frozenset[str]]
+_Ids = dict[tuple[str | None, Block | None, bool], frozenset[str]]
 
 
 class _DeviceCounts(NamedTuple):
@@ -48,7 +48,7 @@ class _DeviceCounts(NamedTuple):
     inventory: ResourceState
     synonyms: object
     ids: _Ids
-    """The reported devices, by model and by why they are lent to nobody."""
+    """The reported devices, by model, by why they are lent to nobody, and by whether they are healthy."""
     counts: Mapping[tuple[str | None, str], int]
     """Their number by model and state."""
     healthy: int
@@ -206,11 +206,11 @@ class StateGauges:
                 ids = _ids(devices, inventory)
             held = alone if _is_shared(host_state, resource) else by_any
             counts: Counter[tuple[str | None, str]] = Counter()
-            for (model, block), names in ids.items():
+            for (model, block, _), names in ids.items():
                 held_count = len(names.intersection(held))
                 counts[model, "held"] += held_count
                 counts[model, block or "free"] += len(names) - held_count
-            healthy = sum(len(names) for (_, block), names in ids.items() if block is None)
+            healthy = sum(len(names) for (_, _, is_healthy), names in ids.items() if is_healthy)
             counted[resource] = _DeviceCounts(inventory, devices.synonyms, ids, counts, healthy)
         return counted
 
@@ -222,12 +222,13 @@ def _is_shared(host_state: HostState, resource: str) -> bool:
 
 
 def _ids(devices: DeviceIndex, inventory: ResourceState) -> _Ids:
-    """The canonical names of a resource's devices, by model and by why they are lent to nobody."""
-    grouped: dict[tuple[str | None, Block | None], set[str]] = {}
+    """The canonical names of a resource's devices, as `_DeviceCounts.ids` has them."""
+    grouped: dict[tuple[str | None, Block | None, bool], set[str]] = {}
     for device in inventory.devices:
         model = device.properties.get("model", "")[:_LONGEST_MODEL] or None
-        block = block_of(device.health, device.reason)
-        grouped.setdefault((model, block), set()).add(devices.canonical(device.id))
+        illness = block_of(device.health, device.reason)
+        block = illness if device.cordon is None else Block.CORDONED
+        grouped.setdefault((model, block, illness is None), set()).add(devices.canonical(device.id))
     return {group: frozenset(ids) for group, ids in grouped.items()}
 
 
