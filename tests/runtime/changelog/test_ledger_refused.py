@@ -24,7 +24,7 @@ CASES: dict[str, tuple[str, Change, str]] = {
     "something that a later version needs": (
         "@checkpoint/host/h",
         lambda record: record | {"format": 2, "needs": ["orders", "parts"]},
-        "@checkpoint/host/h needs orders, parts, and this version knows nothing of that: run the version of Outfitter ",
+        "@checkpoint/host/h needs parts, and this version knows orders: run the version of Outfitter ",
     ),
     "much that a later version needs": (
         "@checkpoint/host/h",

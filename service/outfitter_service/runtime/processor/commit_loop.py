@@ -381,8 +381,8 @@ class CommitLoop:
         ledger, event_queue, liveness, effects = self._ledger, self._event_queue, self._liveness, commit.effects
         self.cursor.advance(commit.position, commit.ahead)
         commit.note_omitted()
-        undecided = event_queue.queue or (self._open.internal if self._open is not commit else ())
-        self._refused_commit.passed(commit.position, idle=not undecided)
+        others = event_queue.queue or (self._open.internal if self._open is not commit else ())
+        self._refused_commit.passed(commit.position, idle=not others)
         ledger.end_commit()
         if commit.done:
             self._written_to, self._written_at = commit.position, self._clock.monotonic()
