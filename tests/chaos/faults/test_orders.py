@@ -15,9 +15,8 @@ from chaos.scene import Note, Scene, playing
 from outfitter_proto import topics as wanted
 from outfitter_proto.bus import Entry, UnknownTopicError, connect
 from outfitter_proto.codec import encode
-from outfitter_proto.keys import cordon_key
 from outfitter_proto.names import control_topic
-from outfitter_proto.records import CordonOrder
+from outfitter_proto.records import Cordon, CordonOrder
 from outfitter_service.query import ledger_view
 from support.polling import until
 
@@ -52,7 +51,7 @@ class Operator:
         async def read() -> set[str]:
             async with connect(self._url) as bus:
                 ledger = await ledger_view.read(bus, self._scene.cluster, host)
-                return {key.rpartition("/")[2] for key in ledger.others if key.startswith(cordon_key(host, ""))}
+                return {cordon.order for cordon in ledger.of(Cordon, host)}
 
         return anyio.run(read)
 
