@@ -19,7 +19,21 @@ from pathlib import Path
 import anyio
 import msgspec
 
-from bench import api, embedded, floods, livez, loads, machine, readers, replay, replicas, shapes, turns, webhook
+from bench import (
+    api,
+    embedded,
+    floods,
+    livez,
+    loads,
+    machine,
+    orders,
+    readers,
+    replay,
+    replicas,
+    shapes,
+    turns,
+    webhook,
+)
 from bench.kafka import RATES, Contest, Run, Sizes
 from bench.report import Row, table
 from outfitter_proto.bus.kafka.adapter import KafkaBus
@@ -50,6 +64,7 @@ PARTS = (
     "api",
     "webhook",
     "floods",
+    "orders",
 )
 WAITING = 10_000
 """Workers that wait while decisions are timed: as many as may wait on one host."""
@@ -203,6 +218,22 @@ async def measure_kafka(contest: Contest, parts: Sequence[str]) -> list[Row]:
         rows += await measure_replicas(contest)
     if "floods" in parts:
         rows += await measure_floods(contest)
+    if "orders" in parts:
+        rows += await measure_orders(contest)
+    return rows
+
+
+async def measure_orders(contest: Contest) -> list[Row]:
+    """From an order of an operator to its effect in the ledger."""
+    say("orders")
+    cluster = await contest.new_cluster("orders")
+    with contest.manager(cluster, WAITING):
+        found = await orders.measure(contest.url, cluster, contest.sizes.rounds * 20)
+    rows: list[Row] = []
+    for what, took in (("quiet", found.quiet), (f"{orders.RATE} registrations a second", found.loaded)):
+        rows.append(Row(f"order to its effect, {what}, p50", "ms", machine.median(took)))
+        aim = f"< {orders.LIMIT_MS:g}"
+        rows.append(Row("  p99", "ms", machine.percentile(took, 0.99), aim=aim))
     return rows
 
 

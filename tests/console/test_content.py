@@ -420,6 +420,18 @@ def test_a_device_that_another_resource_shows_is_cordoned_there_as_the_hosts_rec
         expect(page.locator("[data-host=one]")).to_have_attribute("aria-label", told)
 
 
+def test_a_held_device_that_is_not_reported_is_cordoned_until_its_order_ends(open_page: OpenPage) -> None:
+    order = cordon("one", device="GPU-one-7")
+    with served([fleets.host("one", ["healthy"]), fleets.holder("one", 7, worker="w"), order]) as fleet:
+        page = open_page(fleet.url)
+        tile = page.locator("[data-host=one]")
+        expect(tile).to_have_attribute("aria-label", "one: 1 cordoned, 1 free")
+        fleet.delete(order.key)
+        expect(tile).to_have_attribute("aria-label", "one: 1 unknown, 1 free")
+        fleet.change(order)
+        expect(tile).to_have_attribute("aria-label", "one: 1 cordoned, 1 free")
+
+
 def test_devices_for_which_a_hosts_record_has_no_room_are_counted(open_page: OpenPage) -> None:
     def long(name: str) -> Any:
         host = fleets.host(name, ["healthy", "unhealthy"])

@@ -143,6 +143,18 @@ class Fleet:
         new.start()
         return new.log.read_bytes()[begun:].decode()
 
+    def refused(self, host: str, program: tuple[str, ...]) -> str:
+        """Have another program try to serve a host that it must refuse; give what it said."""
+        old = self.managers[host]
+        assert old.stop() == 0, old.log_tail()
+        begun = old.log.stat().st_size
+        new = Manager(
+            old.folder, old.config.read_text(), bus=old.bus_url, host=host, cluster=self.cluster, program=program
+        )
+        new.start(ready=False)
+        assert new.wait(WITHIN_S) != 0
+        return new.log.read_bytes()[begun:].decode()
+
     def variables(self, login: Mapping[str, str], listener: str) -> dict[str, str]:
         """The environment of a client that logs in so."""
         names = {f"OUTFITTER_KAFKA_{name.upper().replace('-', '_')}": value for name, value in login.items()}
@@ -198,6 +210,17 @@ def test_a_fleet_goes_over_manager_by_manager_and_one_goes_back(secure_broker: S
             load.goes_on()
             fleet.exchange(first, EARLIER)  # one whose topic has its beats
             load.goes_on()
+
+            fleet.exchange(first, OUTFITTER)
+            ordered = fleet.administer(OUTFITTER, "cordon", first, "--device", "GPU-0", "--reason", "XID 79")
+            assert ordered.returncode == 0, ordered.stderr
+            load.goes_on()
+            late = fleet.administer(OUTFITTER, "cordon", third, "--device", "GPU-0", "--reason", "dust", "--wait", "5s")
+            assert late.returncode == 75, late.stderr
+            assert "cannot read orders" in late.stderr, "the right that is missing is not named"
+            load.goes_on()
+        refused = fleet.refused(first, EARLIER)
+        assert "format 2" in refused, refused
         assert load.wrong == []
         assert not (load.locks / "twice").exists()
         report = fleet.administer(OUTFITTER, "verify", "--json")

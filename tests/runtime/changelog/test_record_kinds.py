@@ -16,6 +16,7 @@ from outfitter_proto.names import topics, transactional_id
 from outfitter_proto.records import (
     Allocation,
     Checkpoint,
+    Cordon,
     Device,
     Host,
     InputPosition,
@@ -37,6 +38,7 @@ WRITER, TOPICS, NOW = host_writer("h"), topics(), datetime(2026, 1, 1, tzinfo=UT
 SAMPLES: list[StateRecord] = [
     Host(host="h", manager=ManagerIdentity(instance="one", version="0", since=NOW), since=NOW),
     Device(host="h", id="GPU-0/1", since=NOW, state="ill"),
+    Cordon(host="h", order="o1", author="ada", reason="dust", since=NOW, device="GPU-0/1"),
 ]
 GRANT = Allocation(
     host="h", worker="w", incarnation="1", state="allocated", request=ResolvedRequest(amounts={}), since=NOW,

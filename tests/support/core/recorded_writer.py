@@ -20,6 +20,8 @@ from outfitter_proto.names import topics
 from outfitter_proto.records import (
     Allocation,
     Checkpoint,
+    Cordon,
+    CordonOrder,
     Deregister,
     Heartbeat,
     Host,
@@ -65,6 +67,7 @@ class RecordedWriter:
         self.waiting: deque[m.Event] = deque()
         self.said: list[m.Event] = []
         self.commands: list[m.Command] = []
+        self.orders: dict[str, CordonOrder] = {}
         self.history = True
         self.state_gauges = StateGauges(rules.specs)
         self.snapshots = self._begin()
@@ -92,6 +95,10 @@ class RecordedWriter:
     def message(self, message: Register | Heartbeat | Deregister) -> None:
         self.offset += 1
         self.say(m.Incoming(message, Source(partition=0, offset=self.offset)))
+
+    def order(self, order: CordonOrder) -> None:
+        self.orders[order.id] = order
+        self.say(m.OrderRead(order=order))
 
     def commit(self) -> None:
         commit, snapshots = self.next, self.snapshots
@@ -193,7 +200,7 @@ class RecordedWriter:
             match record:
                 case Allocation():
                     self.ledger.restore(PutAllocation(record.key, record))
-                case Host():
+                case Host() | Cordon():
                     self.ledger.restore(PutRecord(record))
                 case Checkpoint():
                     self.ledger.resume(commit=record.commit, token=record.token)

@@ -97,9 +97,9 @@ class OrderReader:
         self._take(messages, topic_id, reader.position)
         self._looked.set()
         while (await bus.topic(topic)).id == topic_id:
-            with anyio.move_on_after(LOOK_S):
-                while True:
-                    self._take(await fetch_what_is_left(reader, timeout=LOOK_S), topic_id, reader.position)
+            look_at = self._instruments.clock.monotonic() + LOOK_S
+            while (left := look_at - self._instruments.clock.monotonic()) > 0:
+                self._take(await fetch_what_is_left(reader, timeout=left), topic_id, reader.position)
 
     def _take(self, messages: Sequence[Message], topic_id: str, position: int) -> None:
         """Queue the last version of each order among these messages."""

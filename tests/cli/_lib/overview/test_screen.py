@@ -276,8 +276,8 @@ def test_no_number_is_cut_off_in_a_narrow_terminal() -> None:
     lines = shown(picture(devices=devices, queue=[waiter()]), width=80)
     at = next(at for at, line in enumerate(lines) if line.startswith("gpu: "))
     assert lines[at : at + 2] == [
-        "gpu: 1 of 1247 free, 13 healthy, 1246 held (1234 of them ill), 12 cordoned (12",
-        "    of them held), 1234 unhealthy, 1 worker waits",
+        "gpu: 1 of 1247 free, 13 healthy, 1246 held (1234 of them ill),",
+        "    12 cordoned (12 of them held), 1234 unhealthy, 1 worker waits",
     ]
 
 

@@ -68,7 +68,7 @@ def variables(tmp_path: Path) -> dict[str, str]:
             await bus.publish(of.history, 0, Entry(b"host/b", encode(note)))
 
     anyio.run(write)
-    return environment(OUTFITTER_BUS=url)
+    return environment(OUTFITTER_BUS=url, COLUMNS="160")
 
 
 @pytest.mark.parametrize("scene", scenes(Path(__file__).with_name("cordoned.txt")), ids=str)

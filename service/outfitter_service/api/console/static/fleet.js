@@ -31,7 +31,8 @@ const byAge = (a, b) => Date.parse(a.since) - Date.parse(b.since) || (a.id < b.i
 
 /** A device's state in one word: that it is cordoned, or else the worst that is true of it. */
 export function stateOf(device, host) {
-  if (device.cordon || (host.orders.length && ordersOf(device, host).length)) return "cordoned";
+  const isMarked = device.cordon && device.listed; // by the host's record; of others only orders say it
+  if (isMarked || (host.orders.length && ordersOf(device, host).length)) return "cordoned";
   if (device.health === "unhealthy") return "unhealthy";
   if (device.health === "unknown") return "unknown";
   if (isTaken(device)) return "held";
@@ -280,10 +281,9 @@ function shortLists(resources, devices) {
 
 /** A held device that its host's record does not list. If there is no room, its holder's record has its health. */
 function unlisted(device, short) {
-  device = { ...device, listed: false, cordon: null }; // only its orders say it
-  if (!short.has(device.resource)) return { ...device, health: "unknown", reason: UNREPORTED };
+  if (!short.has(device.resource)) return { ...device, listed: false, health: "unknown", reason: UNREPORTED };
   const { health = "healthy", "health.reason": reason = null } = device.holders.at(-1).info ?? device.properties;
-  return { ...device, health, reason };
+  return { ...device, listed: false, health, reason };
 }
 
 /** The names of each device that has several, by each of them, as a host's record has them: groups with a name in

@@ -87,7 +87,7 @@ function orderList(fleet, now) {
       ${linkTo("host", [host.name])}: ${aboutOf(order)} <span class="dim">for ${
       duration(now - Date.parse(order.since))}</span>: ${orderWords(order)}${
       isPlanned ? html`; <b>no manager, as planned</b>` : nothing}</li>`)}</ul>
-    ${rest > 0 ? html`<p class="none">And ${count(rest, "more order")}: <code>outfitter status</code> lists them.</p>`
+    ${rest > 0 ? html`<p class="none">And ${count(rest, "more order")}: <code>outfitter orders</code> lists them.</p>`
       : nothing}</section>`;
 }
 

@@ -38,6 +38,7 @@ _ORDER = 3
 """The most lines of an operator's order."""
 _NAME = 24
 """The most columns of a name, if what follows needs the rest."""
+_FIXED = "\N{NO-BREAK SPACE}"
 _FREE = 26
 """The columns that are kept for what is free."""
 
@@ -113,9 +114,10 @@ def _totals(totals: Sequence[ResourceTotals], width: int) -> Iterator[Text]:
         line = Text(printable(name))
         line.truncate(min(_NAME, width - _FREE), overflow="ellipsis")
         indent = " " * (line.cell_len + 2)
-        first, *rest = wrap(numbers, width, initial_indent=indent, subsequent_indent=" " * 4)
-        yield line.append(f": {first.removeprefix(indent)}")
-        yield from map(Text, rest)
+        whole = numbers.replace(" ", _FIXED).replace(f",{_FIXED}", ", ")
+        first, *rest = wrap(whole, width, initial_indent=indent, subsequent_indent=" " * 4)
+        yield line.append(f": {first.removeprefix(indent)}".replace(_FIXED, " "))
+        yield from (Text(each.replace(_FIXED, " ")) for each in rest)
 
 
 def _old(picture: Picture, now: datetime, width: int, stale: str) -> list[Text]:

@@ -183,7 +183,7 @@ def _say_orders(
     for host, order in newest:
         output.say_wrapped(f"{host}: {order_in_words(order, unserved.get(host))}")
     if len(found) > len(newest):
-        warn(f"and {len(found) - len(newest)} more orders in effect")
+        warn(f"and {len(found) - len(newest)} more orders in effect: `outfitter orders` lists them")
 
 
 def order_in_words(order: OrderInEffect, unserved: UnservedHost | None) -> str:
