@@ -110,6 +110,14 @@ def end(manager: Manager, worker: str) -> None:
     manager.wait_for_state(worker, "ended")
 
 
+def ask_in_vain(manager: Manager, gpus: int) -> None:
+    """Somebody wants one GPU more than can be lent, waits, and gives up."""
+    done = manager.outfitter("register", "--worker", "late", "--resource", f"gpu={gpus}", "--lease", "none")
+    assert done.returncode == 0, done.stderr
+    manager.wait_for_state("late", "pending")
+    end(manager, "late")
+
+
 @pytest.fixture
 def manager(start_manager: StartManager) -> Manager:
     """A manager of a host with four GPUs."""
@@ -124,6 +132,7 @@ def test_a_gpu_is_taken_out_while_its_neighbours_are_lent_and_comes_back(manager
     runbook.follow()
     runbook.follow()
     runbook.follow_while("tm-17")
+    ask_in_vain(manager, 3)
     runbook.follow()
     runbook.follow()
     runbook.end()
@@ -135,6 +144,7 @@ def test_of_two_people_each_ends_only_the_own_order_unless_one_names_the_others(
     runbook.follow(author=BOB)
     runbook.follow()
     runbook.follow()
+    ask_in_vain(manager, 1)
     runbook.follow(code=1)
     runbook.follow()
     runbook.end()
@@ -148,6 +158,7 @@ def test_a_host_is_rebooted_without_an_alarm_and_lends_nothing_before_somebody_h
     runbook.reboot()
     runbook.follow()
     manager.start()
+    ask_in_vain(manager, 1)
     runbook.follow()
     runbook.follow()
     runbook.end()
@@ -166,6 +177,7 @@ def test_an_ill_device_stays_out_when_it_looks_healthy_in_the_middle_of_its_repa
     end(manager, "tm-17")
     add_device(gpus, 2)
     manager.wait_for(lambda: manager.metric("outfitter_healthy_devices") == 4)
+    ask_in_vain(manager, 4)
     runbook.follow()
     runbook.follow()
     runbook.end()
