@@ -20,6 +20,7 @@ CONTENTS = {
         "service/install",
         "service/size",
         "service/operate",
+        "service/maintenance",
         "deploy/security",
         "service/recover",
         "service/troubleshooting",

@@ -191,6 +191,26 @@ def test_a_ledger_that_begins_anew_raises_no_alarm_and_a_lost_step_is_found(save
     assert "history does not have" in forged.stdout
 
 
+def test_orders_in_effect_are_in_the_backup_and_end_as_any_others_where_their_topic_is_lost(saved: Manager) -> None:
+    saved.start()
+    for device in ("GPU-1", "GPU-2"):
+        ordered = saved.outfitter("cordon", saved.host, "--device", device, "--reason", "XID 79")
+        assert ordered.returncode == 0, ordered.stderr
+    (saved.folder / "ledger.gz").unlink()
+    run(saved, commands("Back up")[0])
+    saved.stop()
+    renew(saved)
+    run(saved, ["outfitter", "restore", "ledger.gz"])
+    saved.start("--adopt-ledger")
+    assert saved.outfitter("orders").stdout.count("in effect, lost in the topic") == 2
+    saved.outfitter("register", "--worker", "w3", "--lease", "none")
+    assert "0 of 3 free, 2 cordoned" in saved.wait_for_state("w3", "pending")["reason"]
+    ended = saved.outfitter("uncordon", saved.host, "--device", "GPU-2")
+    assert ended.returncode == 0, ended.stderr
+    assert [info["id"] for info in saved.wait_for_state("w3", "allocated")["resources"]["gpu"]] == ["GPU-2"]
+    assert json.loads(saved.outfitter("orders", "--json").stdout)[0]["device"] == "GPU-1"
+
+
 def lend_and_return(manager: Manager) -> None:
     worker = f"short-{secrets.token_hex(4)}"
     register(manager, worker)
