@@ -9,6 +9,7 @@ from support.checker.plants import (  # noqa: F401 - imported for what they plan
     PLANTS,
     allocations,
     answers,
+    cordons,
     order,
     releases,
     replay,
