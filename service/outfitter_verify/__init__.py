@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from outfitter_verify.buses import UnreadableError
 from outfitter_verify.check import check
-from outfitter_verify.logs import Log, Partition, Place, Reading, Record
+from outfitter_verify.logs import Control, Log, Partition, Place, Reading, Record
 from outfitter_verify.report import CHECKS, CheckResult, Report, Violation
 from outfitter_verify.sources import verify
 
 __all__ = [
     "CHECKS",
     "CheckResult",
+    "Control",
     "Log",
     "Partition",
     "Place",

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from outfitter_verify import wire
 from outfitter_verify.history import earlier
 from outfitter_verify.history.steps import History
+from outfitter_verify.ledger.cordons import Cordons
 from outfitter_verify.ledger.order import Order
 from outfitter_verify.ledger.walk import LedgerWalk
 from outfitter_verify.ledger.writers import Commits, VisibleCommit, VisibleWriter, Written
@@ -77,8 +78,9 @@ def _partition(reading: Reading, logs: Partition, findings: Findings) -> LedgerW
                 releases.commit(ledger, commit, records, *read)
 
     order = Order(logs.allocations, commits, findings)
+    cordons = Cordons(logs.allocations, commits, logs.control, findings)
     ledger = LedgerWalk(
-        logs.allocations, commits, order, partitions=reading.partitions, findings=findings, on_commit=on_commit
+        logs.allocations, commits, order, cordons, partitions=reading.partitions, findings=findings, on_commit=on_commit
     )
     ledger.walk()
     history.compare(ledger)

@@ -1,5 +1,5 @@
-"""The data to check: the partitions of a cluster's four topics, as values. A source (`kafka`, `embedded`, or a test)
-reads them."""
+"""The data to check: the partitions of a cluster's topics, as values. A source (`kafka`, `embedded`, or a test) reads
+them."""
 
 from __future__ import annotations
 
@@ -61,13 +61,30 @@ class Log(NamedTuple):
         return max(before - after - 1, 0) - (last - first)
 
 
+class Control(NamedTuple):
+    """The topic of operators' orders, if it can be read, and its id, if known."""
+
+    log: Log | None = None
+    topic_id: str | None = None
+    why: str = "there is no topic of orders"
+    """Why it cannot be read."""
+
+
 class Partition(NamedTuple):
-    """One partition of all four topics. The ledger must have been read before the three others."""
+    """One partition of the four topics that have several. The ledger must have been read before all others."""
 
     registrations: Log
     allocations: Log
     history: Log
     dead_letters: Log
+    control: Control = Control()
+    """The orders to all hosts."""
+
+    @property
+    def logs(self) -> list[Log]:
+        """All of these logs."""
+        own = [self.registrations, self.allocations, self.history, self.dead_letters]
+        return own if self.control.log is None else [*own, self.control.log]
 
 
 class Reading(NamedTuple):

@@ -6,11 +6,11 @@ If compaction or retention has removed records, a check says so and reports no v
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from outfitter_verify.logs import Log, Place
+from outfitter_verify.logs import Log, Partition, Place
 
 CHECKS: Mapping[str, tuple[str, str]] = {
     "exclusivity": ("no device is in two live allocations, at any prefix of the ledger", "device grants"),
@@ -26,6 +26,10 @@ CHECKS: Mapping[str, tuple[str, str]] = {
     "inventory": ("granted devices were reported, and were healthy", "granted devices"),
     "operators": ("each operator has the devices that it named of its worker's grant", "operators"),
     "queue": ("no worker overtakes an earlier one that waits for the same, or waits for free devices", "grants"),
+    "orders": (
+        "nothing is lent that an order takes out, and orders that were read are in effect until they end",
+        "orders",
+    ),
     "releases": (
         "devices are granted again only after a deregistration, a death or an expired lease, and once taken back",
         "releases",
@@ -99,9 +103,9 @@ class Findings:
     logs: Mapping[str, Log] = field(default_factory=dict)
     """The current partition, by topic."""
 
-    def begin_partition(self, logs: Iterable[Log]) -> None:
+    def begin_partition(self, partition: Partition) -> None:
         """Set the partition whose records the next findings are about."""
-        self.logs = {log.topic: log for log in logs}
+        self.logs = {log.topic: log for log in partition.logs}
 
     def count(self, check: str, times: int = 1) -> None:
         self.looked[check] += times

@@ -183,6 +183,10 @@ class Checkpoint:
     """Version 0.2 has sent some messages before this offset to other partitions."""
     grace_ms: int
     """The writer's leases end no sooner than so long after their time."""
+    orders: tuple[str, int] | None
+    """The id of the topic of orders, and the offset before which all of them are taken; None: none was read."""
+    needs: frozenset[str]
+    """What a manager must know to work on this ledger."""
 
     @property
     def reach(self) -> int:
@@ -256,10 +260,12 @@ def _request(body: Mapping[str, Any]) -> WorkerRequest:
 @dataclass(frozen=True, slots=True)
 class HostInventory:
     """One resource in a host's record: its listed devices, whether each is healthy (`whole`: the list is complete), and
-    the names of each device (`names_left_out`: not of all, in records of version 0.2)."""
+    the names of each device (`names_left_out`: not of all, in records of version 0.2). `cordoned`: the listed devices
+    that an order takes out."""
 
     state: str
     healthy: Mapping[str, bool]
+    cordoned: frozenset[str]
     whole: bool
     exclusive: bool
     on_demand: bool
@@ -282,13 +288,17 @@ def _inventory(body: object, where: str) -> HostInventory:
     if not isinstance(body, dict):
         _fail(f"{where} is {body!r}")
     healthy: dict[str, bool] = {}
+    cordoned: set[str] = set()
     for item in _get(body, "devices", list, []):
         device = item if isinstance(item, dict) else {}
         healthy[_get(device, "id", str)] = _get(device, "health", str, "healthy") == "healthy"
+        if _get(device, "cordon", str, None) is not None:
+            cordoned.add(device["id"])
     connected = [frozenset(_names(names, f"{where}.names")) for names in _get(body, "names", list, [])]
     return HostInventory(
         state=_get(body, "state", str),
         healthy=healthy,
+        cordoned=frozenset(cordoned),
         whole=_get(body, "total", int, len(healthy)) <= len(healthy),
         exclusive=_get(body, "sharing", str, "exclusive") != "shared",
         on_demand=body.get("on_demand") is True,
@@ -327,6 +337,74 @@ def checkpoint(body: Mapping[str, Any]) -> Checkpoint:
         moved=body.get("partitions") == 0,
         unseen=_get(_get(body, "grown", dict, {}), "until", int, 0),
         grace_ms=round(_seconds(body, "lease_grace_s") * 1000),
+        orders=_orders_position(body),
+        needs=frozenset(_names(_get(body, "needs", list, []), "needs")),
+    )
+
+
+def _orders_position(body: Mapping[str, Any]) -> tuple[str, int] | None:
+    orders = _get(body, "orders", dict, None)
+    return None if orders is None else (_get(orders, "topic_id", str), _get(orders, "to", int))
+
+
+class Cordon(NamedTuple):
+    """An order that is in effect, in the ledger. `device` and `resource` None: it applies to all."""
+
+    host: str
+    order: str
+    resource: str | None
+    device: str | None
+    until_ms: int | None
+    """When it ends by itself, in milliseconds since the epoch; None: it does not."""
+
+    @property
+    def key(self) -> str:
+        return f"@cordon/{self.host}/{self.order}"
+
+
+class CordonOrder(NamedTuple):
+    """One version of an operator's order: what it takes out, and whether somebody has ended it."""
+
+    cordon: Cordon
+    ended: bool
+
+    def stands(self, at_ms: int) -> bool:
+        """Whether it has not ended at this time, in milliseconds since the epoch."""
+        until_ms = self.cordon.until_ms
+        return not self.ended and (until_ms is None or at_ms < until_ms)
+
+
+def cordon(body: Mapping[str, Any]) -> Cordon:
+    """Raises `DamagedError` naming the field."""
+    return _cordon(body, "order")
+
+
+def cordon_order(body: Mapping[str, Any], key: str) -> CordonOrder:
+    """A record of the topic of orders; raises `DamagedError` for one that managers do not understand."""
+    if _get(body, "type", str) != "cordon-order":
+        _fail(f"a record of type {body['type']!r}")
+    order = CordonOrder(_cordon(body, "id"), body.get("ended_at") is not None)
+    for name in ("host", "id"):
+        if not is_name(body[name]):
+            _fail(f"its field {name!r} is {body[name]!r}")
+    if key != body["id"]:
+        _fail(f"its body belongs under the key {body['id']!r}")
+    for name in ("author", "reason"):
+        _get(body, name, str)
+    _get(body, "ended_by", str, None)
+    for name in ("at", *(("ended_at",) if order.ended else ())):
+        _milliseconds(body, name)
+    return order
+
+
+def _cordon(body: Mapping[str, Any], order: str) -> Cordon:
+    return Cordon(
+        host=_get(body, "host", str),
+        order=_get(body, order, str),
+        # an empty name is none
+        resource=_get(body, "resource", str, None) or None,
+        device=_get(body, "device", str, None) or None,
+        until_ms=None if body.get("until") is None else _milliseconds(body, "until"),
     )
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from outfitter_verify import Control, check
 from support.checker.streams import HOST, PARTITION, TOPIC_ID, Player, World, compact, expire, lived_in
 
 
@@ -39,6 +41,17 @@ def test_a_manager_that_keeps_its_promises_is_found_to_keep_them(world: World) -
 def test_a_compacted_ledger_raises_no_alarm(world: World, first: float, second: float, dropped: bool) -> None:
     for upto in sorted(commit_end(world, part) for part in (first, second)):
         compact(world.allocations, upto, drop_tombstones=dropped)
+    assert world.report().violations == ()
+
+
+@quick
+@given(worlds, parts, parts, st.booleans())
+def test_a_compacted_topic_of_orders_raises_no_alarm(world: World, ledger: float, orders: float, dropped: bool) -> None:
+    compact(world.allocations, commit_end(world, ledger), drop_tombstones=dropped)
+    last = {record.key: json.loads(record.value or b"") for record in world.control.records}
+    for order in (order for order in last.values() if order.get("ended_at")):
+        world.control.append(order["id"], None)
+    compact(world.control, int(orders * world.control.end), drop_tombstones=dropped)
     assert world.report().violations == ()
 
 
@@ -130,6 +143,105 @@ def test_a_history_topic_that_was_made_anew_raises_no_alarm(again: bool) -> None
     report = world.report()
     assert report.violations == ()
     assert [check.name for check in report.checks if check.partial] == ["history"]
+
+
+def test_orders_that_cannot_be_read_raise_no_alarm_and_are_said() -> None:
+    world = lived_in()
+    world.commit(f"@cordon/{HOST}/o2", world.allocation("e", "pending"))
+    assert world.violated() == {"orders"}
+    reading = world.reading()
+    [logs] = reading.logs
+    report = check(reading._replace(logs=[logs._replace(control=Control(why="nobody may read them"))]))
+    assert report.violations == ()
+    [orders] = [each for each in report.checks if each.partial]
+    assert orders.name == "orders"
+    assert "orders are not looked at: nobody may read them" in orders.partial[0]
+
+
+def test_a_topic_of_orders_that_was_made_anew_raises_no_alarm_and_is_said() -> None:
+    """The end of an order may stand in the topic that is gone."""
+    world = lived_in()
+    world.control.records.clear()
+    world.control.end = 0
+    world.control_id = "P" * 22
+    world.commit(f"@cordon/{HOST}/o2", world.allocation("e", "pending"))
+    report = world.report()
+    assert report.violations == ()
+    assert [each.name for each in report.checks if each.partial] == ["orders"]
+
+
+def test_a_ledger_that_knows_no_orders_is_looked_at_in_full_without_their_topic() -> None:
+    world = World()
+    for _ in range(3):
+        world.commit(orders=None)
+    reading = world.reading()
+    [logs] = reading.logs
+    report = check(reading._replace(logs=[logs._replace(control=Control())]))
+    assert report.violations == ()
+    assert report.complete
+
+
+def test_who_has_a_device_keeps_it_when_an_order_takes_it_out() -> None:
+    """…through its preparation, and whatever else is said of it."""
+    world = lived_in()
+    world.commit(world.allocation("e", "preparing", devices=["GPU-2"]))
+    world.order("k")
+    world.cordon("k")
+    world.commit()
+    world.commit(world.allocation("e", "allocated"))
+    world.commit(world.allocation("b", "allocated", reason="new names"))
+    assert world.report().violations == ()
+
+
+def test_a_grant_in_the_commit_in_which_an_order_begins_or_ends_raises_no_alarm() -> None:
+    """It may have been decided before the order was taken, or after it was ended."""
+    world = lived_in()
+    world.order("k")
+    key = world.cordon("k")
+    world.commit(world.allocation("e", "allocated", devices=["GPU-2"]))
+    world.register("f")
+    world.end_order("k")
+    world.commit(key, world.allocation("f", "allocated", devices=["GPU-1"]))
+    assert world.report().violations == ()
+
+
+def test_an_order_whose_time_is_over_ends_by_itself() -> None:
+    world = lived_in()
+    late = "2099-01-01T00:00:00Z"
+    world.order("k", until="2020-01-01T00:00:00Z")
+    world.commit(f"@cordon/{HOST}/o2", world.allocation("e", "pending"), at=late)
+    for _ in range(5):
+        world.commit()
+    assert world.report().violations == ()
+
+
+def test_orders_to_a_host_that_has_no_record_wait_for_it() -> None:
+    world = World()
+    world.order("k", host="nobody")
+    for _ in range(9):
+        world.commit()
+    assert world.report().violations == ()
+
+
+def test_who_waits_for_what_an_order_takes_out_waits_rightly() -> None:
+    world = lived_in()
+    world.order("k")
+    world.cordon("k")
+    world.commit(world.allocation("e", "pending", reason_code="busy"))
+    for _ in range(5):
+        world.commit()
+    assert world.report().violations == ()
+
+
+@pytest.mark.parametrize("markers", [True, False], ids=["kafka", "embedded"])
+def test_an_order_that_was_read_and_not_taken_is_found_in_compacted_topics(markers: bool) -> None:
+    world = lived_in(markers=markers)
+    world.order("k", device="GPU-2")
+    for _ in range(6):
+        world.commit()
+    compact(world.allocations, world.allocations.end)
+    compact(world.control, world.control.end)
+    assert world.violated() == {"orders"}
 
 
 def test_what_a_later_version_writes_raises_no_alarm_and_is_said() -> None:

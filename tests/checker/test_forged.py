@@ -11,7 +11,7 @@ from typing import Any
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from outfitter_verify import Partition, Reading, check
+from outfitter_verify import Control, Partition, Reading, check
 from support.checker.streams import HOST, Stream, World, lived_in
 
 DEEP = "how deep a value is nested: "
@@ -48,7 +48,7 @@ def eventful() -> World:
 
 
 def streams(world: World) -> tuple[Stream, ...]:
-    return world.registrations, world.allocations, world.history, world.letters
+    return world.registrations, world.allocations, world.history, world.letters, world.control
 
 
 def paths(node: Any, here: Path = ()) -> Iterator[Path]:
@@ -99,7 +99,9 @@ def forged(where: tuple[int, int, Path], value: Any) -> Reading:
     records = list(logs[topic].records)
     records[index] = record._replace(value=written(replaced(json.loads(record.value or b""), path, value)))
     logs[topic] = logs[topic]._replace(records=records)
-    return WORLD.reading()._replace(logs=[Partition(*logs)])
+    registrations, allocations, history, letters, orders = logs
+    control = Control(orders, WORLD.control_id)
+    return WORLD.reading()._replace(logs=[Partition(registrations, allocations, history, letters, control)])
 
 
 anything = st.recursive(

@@ -9,12 +9,13 @@ from support.checker.plants import (  # noqa: F401 - imported for what they plan
     PLANTS,
     allocations,
     answers,
+    cordons,
     order,
     releases,
     replay,
     writers,
 )
-from support.checker.streams import HOST, PARTITION, lived_in
+from support.checker.streams import AT_MS, HOST, PARTITION, lived_in
 
 
 @pytest.mark.parametrize("name", PLANTS)
@@ -93,6 +94,28 @@ def test_a_lease_that_ends_after_its_time_and_the_managers_grace_is_no_violation
     ended = world.allocation("e", "ended", reason_code="lease-expired", since=late)
     world.commit(ended, at=late, lease_grace_s=60.0)
     assert world.report().violations == ()
+
+
+@pytest.mark.parametrize(("asked", "is_too_early"), [({"priority": 0}, True), ({"priority": 1}, False)])
+def test_only_a_registration_that_repeats_the_first_one_renews_the_lease(
+    asked: dict[str, int], is_too_early: bool
+) -> None:
+    """One of the same run that asks for something else is refused: the run that holds the devices has not spoken."""
+    world = lived_in()
+    world.register("f", priority=0)
+    request = {"amounts": {"gpu": 1}, "owner": None, "lease_s": 700.0}
+    world.commit(
+        world.allocation("f", "allocated", devices=["GPU-2"], request=request), world.allocation("e", "failed")
+    )
+    again = world.register("f", **asked)
+    world.registrations.records[-1] = world.registrations.records[-1]._replace(timestamp_ms=AT_MS)
+    if not is_too_early:
+        world.refuse(again)
+    world.commit()
+    late = "2026-01-31T12:02:00Z"
+    world.commit(world.allocation("f", "ended", reason_code="lease-expired", since=late), at=late)
+    whats = [violation.what for violation in world.report().violations]
+    assert whats == ([f"the lease of {HOST}/f/1 is over after 120 s, but it is 700 s long"] if is_too_early else [])
 
 
 def test_a_silence_in_which_the_clock_was_set_back_is_not_judged() -> None:

@@ -21,7 +21,10 @@ def together(here: World, there: World) -> Reading:
     """Both in one cluster, the second in another partition than its host's."""
     reading, other = here.reading(), there.reading()
     (logs,) = other.logs
-    moved = Partition(*(log._replace(partition=(PARTITION + 1) % PARTITIONS) for log in logs))
+    registrations, allocations, history, letters = (
+        log._replace(partition=(PARTITION + 1) % PARTITIONS) for log in logs.logs[:4]
+    )
+    moved = Partition(registrations, allocations, history, letters)
     return reading._replace(logs=[*reading.logs, moved])
 
 

@@ -10,6 +10,7 @@ import sqlite3
 import tempfile
 from collections.abc import Callable
 from contextlib import closing, suppress
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 
@@ -233,7 +234,13 @@ def verifier(data: bytes) -> None:
     classify(b"h", data)
     with suppress(wire.DamagedError):
         body = wire.parse(data)
-        for read in (wire.allocation, wire.inventories, wire.checkpoint):
+        for read in (
+            wire.allocation,
+            wire.inventories,
+            wire.checkpoint,
+            wire.cordon,
+            partial(wire.cordon_order, key="k"),
+        ):
             if isinstance(body, dict):
                 with suppress(wire.DamagedError):
                     read(body)

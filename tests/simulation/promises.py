@@ -12,14 +12,16 @@ from typing import Any
 from outfitter_proto.codec import decode_ledger
 from outfitter_proto.keys import host_writer, sweeper_writer
 from outfitter_proto.partitioning import partition_of
-from outfitter_proto.records import Allocation, Checkpoint
+from outfitter_proto.records import Allocation, Checkpoint, Cordon
 from outfitter_service.runtime.dead_letter_quota import A_MINUTE
 from outfitter_service.runtime.processor.processor import Processor
-from outfitter_verify import Log, Partition, Reading, Record, Report, Violation
+from outfitter_verify import Control, Log, Partition, Reading, Record, Report, Violation
 from outfitter_verify import check as verify
+from simulation import ordered
 from simulation.hosts.hardware import physical
 from simulation.hosts.managers import CLUSTER, EPOCH, TOPICS, Host
 from simulation.model import log as model
+from simulation.world.operators import CONTROL
 from simulation.world.world import World
 from support.exclusivity import Held
 
@@ -57,16 +59,19 @@ def check(world: World) -> tuple[list[str], dict[str, int]]:
     wrong += _lost_in_silence(world)
     wrong += _unswept(world)
     counts.update(report.counts)
+    counts["orders judged"] = next(each.looked_at for each in report.checks if each.name == "orders")
     for host in world.hosts:
         wrong += [f"{host.name}: {each}" for each in host.bench.violations]
         counts["stale calls"] += host.bench.stale
         lives = world.broker.lives(TOPICS.allocations, host.partition)
         wrong += _lent_too_early(world, lives, host)
         wrong += [each for ledger in lives for each in _held_twice(host, ledger)]
+        wrong += [each for ledger in lives for each in ordered.lent_although_ordered(host, ledger)]
         wrong += [each for ledger in lives for each in _blamed_for_an_outage(world, host, ledger)]
         wrong += _asked_otherwise(world, host.name, host.partition)
         wrong += _at_rest(world, host.name, report)
         wrong += _left_in_books(world, host)
+    wrong += ordered.in_effect_at_rest(world)
     wrong += _refused_for_their_size(world)
     wrong += _served(world)
     wrong += _out_of_time(world)
@@ -104,6 +109,7 @@ def _reading(world: World) -> Reading:
         return Log(topic, partition, found.start, found.end, records)
 
     partitions = world.setting.partitions
+    has_orders = world.operators is not None
     return Reading(
         cluster=CLUSTER,
         partitions=partitions,
@@ -115,6 +121,7 @@ def _reading(world: World) -> Reading:
                 allocations=log(TOPICS.allocations, number),
                 history=log(TOPICS.history, number),
                 dead_letters=log(TOPICS.dead_letters, number),
+                control=Control(log(CONTROL, 0), world.broker.topic(CONTROL).id) if has_orders else Control(),
             )
             for number in range(partitions)
         ],
@@ -503,6 +510,7 @@ def at_odds(world: World) -> list[str]:
 def _differences(processor: Processor, ledger: model.Log, host: str | None) -> list[str]:
     """What a processor has in mind otherwise than the ledger has it: of one host, or of all."""
     written: dict[str, Allocation] = {}
+    cordons: dict[str, Cordon] = {}
     checkpoint: Checkpoint | None = None
     for record, _ in ledger.committed():
         key = (record.key or b"").decode()
@@ -510,6 +518,12 @@ def _differences(processor: Processor, ledger: model.Log, host: str | None) -> l
             found = decode_ledger(record.value, key=record.key)
             if isinstance(found, Checkpoint) and (host is None or found.writer == f"host/{host}"):
                 checkpoint = found
+        elif key.startswith("@cordon/" if host is None else f"@cordon/{host}/"):
+            found = decode_ledger(record.value, key=record.key) if record.value is not None else None
+            if isinstance(found, Cordon):
+                cordons[key] = found
+            else:
+                cordons.pop(key, None)
         elif not key.startswith("@") and (host is None or key.startswith(f"{host}/")):
             if record.value is None:
                 written.pop(key, None)
@@ -525,6 +539,8 @@ def _differences(processor: Processor, ledger: model.Log, host: str | None) -> l
         differ = written.keys() ^ mind.allocations.keys()
         differ |= {key for key in written.keys() & mind.allocations.keys() if written[key] != mind.allocations[key]}
         wrong.append(f"PROMISE 4: it believes otherwise than the ledger: {sorted(differ)[:5]}")
+    if ordered.in_mind(processor) != cordons:
+        wrong.append(f"PROMISE 4: it has orders in mind otherwise than the ledger, which has {sorted(cordons)}")
     if checkpoint is not None and (mind.token, mind.commits) != (checkpoint.token, checkpoint.commit):
         wrong.append(
             f"PROMISE 4: it is at token {mind.token} and commit {mind.commits}, "

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 TOPICS = ("registrations", "allocations", "history", "dead-letters")
 """A cluster's topics, each after the cluster's name and a dot."""
+CONTROL = "control"
+"""The topic of operators' orders, without which a cluster works."""
 
 
 class UnreadableError(Exception):

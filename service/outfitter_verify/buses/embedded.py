@@ -14,8 +14,8 @@ from contextlib import closing
 from pathlib import Path
 from urllib.parse import quote, unquote
 
-from outfitter_verify.buses import TOPICS, UnreadableError
-from outfitter_verify.logs import Log, Partition, Reading, Record
+from outfitter_verify.buses import CONTROL, TOPICS, UnreadableError
+from outfitter_verify.logs import Control, Log, Partition, Reading, Record
 
 APPLICATION_ID = 0x6F757466
 FORMAT = 1
@@ -103,9 +103,13 @@ def _all(database: sqlite3.Connection, path: Path, cluster: str) -> Reading:
     if len(counts) > 1:
         raise UnreadableError(f"the topics of {cluster!r} differ in their partition counts: {sorted(counts)}")
     (partitions,) = counts
-    logs = [
-        Partition(*(_log(database, name, topics[name][0], number) for name in names)) for number in range(partitions)
-    ]
+    control, orders = f"{cluster}.{CONTROL}", Control()
+    if control in topics:
+        orders = Control(_log(database, control, topics[control][0], 0), topics[control][1])
+    logs = []
+    for number in range(partitions):
+        registrations, allocations, history, letters = (_log(database, name, topics[name][0], number) for name in names)
+        logs.append(Partition(registrations, allocations, history, letters, orders))
     return Reading(cluster, partitions, topics[names[0]][1], markers=False, logs=logs)
 
 

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from outfitter_verify.buses import TOPICS, UnreadableError
+from outfitter_verify.buses import CONTROL, TOPICS, UnreadableError
 from outfitter_verify.buses.addresses import brokers
-from outfitter_verify.logs import Log, Partition, Reading, Record
+from outfitter_verify.logs import Control, Log, Partition, Reading, Record
 
 try:
     from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicCollection, TopicPartition
@@ -180,7 +180,20 @@ class KafkaSource:
             allocations=ledger,
             history=self._log(self._committed, history, number),
             dead_letters=self._log(self._committed, dead_letters, number),
+            control=self._control(),
         )
+
+    def _control(self) -> Control:
+        """The topic of orders, which may be missing, as may the right to read it."""
+        topic = f"{self._cluster}.{CONTROL}"
+        try:
+            self._partitions(topic)
+            before = self._topic_id(topic)
+            log = self._log(self._everything, topic, 0)
+        except (UnreadableError, KafkaException) as error:
+            return Control(why=f"{topic} cannot be read: {error}")
+        topic_id = self._topic_id(topic)
+        return Control(log, topic_id if topic_id == before else None)
 
     def _log(self, consumer: Consumer, topic: str, number: int) -> Log:
         """All records up to the current end. Waits for open transactions."""

@@ -225,7 +225,7 @@ class RebuiltRecords:
             kind, _, name = rest.partition("/")
             is_ours = rest == here if kind == "partition" else kind == "host" and self._is_home(name)
             return {rest} if is_ours else set()
-        host = rest.split("/")[0] if first in ("@host", "@device") else first
+        host = rest.split("/")[0] if first in ("@host", "@device", "@cordon") else first
         host = unquote(host) if first == "@device" else host
         return {f"host/{host}", here} & self._ends.keys() if self._is_home(host) else set()
 

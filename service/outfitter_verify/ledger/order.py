@@ -12,6 +12,7 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from outfitter_verify import wire
 from outfitter_verify.ledger.writers import Commits, Written
@@ -199,9 +200,11 @@ class Order:
 
     # --- at the end ------------------------------------------------------------------------------------
 
-    def finish(self, now: Mapping[str, Written], held: Callable[[str], set[str]]) -> None:
+    def finish(
+        self, now: Mapping[str, Written], held: Callable[[str], set[str]], takes_out: Callable[[str, str, str], bool]
+    ) -> None:
         """Check that no first worker in a host's queue waits for devices that were free for some commits. `held`: the
-        names of a host's held devices."""
+        names of a host's held devices. `takes_out`: whether an order takes out a host's device, of this resource."""
         for name, host in self._hosts.items():
             waiting = [entry for entry, _ in host.placed.values() if entry[2] in now]
             if not waiting:
@@ -211,12 +214,14 @@ class Order:
             writer = self._commits.writers.get(waiter.record.writer)
             if writer is None or writer.last is None or writer.last.commit < host.changed + SERVED_WITHIN:
                 continue
-            if waiter.offset > host.offset and _could_have_it(host, waiter, held(name)):
+            if waiter.offset > host.offset and _could_have_it(host, waiter, held(name), partial(takes_out, name)):
                 self._wrong("queue", waiter.offset, f"{key} waits for free devices", self._log.place(host.offset))
 
 
-def _could_have_it(host: HostQueue, waiter: Written, held: Collection[str]) -> bool:
-    """Whether the whole request is free and healthy. No device counts for two of its resources.
+def _could_have_it(
+    host: HostQueue, waiter: Written, held: Collection[str], takes_out: Callable[[str, str], bool]
+) -> bool:
+    """Whether the whole request is free, healthy, and taken out by no order. No device counts for two of its resources.
 
     Never while the record lacks names: a manager of version 0.2 lent nothing until their driver had reported."""
     if any(inventory.names_left_out for inventory in host.inventories.values()):
@@ -226,7 +231,9 @@ def _could_have_it(host: HostQueue, waiter: Written, held: Collection[str]) -> b
         inventory = host.inventories.get(resource)
         if inventory is None or inventory.state != "reported" or inventory.on_demand:
             return False
-        free = [inventory.names(device) for device, healthy in inventory.healthy.items() if healthy]
+        lendable = [device for device, healthy in inventory.healthy.items() if healthy]
+        lendable = [name for name in lendable if name not in inventory.cordoned and not takes_out(resource, name)]
+        free = [inventory.names(device) for device in lendable]
         free = [names for names in free if names.isdisjoint(held) and names.isdisjoint(taken)]
         if len(free) < amount:
             return False

@@ -11,6 +11,7 @@ from urllib.parse import unquote
 
 from outfitter_verify import wire
 from outfitter_verify.ledger import operators
+from outfitter_verify.ledger.cordons import Cordons
 from outfitter_verify.ledger.devices import Holdings, grants
 from outfitter_verify.ledger.order import Order
 from outfitter_verify.ledger.writers import Commits, Custody, VisibleCommit, VisibleWriter, Written
@@ -54,7 +55,15 @@ class LedgerWalk:
     """One partition of the ledger, at the prefix that the walk has reached."""
 
     def __init__(
-        self, log: Log, commits: Commits, order: Order, *, partitions: int, findings: Findings, on_commit: OnCommit
+        self,
+        log: Log,
+        commits: Commits,
+        order: Order,
+        cordons: Cordons,
+        *,
+        partitions: int,
+        findings: Findings,
+        on_commit: OnCommit,
     ) -> None:
         self.log = log
         self.commits = commits
@@ -68,6 +77,7 @@ class LedgerWalk:
         self.sources: dict[str, set[int]] = {}
         """The numbers of the registrations that each key's records answer."""
         self._order = order
+        self._cordons = cordons
         self._partitions = partitions
         self._findings = findings
         self._on_commit = on_commit
@@ -93,7 +103,8 @@ class LedgerWalk:
         self._judge()
         for offset, what in self._misplaced.values():
             self.wrong("partitions", offset, what)
-        self._order.finish(self.now, self._holdings.held)
+        self._order.finish(self.now, self._holdings.held, self._cordons.takes_out)
+        self._cordons.finish()
         counts = self._findings.counts
         for key, written in self.now.items():
             counts[written.record.state] += 1
@@ -105,7 +116,7 @@ class LedgerWalk:
 
     def _refuse(self, key: str) -> None:
         first, *rest = key.split("/")
-        self._refused.add(rest[0] if rest and first in ("@host", "@device") else first)
+        self._refused.add(rest[0] if rest and first in ("@host", "@device", "@cordon") else first)
 
     def wrong(self, check: str, offset: int, what: str, *records: object) -> None:
         self._findings.wrong(check, self.log.place(offset), what, *records)
@@ -165,6 +176,7 @@ class LedgerWalk:
             for written in records:
                 self._keep(written, checkpoint)
             self._order.commit(self.now, checkpoint, records)
+            self._cordons.commit(commit, records)
             self._on_commit(writer, commit, records)
         elif kind in ("host", "device"):
             host = body.get("host")
@@ -178,6 +190,13 @@ class LedgerWalk:
                 inventories = wire.inventories(body)
                 self._holdings.connect(host, [names for each in inventories.values() for names in each.connected])
                 self._order.host(offset, host, inventories)
+                self._cordons.host(host, inventories)
+        elif kind == "cordon":
+            cordon = wire.cordon(body)
+            self._findings.count("writers")
+            self._key(offset, key, cordon.key)
+            self._home(offset, key, cordon.host)
+            self._cordons.put(offset, cordon)
         elif isinstance(kind, str):
             self._findings.note_partial("writers", f"this version does not know records of type {kind!r}")
         else:
@@ -200,6 +219,7 @@ class LedgerWalk:
 
     def _tombstone(self, offset: int, key: str) -> None:
         self._findings.counts["tombstones"] += 1
+        self._cordons.delete(offset, key)
         before = self.now.pop(key, None)
         self.newest[key] = offset
         self._holdings.drop(key)

@@ -43,10 +43,11 @@ class WorkerSilence(NamedTuple):
 
 
 class Sign(NamedTuple):
-    """The offset and time of a message that proves that a worker lived."""
+    """The offset and time of a message that proves that a worker lived, and its bytes if it is a registration."""
 
     offset: int
     at_ms: int
+    registration: bytes | None
 
 
 class Releases:
@@ -68,8 +69,11 @@ class Releases:
             if message.kind is MessageKind.DEREGISTER:
                 self._deregistrations[key or message.worker].append(record.offset)
             elif key is not None:
-                self._signs[key].append(Sign(record.offset, record.timestamp_ms))
-                if message.kind is not MessageKind.HEARTBEAT:
+                is_heartbeat = message.kind is MessageKind.HEARTBEAT
+                self._signs[key].append(
+                    Sign(record.offset, record.timestamp_ms, None if is_heartbeat else record.value)
+                )
+                if not is_heartbeat:
                     self._runs[message.worker].append((record.offset, key))
 
     def commit(
@@ -149,7 +153,7 @@ class Releases:
     def _was_silent(self, ledger: LedgerWalk, commit: VisibleCommit, written: Written, before: int) -> None:
         record = written.record
         lease_s = record.request.lease_s
-        sign = self._last_sign(record.key, before)
+        sign = self._last_renewal(record.key, before, record.source - commit.checkpoint.base)
         if lease_s is None and not record.request.has_owner and self._newer(record.key, self._log.end) is None:
             if not self._misses(self._first(record.key), self._log.end):
                 ledger.wrong("releases", written.offset, f"the lease of {record.key} is over, but it has none")
@@ -176,13 +180,19 @@ class Releases:
         signs = self._signs.get(key)
         return signs[0].offset if signs else self._log.start - 1
 
-    def _last_sign(self, key: str, before: int, ledger: LedgerWalk | None = None) -> Sign | None:
-        """The last message before an offset that renewed the allocation's lease. Older incarnations renew nothing.
+    def _last_renewal(self, key: str, before: int, source: int) -> Sign | None:
+        """The last message before an offset that certainly renewed the allocation's lease. A registration that does not
+        repeat the one at `source`, to which the allocation is the answer, may have been refused."""
+        signs = self._signs_before(key, before)
+        answered = next((sign.registration for sign in signs if sign.offset == source), None)
+        return next((sign for sign in reversed(signs) if sign.registration in (None, answered)), None)
+
+    def _signs_before(self, key: str, before: int, ledger: LedgerWalk | None = None) -> list[Sign]:
+        """The messages before an offset that may have renewed the allocation's lease. Older incarnations renew nothing.
         `ledger`: only a newer incarnation that it knows makes this one an older one; others may have been refused."""
         newer = self._newer(key, before, ledger)
         signs = self._signs.get(key, [])
-        at = bisect_left(signs, before if newer is None else newer, key=lambda sign: sign.offset)
-        return signs[at - 1] if at else None
+        return signs[: bisect_left(signs, before if newer is None else newer, key=lambda sign: sign.offset)]
 
     def _newer(self, key: str, before: int, ledger: LedgerWalk | None = None) -> int | None:
         """The offset of the worker's newer incarnation before an offset; None if there is none. `ledger`: of those that
@@ -217,13 +227,13 @@ class Releases:
             return
         newest = writer.last
         read = max(newest.to, newest.ahead.get(written.record.host, 0))
-        sign = self._last_sign(key, read, ledger)
-        if sign is None or self._misses(sign.offset, read):
+        signs = self._signs_before(key, read, ledger)
+        if not signs or self._misses(signs[-1].offset, read):
             return
         lease_ms = round(request.lease_s * 1000)
         begun = writer.instances[newest.instance]
         times = [each.checkpoint.at_ms - self._behind_ms for each in writer.commits if each.offset >= begun]
-        heard_ms = max(sign.at_ms, written.record.since_ms, times[0])
+        heard_ms = max(signs[-1].at_ms, written.record.since_ms, times[0])
         later = [time for time in times if time > heard_ms + lease_ms + LONG_OVER_MS]
         if later and later[-1] - later[0] > lease_ms + LONG_OVER_MS:
             state = written.record.state

@@ -19,7 +19,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from outfitter_proto import topics as all_topics
 from outfitter_proto.bus import Entry, connect
 from outfitter_proto.bus.kafka import KafkaBus
-from outfitter_proto.names import topics
+from outfitter_proto.names import control_topic, topics
 from outfitter_verify import Report, UnreadableError, verify
 from outfitter_verify.buses import kafka
 from support.kafka.broker import Broker, KafkaBroker
@@ -62,8 +62,22 @@ def publish(place: tuple[str, str], host: str, *bodies: dict[str, object] | byte
     anyio.run(send)
 
 
+def order(place: tuple[str, str], host: str) -> None:
+    """An operator takes a device out that no driver shows."""
+    url, cluster = place
+    body = {"type": "cordon-order", "id": "k", "host": host, "author": "ada", "reason": "hot", "device": "none"}
+
+    async def send() -> None:
+        async with connect(url) as bus:
+            value = json.dumps(body | {"at": "2026-01-31T12:00:00Z"}).encode()
+            await bus.publish(control_topic(cluster), 0, Entry(b"k", value))
+
+    anyio.run(send)
+
+
 def busy(place: tuple[str, str], manager: Manager) -> None:
     """Workers register, one goes, one speaks nonsense; the manager is killed in between."""
+    order(place, manager.host)
     bodies = [
         {"type": "register", "host": manager.host, "worker": f"w{number}", "incarnation": "1", "lease_s": None}
         for number in range(WORKERS)
@@ -95,6 +109,7 @@ def test_a_run_with_a_kill_verifies_clean_and_in_full_and_a_forged_record_is_fou
     report = verify(url, cluster)
     assert report.violations == ()
     assert report.complete
+    assert {check.name: check.looked_at for check in report.checks}["orders"] > 0
     assert report.counts["registrations"] == WORKERS
     assert report.counts["managers"] == 2
     assert report.counts["allocated"] == 2

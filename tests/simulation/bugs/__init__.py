@@ -6,7 +6,7 @@ several times what was measured. Most sit in the bus, where they are independent
 
 from __future__ import annotations
 
-from simulation.bugs import books, client, core, liveness, processor, readers, survivors, sweeper, writers
+from simulation.bugs import books, client, core, liveness, orders, processor, readers, survivors, sweeper, writers
 from simulation.bugs.bug import Bug, Hunt, hunt
 
 __all__ = ["BUGS", "Bug", "Hunt", "hunt"]
@@ -17,6 +17,7 @@ BUGS: tuple[Bug, ...] = (
     *processor.BUGS,
     *liveness.BUGS,
     *core.BUGS,
+    *orders.BUGS,
     *survivors.BUGS,
     *sweeper.BUGS,
     *books.BUGS,

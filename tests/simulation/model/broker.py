@@ -13,7 +13,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from outfitter_proto.bus import Entry, Message, TopicInfo
+from outfitter_proto.bus import Entry, Message, TopicInfo, UnknownTopicError
 from simulation.loop import Loop
 from simulation.model.errors import (
     CONCURRENT_TRANSACTIONS,
@@ -71,6 +71,8 @@ class Broker:
         self._dice = random.Random(f"{seed}/broker")
         self._habits = habits
         self.partitions = partitions
+        self.topics = dict.fromkeys(topics, partitions)
+        """The topics that there are, with their numbers of partitions."""
         self.logs = {
             (topic, number): Log(topic, number, compact=compact)
             for topic, compact in topics.items()
@@ -110,13 +112,28 @@ class Broker:
     # --- topics ---
 
     def topic(self, name: str) -> TopicInfo:
+        if name not in self.topics:
+            raise UnknownTopicError(f"there is no topic {name}")
         config = {"max.message.bytes": str(self.lowered_to)} if self.lowered_to is not None else {}
         lives = 1 + sum(log.topic == name and log.partition == 0 for log in self.gone)
-        return TopicInfo(name, f"id-of-{name}" if lives == 1 else f"id-{lives}-of-{name}", self.partitions, 3, config)
+        topic_id = f"id-of-{name}" if lives == 1 else f"id-{lives}-of-{name}"
+        return TopicInfo(name, topic_id, self.topics[name], 3, config)
+
+    def add_topic(self, name: str, *, compact: bool) -> None:
+        """Make a topic of one partition."""
+        self.topics[name] = 1
+        self.logs[name, 0] = Log(name, 0, compact=compact)
+
+    def lose(self, name: str) -> None:
+        """Delete a topic."""
+        for number in range(self.topics.pop(name)):
+            old = self.logs.pop((name, number))
+            self.gone.append(old)
+            old.tell()
 
     def remake(self, name: str) -> None:
         """Delete a topic and make it anew, under another id. Who asks for it by name finds the new one."""
-        for number in range(self.partitions):
+        for number in range(self.topics[name]):
             old = self.logs[name, number]
             self.gone.append(old)
             self.logs[name, number] = Log(name, number, compact=old.compact)

@@ -56,6 +56,8 @@ UNRULY = 0.3
 """How many of the worlds have unruly workers."""
 THROTTLED = (0.0, 0.0, 0.0, 0.05, 0.3)
 """The share of answers that throttle: in most of the worlds there are no quotas."""
+ORDERED = 0.4
+"""How many of the worlds have operators who give orders."""
 FLOOD = 300
 SMALL_BATCH_BYTES = 6000
 """Little more than the least that one event's effects are cut to, and a checkpoint."""

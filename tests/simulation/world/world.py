@@ -33,6 +33,7 @@ from simulation.world import settings
 from simulation.world.faults import Faults
 from simulation.world.lowering import lowering
 from simulation.world.onlooker import Onlooker
+from simulation.world.operators import operators
 from simulation.world.remaking import adopt, remake, remaking
 from simulation.world.retention import retention
 from simulation.world.settings import setting
@@ -84,6 +85,7 @@ class World:
         self.hosts = [self._host(number) for number in range(self.setting.hosts)]
         names = [host.name for host in self.hosts]
         self.strangers = strangers(self.broker, TOPICS, seed, hosts=names, many=bool(self.setting.replicas))
+        self.operators = operators(self)
         self.jobs = self._jobs()
         if self.remaking is not None:
             for job in self.jobs:
@@ -198,6 +200,9 @@ class World:
                 self.loop.spawn(world, partial(each.run, lambda: self.over))
         if self.onlooker is not None:
             self.loop.spawn(world, partial(self.onlooker.run, lambda: self.over))
+        if self.operators is not None:
+            self.loop.spawn(world, partial(self.operators.run, lambda: self.over))
+            self.loop.spawn(world, partial(self.operators.lose_topic, lambda: self.over))
         if self.remaking is not None:
             self.loop.spawn(world, partial(remake, self, self.remaking))
         await self.faults.run()
@@ -320,6 +325,8 @@ class World:
                 self.faults.harm(manager, "end")  # whoever comes next is configured as usual, and sees all processes
         for host in self.hosts:
             host.bench.recover()
+        if self.operators is not None:
+            self.operators.end_all()
         for worker in self.workers:
             worker.bus.link.cut = worker.bus.link.deaf = False
             self.faults.go_on(worker.process)
@@ -333,6 +340,8 @@ class World:
                 self.ensure(job)
         self.stalled = [worker.waiting_for or worker.process.name for worker in self.workers if not worker.finished]
         await self._until_all_is_swept()
+        if self.operators is not None:
+            self.operators.give_last()
         for _ in range(int(LONGEST_LEASE_S * 2) + 15):
             for job in self.jobs:  # one that was told to stop may still be about to
                 self.ensure(job)

@@ -16,7 +16,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from outfitter_verify import Log, Partition, Reading, Record, Report, check
+from outfitter_verify import Control, Log, Partition, Reading, Record, Report, check
 from outfitter_verify.wire import partition_of
 
 HOST = "gpu-3"
@@ -25,6 +25,7 @@ PARTITION = partition_of(HOST, PARTITIONS)
 NEIGHBOUR = next(name for name in map("gpu-{}".format, range(4, 99)) if partition_of(name, PARTITIONS) == PARTITION)
 """A host of the same partition."""
 TOPIC_ID = "AAAAAAAAAAAAAAAAAAAAAQ"
+CONTROL_ID = "OOOOOOOOOOOOOOOOOOOOOQ"
 AT = "2026-01-31T12:00:00Z"
 AT_MS = 1_769_860_800_000
 """The same, in milliseconds since the epoch. Messages come before it, a millisecond after the other."""
@@ -39,8 +40,9 @@ NAMES = {
 class Stream:
     """One partition of one topic in the making."""
 
-    def __init__(self, topic: str) -> None:
+    def __init__(self, topic: str, partition: int = PARTITION) -> None:
         self.topic = f"outfitter.{topic}"
+        self.partition = partition
         self.records: list[Record] = []
         self.start = 0
         self.end = 0
@@ -66,7 +68,7 @@ class Stream:
         self.records[index] = record._replace(value=json.dumps(self.body(index) | fields).encode())
 
     def log(self) -> Log:
-        return Log(self.topic, PARTITION, self.start, self.end, tuple(self.records))
+        return Log(self.topic, self.partition, self.start, self.end, tuple(self.records))
 
 
 class World:
@@ -80,6 +82,8 @@ class World:
         self.allocations = Stream("allocations")
         self.history = Stream("history")
         self.letters = Stream("dead-letters")
+        self.control = Stream("control", 0)
+        self.control_id = CONTROL_ID
         self.writer = f"host/{HOST}"
         self.instance = "first"
         self.ledger_id = "L" * 22
@@ -88,6 +92,8 @@ class World:
         self.position = 0
         self.now: dict[str, dict[str, Any]] = {}
         self.hosts: dict[str, dict[str, Any]] = {}
+        """The records of the ledger that are no allocations, by their keys."""
+        self.needs: set[str] = set()
         self.sources: dict[str, int] = {}
 
     # --- what workers say ---
@@ -103,6 +109,20 @@ class World:
 
     def deregister(self, worker: str, incarnation: str = "1") -> int:
         return self.say({"type": "deregister", "host": HOST, "worker": worker, "incarnation": incarnation})
+
+    # --- what operators say ---
+
+    def order(self, order: str, *, host: str = HOST, **fields: Any) -> int:
+        """A version of an order, of the whole host unless `fields` says a resource or a device."""
+        body = {
+            "type": "cordon-order", "id": order, "host": host, "author": "ada@ops", "reason": "it is hot", "at": AT,
+            "resource": None,
+        }  # fmt: skip
+        return self.control.append(order, body | fields)
+
+    def end_order(self, order: str, *, host: str = HOST, **fields: Any) -> int:
+        """The end of an order."""
+        return self.order(order, host=host, ended_at=AT, ended_by="bob@ops", **fields)
 
     # --- what the manager says ---
 
@@ -157,6 +177,24 @@ class World:
             put = {"type": "put", "at": AT, "writer": self.writer, "key": f"@host/{host}", "record": body}
             self.history.append(f"@host/{host}", put)
 
+    def cordon(self, order: str, *, host: str = HOST, **fields: Any) -> str:
+        """An order in effect, in the next commit. Returns its key."""
+        key = f"@cordon/{host}/{order}"
+        known = {
+            "type": "cordon",
+            "host": host,
+            "order": order,
+            "author": "ada@ops",
+            "reason": "it is hot",
+            "since": AT,
+        }
+        body = self.hosts[key] = known | fields
+        self.needs.add("orders")
+        self.allocations.append(key, body)
+        if self.tells:
+            self.history.append(key, {"type": "put", "at": AT, "writer": self.writer, "key": key, "record": body})
+        return key
+
     def refuse(self, offset: int, **fields: Any) -> None:
         """A dead letter for the message at `offset`."""
         message = next(record for record in self.registrations.records if record.offset == offset)
@@ -188,6 +226,7 @@ class World:
         for record in ordered:
             if isinstance(record, str):
                 self.now.pop(record, None)
+                self.hosts.pop(record, None)
                 self.allocations.append(record, None)
                 continue
             key = f"{record['host']}/{record['worker']}/{record['incarnation']}"
@@ -203,7 +242,10 @@ class World:
             "scope": self.writer.partition("/")[0].replace("partition", "cluster"),
             "commit": self.commits, "token": self.token, "at": AT, "format": 1, "ledger_id": self.ledger_id,
             "input": {"topic_id": TOPIC_ID, "partition": PARTITION, "from": self.position, "to": position},
+            "orders": {"topic_id": self.control_id, "to": self.control.end},
         }  # fmt: skip
+        if self.needs:
+            checkpoint |= {"format": 2, "needs": sorted(self.needs)}
         if ahead:
             checkpoint["input"]["ahead"] = ahead
         self.position = position
@@ -250,13 +292,15 @@ class World:
 
     def begin_anew(self) -> None:
         """All topics but history are lost, and managers begin anew."""
-        for stream in (self.registrations, self.allocations, self.letters):
+        for stream in (self.registrations, self.allocations, self.letters, self.control):
             stream.records.clear()
             stream.end = 0
+        self.control_id = "P" * 22
         self.instance = "first"
         self.commits = self.token = self.position = 0
         self.now.clear()
         self.hosts.clear()
+        self.needs.clear()
         self.sources.clear()
         self.ledger_id = "M" * 22
 
@@ -278,7 +322,10 @@ class World:
     # --- what the checker says ---
 
     def reading(self) -> Reading:
-        logs = Partition(self.registrations.log(), self.allocations.log(), self.history.log(), self.letters.log())
+        control = Control(self.control.log(), self.control_id)
+        logs = Partition(
+            self.registrations.log(), self.allocations.log(), self.history.log(), self.letters.log(), control
+        )
         return Reading("outfitter", PARTITIONS, TOPIC_ID, self.markers, [logs])
 
     def report(self) -> Report:
@@ -310,13 +357,18 @@ def lived_in(world: World | None = None, *, markers: bool = True) -> World:
         )
     )
     world.register("b")
+    world.order("o1", device="GPU-20")
+    world.order("o2", device="GPU-21", until="2099-01-01T00:00:00Z")
+    world.cordon("o1", device="GPU-20")
+    world.cordon("o2", device="GPU-21", until="2099-01-01T00:00:00Z")
     world.commit(world.allocation("b", "pending"))
     odd = world.say(b"\x00no json")
     world.refuse(odd)
     world.commit()
     world.deregister("a")
+    world.end_order("o1", device="GPU-20")
     ended = world.allocation("a", "ended", reason_code="deregistered")
-    world.commit(ended, world.allocation("b", "allocated", devices=["GPU-0"]))
+    world.commit(f"@cordon/{HOST}/o1", ended, world.allocation("b", "allocated", devices=["GPU-0"]))
     world.register("c")
     world.register("d")
     world.commit(world.allocation("c", "failed"), world.allocation("d", "preparing", devices=["GPU-1"]))
@@ -347,12 +399,19 @@ class Player:
         self.piece: dict[str, Any] = {}
         """The newest piece of the snapshot, with the records under `keys`."""
         self.keys: list[str] = []
+        self.orders: dict[str, dict[str, Any]] = {}
+        """The newest version of each order that stands."""
+        self.ordered = 0
+        self.read = 0
+        """How far the manager says that it has read orders."""
 
     def play(self, turns: int) -> World:
         self.world.commit()
         for _ in range(turns):
             for _ in range(self.choose(4)):
                 self._say()
+            if self.choose(3) == 0:
+                self._order()
             self._commit()
         return self.world
 
@@ -374,6 +433,37 @@ class Player:
             case _:
                 world.say(b"odd")
 
+    def _order(self) -> None:
+        """An operator gives an order, changes it, or ends it."""
+        known = sorted(self.orders)
+        what = ({"device": DEVICES[0]}, {"device": "zero"}, {"device": DEVICES[1]}, {"resource": "gpu"}, {})
+        match self.choose(3):
+            case 0 if known:
+                order = known[self.choose(len(known))]
+                self.world.end_order(order, **self.orders.pop(order))
+            case 1 if known:
+                self._give(known[self.choose(len(known))], what[self.choose(len(what))])
+            case _:
+                self.ordered += 1
+                self._give(f"k{self.ordered}", what[self.choose(len(what))])
+
+    def _give(self, order: str, what: dict[str, Any]) -> None:
+        self.orders[order] = what
+        self.world.order(order, **what)
+
+    def _take_orders(self) -> list[str]:
+        """Put what stands into the ledger; return the keys of what does not."""
+        world = self.world
+        known = {key.rpartition("/")[2]: key for key in world.hosts if key.startswith("@cordon/")}
+        for order, what in sorted(self.orders.items()):
+            before = world.hosts.get(known.get(order, ""), {})
+            if order not in known or {name: before[name] for name in ("device", "resource") if name in before} != what:
+                world.cordon(order, **what)
+        return [key for order, key in known.items() if order not in self.orders]
+
+    def _is_taken_out(self, device: str) -> bool:
+        return any(what.get("device") in (None, "zero", device) for what in self.orders.values())
+
     def _commit(self) -> None:
         """Read on, answer, let something happen, and commit it all."""
         world = self.world
@@ -386,6 +476,7 @@ class Player:
                 self._read(record, changed)
         over = [key for key, record in world.now.items() if record["state"] not in (*HOLDING, "pending")]
         gone = [key for key in over if key not in changed and self.choose(4) == 0]
+        ended = self._take_orders()
         for key in sorted({**world.now, **changed}):
             if key not in gone and self.choose(3) == 0:
                 self._happen(key, changed)
@@ -395,7 +486,9 @@ class Player:
             world.host(gpu=[["GPU-0", "zero"]] if self.choose(2) else None)
         for key in gone:
             world.sources.pop(key, None)
-        world.commit(*gone, *changed.values(), to=end, tell=False)
+        self.read = world.control.end if self.choose(4) else self.read  # what it has read, it may say later
+        orders = {"topic_id": world.control_id, "to": self.read}
+        world.commit(*gone, *ended, *changed.values(), to=end, tell=False, orders=orders)
 
     def _snapshot(self) -> None:
         """Write the next piece of a snapshot, which may end or begin here. A later piece may come twice, as the records
@@ -446,7 +539,7 @@ class Player:
         }
         match record["state"]:
             case "pending":
-                free = [device for device in DEVICES if device not in taken]
+                free = [device for device in DEVICES if device not in taken and not self._is_taken_out(device)]
                 if free and self.choose(3):
                     self._become(key, ("allocated", "preparing")[self.choose(2)], changed, devices=free[:1])
                 elif self.choose(2):

@@ -14,7 +14,7 @@ import structlog
 from msgspec import UNSET, UnsetType
 
 from outfitter_proto.bus import BusError, Message, Reader
-from outfitter_proto.bus.reading import fetch_what_is_left, read_to
+from outfitter_proto.bus.reading import MARKERS_WAIT_S
 from outfitter_proto.codec import WireError, decode_order
 from outfitter_proto.keys import host_key
 from outfitter_proto.names import control_topic
@@ -64,8 +64,9 @@ class OrderReader:
         return list(self._orders.get(host, {}).values())
 
     def begin(self) -> None:
-        """A tenure begins: it reads all orders again."""
+        """A tenure begins: it reads all orders again. What was queued before may never have been decided."""
         self._looked = anyio.Event()
+        self.position = UNSET
 
     async def first_look(self) -> None:
         """Wait until all orders of now are queued, or cannot be read; at most `FIRST_WITHIN_S`."""
@@ -93,13 +94,18 @@ class OrderReader:
         bus = self._assignment.bus
         _, end = await bus.offsets(topic, 0)
         self._orders, self._unreadable = {}, {}
-        messages = [message async for batch in read_to(reader, end) for message in batch]
+        messages: list[Message] = []
+        while reader.position < end:
+            messages += await reader.fetch(timeout=MARKERS_WAIT_S)
+            if (await bus.topic(topic)).id != topic_id:
+                return  # else it would be taken for this one, and might never reach that end
         self._take(messages, topic_id, reader.position)
         self._looked.set()
         while (await bus.topic(topic)).id == topic_id:
             look_at = self._instruments.clock.monotonic() + LOOK_S
             while (left := look_at - self._instruments.clock.monotonic()) > 0:
-                self._take(await fetch_what_is_left(reader, timeout=left), topic_id, reader.position)
+                # out of range means that it was created again: nothing deletes what is not superseded
+                self._take(await reader.fetch(timeout=left), topic_id, reader.position)
 
     def _take(self, messages: Sequence[Message], topic_id: str, position: int) -> None:
         """Queue the last version of each order among these messages."""
