@@ -37,6 +37,10 @@ QUICKLY_FOUND = (
     "released-as-configured",
     "lost-input-from-the-end",
     "any-input",
+    "orders-forgotten-by-a-restart",
+    "lifted-by-anothers-end",
+    "ordered-under-one-name",
+    "read-and-never-taken",
 )
 TESTS = Path(__file__).parents[1]
 

@@ -1,15 +1,15 @@
 """A crash, or a failing bus, at any point at all: after a restart the whole committed ledger keeps the promises.
 
-One workload (workers that come, beat, go, come again, are misspelt, on devices that are prepared and taken back) is
-run once for each point at which the manager waits for the bus, with a fault at just that point. The bench on which
-the devices lie outlives the managers, and sees what they did to it.
+One workload (workers that come, beat, go, come again, are misspelt, on devices that are prepared and taken back, and
+operators who take these out) is run once for each point at which the manager waits for the bus, with a fault at just
+that point. The bench on which the devices lie outlives the managers, and sees what they did to it.
 """
 
 from __future__ import annotations
 
 import json
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import count
 from pathlib import Path
 
@@ -19,6 +19,7 @@ import pytest
 
 from outfitter_proto import topics as all_topics
 from outfitter_proto.bus import BusUnavailableError, CommitUnknownError, Entry, FencedError
+from outfitter_proto.names import control_topic
 from outfitter_verify import Report
 from runtime.conftest import Serve
 from support.bus.faulty_bus import FaultyBus, no_faults
@@ -41,6 +42,7 @@ from support.managers.in_process import (
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.slow]
 
+CONTROL = control_topic(CLUSTER)
 FIRST = [
     register("a", gpu=1), register("b", gpu=1), register("c", gpu=2), register("d", gpu=1, priority=5),
     heartbeat("a"), heartbeat("nobody"), register("a", gpu=1), register("a", gpu=2),
@@ -55,18 +57,38 @@ EXPECTED = {
 """How it must end, whatever happened meanwhile."""
 
 
-async def play(manager: InProcessManager) -> None:
+ORDER = {"type": "cordon-order", "host": HOST, "author": "ada", "reason": "dust", "at": "2026-01-31T12:00:00Z"}
+ORDERS = [
+    ORDER | {"id": "ends", "resource": "gpu"}, ORDER | {"id": "stays", "device": "of-nobody"},
+    ORDER | {"id": "ends", "resource": "gpu", "ended_at": "2026-01-31T12:00:01Z"},
+]  # fmt: skip
+
+
+async def play(manager: InProcessManager, *, orders: Sequence[dict[str, str]] = ORDERS) -> None:
     """Say the rest of what has not been said yet, and wait for the end of it."""
     said = await manager.bus.offsets(TOPICS.registrations, 0)
     script = [*FIRST, *THEN, *LAST]
+    await give(manager, orders[:-1])
     for body in script[said[1] :]:
         await manager.say(body)
+    await give(manager, orders)
+    standing = {f"@cordon/{HOST}/stays"} if orders else set()
     await manager.until(
-        lambda records: all(
-            (record := records.get(f"{HOST}/{key}")) is not None and record["state"] == state
-            for key, state in EXPECTED.items()
+        lambda records: (
+            {key for key in records if key.startswith("@cordon/")} == standing
+            and all(
+                (record := records.get(f"{HOST}/{key}")) is not None and record["state"] == state
+                for key, state in EXPECTED.items()
+            )
         )
     )
+
+
+async def give(manager: InProcessManager, orders: Sequence[dict[str, str]]) -> None:
+    """Give those of the orders that were not given yet."""
+    _, given = await manager.bus.offsets(CONTROL, 0)
+    for order in orders[given:]:
+        await manager.bus.publish(CONTROL, 0, Entry(order["id"].encode(), json.dumps(order).encode()))
 
 
 async def verdict(bus: FaultyBus, bench: Bench) -> Report:
@@ -251,7 +273,7 @@ async def test_the_same_input_gives_the_same_records_whatever_the_batches(
                     await manager.say(body)
                     if name == "one-by-one":
                         await manager.until(lambda _, before=before: manager.processor.position > before)
-                await play(manager)
+                await play(manager, orders=())
                 kept = ("state", "token", "resources", "reason", "reason_code", "source", "request")
                 records = await manager.records()
                 found.append(
