@@ -116,7 +116,7 @@ BUGS: tuple[Bug, ...] = (
     Bug(
         name="read-and-never-taken",
         what="orders that were read before a failed commit count as taken after it, although they are not",
-        within=40,
+        within=60,
         patches=_never_taken,
     ),
     Bug(
