@@ -17,7 +17,7 @@ from aiokafka.record._crc32c import crc as crc32c
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from outfitter_proto import topics as all_topics
-from outfitter_proto.bus import Entry, connect
+from outfitter_proto.bus import Entry, TopicSpec, connect
 from outfitter_proto.bus.kafka import KafkaBus
 from outfitter_proto.names import control_topic, topics
 from outfitter_verify import Report, UnreadableError, verify
@@ -153,6 +153,28 @@ def forge(place: tuple[str, str], report: Report) -> None:
             await bus.publish(topics(cluster).allocations, 0, Entry(name, value))
 
     anyio.run(write)
+
+
+@pytest.mark.parametrize("kind", ["embedded", pytest.param("kafka", marks=pytest.mark.kafka)])
+def test_a_cluster_without_a_topic_of_orders_is_looked_at_in_full(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path, start_manager: StartManager
+) -> None:
+    url, cluster = f"sqlite://{tmp_path}/bus.db?synchronous=NORMAL", "outfitter"
+    if kind == "kafka":
+        broker: KafkaBroker = request.getfixturevalue("kafka_broker")
+        url, cluster = broker.url, broker.new_cluster()
+
+    async def make() -> None:
+        async with connect(url) as bus:
+            for name, settings in all_topics.required(cluster).items():
+                await bus.create_topics([TopicSpec(name, 1, {each.name: each.value for each in settings})])
+
+    anyio.run(make)
+    manager = start_manager(bus=url, cluster=cluster, gpus=1)
+    publish((url, cluster), manager.host, {"type": "register", "host": manager.host, "worker": "w", "incarnation": "1"})
+    manager.wait_for_state("w", "allocated")
+    report = verify(url, cluster)
+    assert (report.violations, report.complete) == ((), True)
 
 
 @pytest.mark.kafka

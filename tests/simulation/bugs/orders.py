@@ -88,29 +88,41 @@ def _never_taken() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _before_their_host() -> Iterator[None]:
+    with patch.object(OrderReader, "of", lambda *_: []), _ordered():
+        yield
+
+
 BUGS: tuple[Bug, ...] = (
     Bug(
         name="orders-forgotten-by-a-restart",
         what="a restore leaves out which orders are in effect, and only later ones are read",
-        within=20,
+        within=10,
         patches=_forgotten,
     ),
     Bug(
         name="lifted-by-anothers-end",
         what="the end of an order lifts every order for the same devices",
-        within=60,
+        within=20,
         patches=_lifted,
     ),
     Bug(
         name="ordered-under-one-name",
         what="an order takes a device out under the name that it says, and not under its others",
-        within=40,
+        within=60,
         patches=_own_name,
     ),
     Bug(
         name="read-and-never-taken",
         what="orders that were read before a failed commit count as taken after it, although they are not",
-        within=200,
+        within=60,
         patches=_never_taken,
+    ),
+    Bug(
+        name="ordered-before-its-host",
+        what="orders to a host that the ledger does not know yet are forgotten",
+        within=150,
+        patches=_before_their_host,
     ),
 )

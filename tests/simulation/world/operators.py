@@ -50,6 +50,8 @@ class Operators:
             self._give, self._give, self._give, self._change, self._end, self._end, self._say_again, self._say_late,
             self._say_nonsense, self._delete,
         )  # fmt: skip
+        for _ in range(self._dice.choice((0, 0, 3))):
+            self._give()  # to hosts that no ledger knows yet
         while True:
             await anyio.sleep(self._dice.expovariate(1 / EVERY_S))
             if is_over():
