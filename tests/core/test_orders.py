@@ -190,3 +190,23 @@ def test_a_long_reason_is_cut_and_a_ledger_record_restores_the_order() -> None:
     again.ledger.restore(PutRecord(cordon))
     assert again.host_state.cordons == {"o1": cordon}
     assert isinstance(cordon, Cordon)
+
+
+def test_a_device_stays_out_under_a_name_that_its_driver_no_longer_says() -> None:
+    """…also after a restart, where that driver is not configured any more; until the order ends."""
+    core = CoreDriver(GPU, m.ResourceSpec(name="big", amount=1))
+    core.report("a", "b")
+    core.report(device("y", aliases=("b",)), resource="big")
+    core.cordon(device="y")
+    core.report(resource="big")
+    assert out(core) == ["b"]
+    core.commit()
+    again = restarted(core, configured=[GPU])
+    again.report("a", "b")
+    assert out(again) == ["b"]
+    once_more = restarted(again, configured=[GPU])
+    once_more.report("a", "b")
+    assert out(once_more) == ["b"]
+    once_more.cordon(device="y", ended_at=core.now)
+    assert out(once_more) == []
+    assert "big" not in once_more.host_state.record.resources

@@ -85,27 +85,15 @@ def test_an_order_is_a_part_of_what_is_named_or_meets_it(
     assert (selection.has(other), selection.meets(other)) == (False, False)
 
 
-@pytest.mark.parametrize(
-    ("resource", "device", "own"),
-    [(None, "GPU-1", "GPU-1"), (None, "0000:3b:00.0", "GPU-1"), ("gpu", None, None), (None, "gone", "gone")],
-)
-def test_a_device_is_called_as_its_driver_calls_it(resource: str | None, device: str | None, own: str | None) -> None:
-    view = ledger()
-    assert reading.own_name(view, reading.selected(view, orders.HOST, resource, device)) == own
-
-
-def test_a_device_that_two_resources_call_differently_is_called_as_in_the_one_that_is_named() -> None:
+def test_an_order_for_a_device_takes_it_out_of_each_resource_that_shows_it() -> None:
     names = [["GPU-0", "card0"]]
     view = LedgerView()
     view.put(
         change(orders.host(gpu=orders.inventory("GPU-0", names=names), drm=orders.inventory("card0", names=names)))
     )
-    for resource, own in (("gpu", "GPU-0"), ("drm", "card0")):
-        assert reading.own_name(view, reading.selected(view, orders.HOST, resource, own)) == own
-        other = {"GPU-0": "card0", "card0": "GPU-0"}[own]
-        assert reading.own_name(view, reading.selected(view, orders.HOST, resource, other)) == own
-    covered = reading.covered(view, reading.selected(view, orders.HOST, "gpu", "GPU-0"))
-    assert sorted(entry.resource for entry in covered) == ["drm", "gpu"]
+    for name in ("GPU-0", "card0"):
+        covered = reading.covered(view, reading.selected(view, orders.HOST, "gpu", name))
+        assert sorted(entry.resource for entry in covered) == ["drm", "gpu"]
 
 
 def test_a_device_for_which_the_record_has_no_room_is_not_called_unknown() -> None:

@@ -134,3 +134,5 @@ def test_an_order_under_another_key_or_with_a_bad_name_is_refused() -> None:
         codec.decode_order(GOLDEN["cordon-order"].read_bytes(), key=b"k3v9-02")
     with pytest.raises(codec.WireError, match=r"'gpu/3' is no valid name \(at \$\.host\)"):
         codec.decode_order(GOLDEN["cordon-order"].read_bytes().replace(b'"gpu-3"', b'"gpu/3"'))
+    with pytest.raises(codec.WireError, match=r"an empty text names nothing; .* \(at \$\.device\)"):
+        codec.decode_order(GOLDEN["cordon-order-that-ended"].read_bytes().replace(b'"GPU-1"', b'""'))

@@ -287,6 +287,9 @@ def decode_order(value: bytes, *, key: bytes | None = None) -> CordonOrder:
     for field, name in (("$.id", order.id), ("$.host", order.host)):
         if not _is_name(name):
             raise WireError("operator's order", f"{name[:40]!r} is no valid name", field)
+    for field, what in (("$.resource", order.resource), ("$.device", order.device)):
+        if what == "":
+            raise WireError("operator's order", "an empty text names nothing; leave the field out for all", field)
     if key is not None and order.key.encode() != key:
         raise WireError("operator's order", f"its body belongs under the key {order.key!r}")
     return order

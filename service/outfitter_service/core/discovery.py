@@ -109,8 +109,7 @@ def put_inventories(
         builder.change(SetScan(host, waiters[0]))
     if host_state.record is not None:
         merged = {**host_state.devices.inventories, **inventories}
-        held = bool(host_state.holders.live)
-        record = host_record(host_state.record, builder.rules, merged, builder.now, held=held)
+        record = host_record(host_state.record, builder.rules, merged, builder.now, keeps_names=host_state.keeps_names)
         if record is not None:
             builder.put_record(record)
     builder.reschedule(host)
@@ -118,9 +117,10 @@ def put_inventories(
 
 def release_held_back(builder: DecisionBuilder, host: str) -> bool:
     """Release held-back devices if a holder that caused this has ended, take reports again for which there is room now,
-    and forget names that only holders needed if nobody holds a device any more. Returns whether there is any of it."""
+    and forget names that only holders and orders needed if there are none any more. Returns whether there is any of it.
+    """
     host_state = builder.host_state(host)
-    outlives_names = host_state.devices.has_old_names and not host_state.holders.live
+    outlives_names = host_state.devices.has_old_names and not host_state.keeps_names
     nothing_ended = host_state.devices.suspects <= host_state.holders.live.keys() and not outlives_names
     if nothing_ended and not host_state.devices.has_refused:
         return False
@@ -162,7 +162,7 @@ def _is_retried(spec: m.ResourceSpec, failure: m.DriverFailure) -> bool:
 
 def _still_linked(host_state: HostState, resource: str, inventory: ResourceState) -> tuple[tuple[str, ...], ...]:
     """The groups of names that the driver no longer connects and that must stay connected: a worker holds the device,
-    and its record lacks one of the names."""
+    and its record lacks one of the names; or an operator's order names the device."""
     groups = [tuple(names) for names in host_state.devices.connected(resource) if len(names) > 1]
     if not groups:
         return ()

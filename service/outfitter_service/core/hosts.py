@@ -23,15 +23,15 @@ new after a restart."""
 
 
 def host_record(
-    before: Host, rules: Rules, inventories: Mapping[str, ResourceState], now: datetime, *, held: bool
+    before: Host, rules: Rules, inventories: Mapping[str, ResourceState], now: datetime, *, keeps_names: bool
 ) -> Host | None:
-    """The host's record with its current inventories, or None if nothing has changed. `held`: somebody holds a device
-    of the host."""
+    """The host's record with its current inventories, or None if nothing has changed. `keeps_names`: as
+    `HostState.keeps_names`."""
     resources = {
-        name: _inventory(spec, inventories.get(name), before.resources.get(name), held=held)
+        name: _inventory(spec, inventories.get(name), before.resources.get(name), keeps_names=keeps_names)
         for name, spec in rules.specs.items()
     }
-    for name, recorded in before.resources.items() if held else ():
+    for name, recorded in before.resources.items() if keeps_names else ():
         if name not in resources and recorded.names is not UNSET:
             resources[name] = _not_configured(name, recorded)
     resources = fitting(resources, names_room.record_bytes(rules.max_bytes))
@@ -81,7 +81,7 @@ def _not_configured(name: str, before: ResourceInventory) -> ResourceInventory:
 
 
 def _inventory(
-    spec: ResourceSpec, inventory: ResourceState | None, before: ResourceInventory | None, *, held: bool
+    spec: ResourceSpec, inventory: ResourceState | None, before: ResourceInventory | None, *, keeps_names: bool
 ) -> ResourceInventory:
     sharing = "shared" if spec.shared else "exclusive"
     if spec.state != SpecState.OK:
@@ -91,7 +91,7 @@ def _inventory(
             amount=spec.amount,
             sharing=sharing,
             known=names_to_keep(spec, before),
-            names=before.names if held and before is not None else UNSET,
+            names=before.names if keeps_names and before is not None else UNSET,
         )
     devices = inventory.devices if inventory else ()
     if inventory is None or (inventory.failure is None and not inventory.reported):

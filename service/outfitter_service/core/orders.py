@@ -6,7 +6,7 @@ block of devices (`state.cordons`). Whoever has a device keeps it.
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import UTC, datetime
 
 from msgspec import UNSET
 
@@ -74,12 +74,13 @@ def _wanted(order: CordonOrder, before: Cordon | None, now: datetime) -> Cordon 
         since=before.since if before is not None else now,
         resource=order.resource or UNSET,
         device=order.device or UNSET,
-        until=order.until or UNSET,
+        until=order.until.astimezone(UTC) if order.until else UNSET,
     )
 
 
 def _end(builder: DecisionBuilder, cordon: Cordon, how: str) -> None:
     builder.change(DropRecord(cordon.key))
+    builder.reschedule(cordon.host)
     builder.note(
         "uncordoned",
         f"order {cordon.order} by {cordon.author} for {reasons.what_of(cordon)} {how}; it said: {cordon.reason}",

@@ -19,7 +19,7 @@ from outfitter_proto import codec, names
 from outfitter_proto.bus import Bus, BusUnavailableError, Entry, Reader
 from outfitter_proto.bus.reading import read_on
 from outfitter_proto.partitioning import partition_of
-from outfitter_proto.records import Checkpoint, Cordon, CordonOrder
+from outfitter_proto.records import MAX_REASON, Checkpoint, Cordon, CordonOrder
 from outfitter_proto.signs_of_life import responsible
 from outfitter_service.query import known, ledger_view
 from outfitter_service.query.device_lines import DeviceEntry, entries_of, left_out
@@ -88,9 +88,10 @@ class OrderLine(Struct, frozen=True, kw_only=True):
         return " ".join(filter(None, (self.resource, self.device))) or "all devices"
 
     def ended(self, by: str, at: datetime) -> CordonOrder:
-        """The record that ends it."""
+        """The record that ends it, with no more words than a manager keeps."""
+        author, reason = self.author[:MAX_REASON], self.reason[:MAX_REASON]
         return CordonOrder(
-            id=self.id, host=self.host, author=self.author, reason=self.reason, at=self.at, resource=self.resource,
+            id=self.id, host=self.host, author=author, reason=reason, at=self.at, resource=self.resource,
             device=self.device, until=self.until, ended_at=at, ended_by=by,
         )  # fmt: skip
 
@@ -221,13 +222,6 @@ def covered(ledger: LedgerView, selection: Selection) -> list[DeviceEntry]:
         for entry in _entries(ledger, selection.host)
         if selection.devices is None or not selection.devices.isdisjoint(_names(entry))
     ]
-
-
-def own_name(ledger: LedgerView, selection: Selection) -> str | None:
-    """The name of the device by which its driver reports it; what somebody calls it where no driver does."""
-    entries = [entry for entry in covered(ledger, selection) if selection.resource in {None, entry.resource}]
-    ids = [entry.id for entry in entries]
-    return selection.device if selection.device is None or selection.device in ids or not ids else ids[0]
 
 
 def _entries(ledger: LedgerView, host: str, resource: str | None = None) -> list[DeviceEntry]:

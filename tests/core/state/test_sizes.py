@@ -163,7 +163,7 @@ def test_whoever_could_not_wait_beside_a_record_of_its_own_is_told_so(core: Core
 def host_of(inventories: dict[str, ResourceState], most: int) -> Host | None:
     before = Host(host=HOST, manager=ManagerIdentity(instance="i", version="0", since=START), since=START)
     rules = Rules(writer="w", specs=specs(*[m.ResourceSpec(name=name) for name in inventories]), max_bytes=most)
-    return host_record(before, rules, inventories, START, held=False)
+    return host_record(before, rules, inventories, START, keeps_names=False)
 
 
 def test_a_hosts_record_lists_fewer_devices_of_what_takes_most_and_counts_all() -> None:

@@ -92,7 +92,7 @@ class CoreDriver:
 
     def announce(self) -> None:
         """What a manager writes first: the host's record, by its configuration."""
-        record = host_record(self.host_state.record, self.rules, {}, self.now, held=bool(self.host_state.holders.live))
+        record = host_record(self.host_state.record, self.rules, {}, self.now, keeps_names=self.host_state.keeps_names)
         if record is not None:
             self.ledger.change(PutRecord(record))
 

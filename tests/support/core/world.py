@@ -133,6 +133,8 @@ class World:
         self.topic: dict[str, Allocation | StateRecord] = {}
         self.orders: dict[str, CordonOrder] = {}
         """The control topic: the last version of each order."""
+        self.names_of: dict[str, set[str]] = {}
+        """By order of one device, the names that it had in some commit since the order is in effect."""
         self.token = 0
         self.waiting: deque[m.Event] = deque()
         self.decided: list[tuple[m.Event, Decision]] = []
@@ -235,6 +237,7 @@ class World:
         self.token = self.ledger.token
         self.ledger.begin_commit()
         self.ledger.end_commit()
+        self._note_names()
         decided, self.decided = self.decided, []
         self.last = decided
         for _, decision in decided:
@@ -307,9 +310,9 @@ class World:
         self.decided = []
         self.rules = rules or self.rules
         host_state = self.ledger.host_state(HOST)
-        held = bool(host_state.holders.live)
+        keeps = host_state.keeps_names
         if host_state.record is not None and (
-            (told := host_record(host_state.record, self.rules, {}, self.now, held=held)) is not None
+            (told := host_record(host_state.record, self.rules, {}, self.now, keeps_names=keeps)) is not None
         ):
             self.ledger.change(PutRecord(told))
         self.commands = [command for one in self.ledger.allocations.values() if (command := implied(one)) is not None]
@@ -355,9 +358,9 @@ class World:
             if resource not in inventories or not inventories[resource].reported:
                 groups += map(set, entry.names or [])
         out: set[str] = set()
-        for cordon in host_state.cordons.values():
+        for order, cordon in host_state.cordons.items():
             if cordon.device:
-                out.add(cordon.device)
+                out |= {cordon.device} | self.names_of.get(order, set())
                 continue
             for resource, inventory in inventories.items():
                 if not cordon.resource or cordon.resource == resource:
@@ -370,6 +373,17 @@ class World:
         while joined := [names for names in groups if not names.isdisjoint(out) and not names <= out]:
             out.update(*joined)
         return out
+
+    def _note_names(self) -> None:
+        """Note the names of devices that orders name, as the committed host's record connects them."""
+        host_state = self.ledger.host_state(HOST)
+        recorded = host_state.record.resources.values() if host_state.record is not None else ()
+        groups = [set(names) for entry in recorded for names in entry.names or []]
+        named = {order: cordon.device for order, cordon in host_state.cordons.items() if cordon.device}
+        self.names_of = {order: self.names_of.get(order, set()) | {device} for order, device in named.items()}
+        for names in self.names_of.values():
+            while joined := [group for group in groups if not group.isdisjoint(names) and not group <= names]:
+                names.update(*joined)
 
     def _check_orders(self) -> None:
         """At rest each order is in effect while it stands, and the host's devices say so."""

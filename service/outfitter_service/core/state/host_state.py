@@ -279,6 +279,12 @@ class HostState:
             return True
         return (bool(runs.endings) and runs.endings[0][0] < over_before) or self.is_ahead(now)
 
+    @property
+    def keeps_names(self) -> bool:
+        """Whether names of devices matter that no driver reports any more: somebody holds a device, or an order of an
+        operator may be about one of these names."""
+        return bool(self.holders.live or self.cordons)
+
     def has_ended_cordon(self, now: datetime) -> bool:
         """Whether an order's time is over."""
         return any(cordon.until is not UNSET and cordon.until <= now for cordon in self.cordons.values())

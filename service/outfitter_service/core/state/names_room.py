@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from msgspec import structs
+from msgspec import UNSET, structs
 
 from outfitter_proto.codec import encode
 from outfitter_proto.records import ResourceInventory
@@ -74,7 +74,7 @@ def reassessed(
         return {}  # nearly always
     kept = {resource: _needed(host_state, recorded.get(resource)) for resource in names}
     sizes = {resource: size(groups) for resource, groups in kept.items()}
-    refused = without_room(wanted, sizes | (lasting if host_state.holders.live else {}), most)
+    refused = without_room(wanted, sizes | (lasting if host_state.keeps_names else {}), most)
     changed: dict[str, ResourceState] = {}
     for resource in names:
         inventory = inventories.get(resource, NOT_REPORTED)
@@ -92,15 +92,19 @@ def _names(recorded: ResourceInventory | None) -> list[list[str]]:
 
 def _needed(host_state: HostState, recorded: ResourceInventory | None) -> tuple[tuple[str, ...], ...]:
     """The recorded names that the host's record keeps in any case: those of a held device, while its holder's record
-    lacks one of them."""
+    lacks one of them, and those of a device that an operator's order names."""
     groups = _names(recorded)
     lacking = lacking_names(host_state) if groups else ()
     return tuple([tuple(group) for group in groups if not lacking.isdisjoint(group)]) if lacking else ()
 
 
 def lacking_names(host_state: HostState) -> set[str]:
-    """All names of the held devices whose holders' records lack some of them."""
+    """All names of the held devices whose holders' records lack some of them, and of the devices that operators' orders
+    name."""
     lacking: set[str] = set()
+    for cordon in host_state.cordons.values():
+        if cordon.device is not UNSET:
+            lacking.update(host_state.devices.classes.get(cordon.device, (cordon.device,)))
     for record in host_state.holders.live.values():
         for device_id, others in names_held(record):
             if (names_now := other_names(device_id, others, host_state.devices.classes)) != list(others):

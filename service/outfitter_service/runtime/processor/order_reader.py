@@ -109,12 +109,12 @@ class OrderReader:
 
     def _take(self, messages: Sequence[Message], topic_id: str, position: int) -> None:
         """Queue the last version of each order among these messages."""
-        last = {message.key or b"": message for message in messages if message.value is not None}
-        orders = [order for message in last.values() if (order := self._read(message)) is not None]
-        for order in orders:
+        read = [self._read(message) for message in messages if message.value is not None]
+        last = {order.id: order for order in read if order is not None}
+        for order in last.values():
             self._orders.setdefault(order.host, {})[order.id] = order
-        if orders:
-            self._queue([m.OrderRead(order=order) for order in orders])
+        if last:
+            self._queue([m.OrderRead(order=order) for order in last.values()])
         self.position = OrdersPosition(topic_id=topic_id, to=position)
         partition = str(self._assignment.partition)
         self._instruments.metrics.orders_unread.labels(partition).set(0)

@@ -87,10 +87,9 @@ async def _cordon(
         there = await orders.read(bus, where.cluster, now)
         selection = orders.selected(followed.ledger, host, resource, device)
         order_id = orders.new_id(now, [*there.by_id, *followed.in_effect])
-        named = orders.own_name(followed.ledger, selection)
         order = CordonOrder(
             id=order_id, host=host, author=author, reason=reason, at=now, resource=resource or UNSET,
-            device=named or UNSET, until=ends or UNSET,
+            device=device or UNSET, until=ends or UNSET,
         )  # fmt: skip
         await orders.publish(bus, where.cluster, order)
         output.say(order.id)
@@ -106,6 +105,8 @@ def _effect(followed: FollowedHost, selection: Selection) -> str:
     from outfitter_service.query import orders
 
     taken_out = orders.covered(followed.ledger, selection)
+    if not taken_out:
+        return f"in effect on {followed.host}, and about no device that the host's record lists"
     counts = Counter(entry.resource for entry in taken_out)
     devices = ", ".join(f"{count} {resource}" for resource, count in counts.items())
     now = f": nobody gets {devices} there now" if devices else ""

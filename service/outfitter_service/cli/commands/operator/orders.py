@@ -66,7 +66,7 @@ async def _read(where: BusConnection, host: str | None) -> tuple[list[OrderLine]
 
 
 def _row(line: OrderLine) -> tuple[str | None, ...]:
-    until = None if line.until is None else f"{line.until:%Y-%m-%dT%H:%M:%SZ}"
+    until = None if line.until is None else f"{line.until.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
     return line.id, line.host, line.what, line.author, output.ago(line.at), until, _state(line), line.reason
 
 

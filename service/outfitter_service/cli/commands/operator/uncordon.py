@@ -79,7 +79,7 @@ async def _uncordon(
         else:
             chosen = [line for line in lines if selection.has(line) and (is_all or line.author == author)]
         for line in chosen:
-            if line.stands:
+            if line.ended_at is None and line.state is not OrderState.ENDED:
                 await orders.publish(bus, where.cluster, line.ended(author, now))
                 output.say(f"{line.id}  ended")
         sys.stdout.flush()

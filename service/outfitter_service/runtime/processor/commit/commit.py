@@ -357,7 +357,7 @@ class Commit:
         record = structs.replace(before, manager=self._manager)
         record = (
             host_record(
-                record, self.rules, host_state.devices.inventories, self.now, held=bool(host_state.holders.live)
+                record, self.rules, host_state.devices.inventories, self.now, keeps_names=host_state.keeps_names
             )
             or record
         )
