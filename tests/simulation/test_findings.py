@@ -99,3 +99,10 @@ def test_a_driver_is_asked_and_its_offer_given_back_in_one_commit_in_this_order(
     for seed in range(30):
         with running(seed) as loop:
             assert loop.run_until_complete(loop.spawn(loop.world, ask_and_go)) == {}, f"seed {seed}"
+
+
+def test_the_devices_that_a_script_with_books_names_are_lent_to_nobody_else_here_either() -> None:
+    """As the service has it, whose managers the simulation is to judge."""
+    bench = Bench("h", 1, dice=random.Random(1))
+    loaded = load({"h": bench}, prepares=True, catalogue=Catalogue(ports=True, books=True))
+    assert [name for name, resource in loaded.items() if resource.spec.per_worker] == [BOOKED]
