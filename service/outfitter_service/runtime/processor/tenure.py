@@ -85,8 +85,11 @@ class Tenure:
             command = implied(record)
             if command is not None and (_ANSWERS[type(command)], record.key, record.token or NO_TOKEN) not in answered:
                 drivers.perform(command, record)
-            if not (record.state in FINAL_STATES and was_long_ended(record, self._checkpoint)):
-                drivers.see_restored(record)
+        drivers.see_restored(
+            record
+            for record in ledger.allocations.values()
+            if not (record.state in FINAL_STATES and was_long_ended(record, self._checkpoint))
+        )
         drivers.warn_of_other_drivers(ledger.allocations.values())
 
     async def _check_history(self) -> None:
