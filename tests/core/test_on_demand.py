@@ -415,6 +415,68 @@ def test_nobody_starves_behind_those_whose_amounts_fail(
         assert core[f"w{index}"].reason_code != "not-reported"
 
 
+def test_an_answer_that_names_what_was_named_before_still_counts_for_whom_a_failure_made_wait() -> None:
+    core = CoreDriver(ON_DEMAND)
+    for worker in ("first", "second"):
+        core.register(worker, 1)
+        core.fail("did not end within 10 s")
+    core.register("third", 1)
+    core.report("gpu:0", asked=1)
+    core.report("gpu:0", asked=2)  # to the question for `second`
+    assert [core[worker].reason_code for worker in ("first", "second", "third")] == [None, "busy", "busy"]
+    core.deregister("first")
+    assert core.state("second") == "allocated"
+
+
+FEW = 2
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    steps=st.lists(
+        st.tuples(st.sampled_from(["come", "go", "answer", "fail", "retry"]), st.integers(0, 5), st.integers(1, FEW)),
+        min_size=5,
+        max_size=30,
+    ),
+    chunk=st.integers(1, 4),
+)
+def test_all_have_theirs_in_the_end_where_a_driver_has_few_devices_and_fails_at_times(
+    steps: list[tuple[str, int, int]], chunk: int
+) -> None:
+    core = CoreDriver(ON_DEMAND, chunk=chunk)
+    here: list[str] = []
+
+    def answer(*, fails: bool = False) -> bool:
+        put = questions(core)
+        core.decisions.clear()
+        for question in put:
+            if fails:
+                core.fail("did not end within 10 s")
+            else:
+                core.report(*[str(index) for index in range(min(question.amount, FEW))], asked=question.amount)
+        return bool(put)
+
+    for number, (what, who, amount) in enumerate(steps):
+        match what:
+            case "come":
+                here.append(f"w{number}")
+                core.register(here[-1], amount)
+            case "go" if here:
+                core.deregister(here.pop(who % len(here)))
+            case "answer" | "fail":
+                answer(fails=what == "fail")
+            case "retry":
+                core.say(m.DriverRetry(host=HOST, resource="gpu"))
+    for _ in range(len(steps)):
+        core.say(m.DriverRetry(host=HOST, resource="gpu"))  # as in the manager, after each failure
+        while answer():
+            pass
+        for worker in [worker for worker in here if core.state(worker) == "allocated"]:
+            here.remove(worker)
+            core.deregister(worker)
+    assert here == []
+
+
 # --- drivers that answer for one worker ---
 
 BOOKS = m.ResourceSpec(name="gpu", amount=1, on_demand=True, per_worker=True)

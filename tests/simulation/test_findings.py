@@ -8,10 +8,12 @@ from collections.abc import Sequence
 import anyio
 from msgspec import structs
 
+from outfitter_drivers.script import ScriptOutcome
 from outfitter_proto.records import Allocation, ResolvedRequest, Source
 from outfitter_service.core import model as m
 from outfitter_service.metrics import Metrics
 from outfitter_service.runtime.drivers.pool import DriverPool
+from simulation.hosts.books import Books
 from simulation.hosts.hardware import BOOKED, RESOURCE, Bench, Catalogue, load
 from simulation.hosts.managers import EPOCH
 from simulation.loop import running
@@ -99,3 +101,50 @@ def test_a_driver_is_asked_and_its_offer_given_back_in_one_commit_in_this_order(
     for seed in range(30):
         with running(seed) as loop:
             assert loop.run_until_complete(loop.spawn(loop.world, ask_and_go)) == {}, f"seed {seed}"
+
+
+def test_the_devices_that_a_script_with_books_names_are_lent_to_nobody_else_here_either() -> None:
+    """As the service has it, whose managers the simulation is to judge."""
+    bench = Bench("h", 1, dice=random.Random(1))
+    loaded = load({"h": bench}, prepares=True, catalogue=Catalogue(ports=True, books=True))
+    assert [name for name, resource in loaded.items() if resource.spec.per_worker] == [BOOKED]
+
+
+class CountedBooks(Books):
+    """Books that know how often devices were asked for, for whom."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[str] = []
+
+    def allocate(self, amount: int, who: str) -> ScriptOutcome:
+        self.asked.append(who)
+        return super().allocate(amount, who)
+
+
+def test_what_was_given_back_is_not_given_back_again_when_the_partition_is_taken_again() -> None:
+    """To give it back a script is asked for it. One was killed just then, and so was the manager before it had tried
+    again: the next one took it for given back long ago, and the books kept it."""
+
+    async def take_again() -> CountedBooks:
+        bench = Bench("h", 1, dice=random.Random(1))
+        books = bench.books = CountedBooks()
+        request = ResolvedRequest(amounts={BOOKED: 1})
+        gone = structs.replace(releasing(bench), state="ended", token=None, resources={}, request=request)
+        unseen = structs.replace(gone, incarnation="2", commit=2)
+        pool = DriverPool(load({"h": bench}, prepares=True, catalogue=Catalogue(books=True)), metrics=Metrics([BOOKED]))
+        async with anyio.create_task_group() as tasks:
+            started = anyio.Event()
+            tasks.start_soon(lambda: pool.run(lambda _: None, started=started, host="h"))
+            await started.wait()
+            pool.perform(m.Discover(host="h", resource=BOOKED, amount=1, least=1, allocation=gone.key), gone)
+            pool.see_committed(gone)
+            await anyio.sleep(1.0)
+            pool.see_restored([gone, unseen])
+            await anyio.sleep(1.0)
+            tasks.cancel_scope.cancel()
+        return books
+
+    with running(1) as loop:
+        books = loop.run_until_complete(loop.spawn(loop.world, take_again))
+    assert (books.asked, books.entries) == (["h/w/1", "h/w/2"], {})

@@ -265,12 +265,15 @@ def _update_reason(
     is_first: bool,
     changed: bool,
 ) -> Allocation:
-    """The waiter's record with its current reason. A question to a driver is no news for a worker that waits.
+    """The waiter's record with its current reason. A question to a driver is no news for a worker that waits, if what
+    it waits for has it evaluated again: a device, an answer, or the end of a failure. Else it waits for the answer.
 
     `is_first`: nobody before it waits for this resource. How many devices are free is news for the first one only. Else
     each device that comes free would have the records of all waiters for a shared resource written again.
     """
-    is_asking = record.reason_code is not None and overlay.inventory(obstacle.resource).asking
+    inventory = overlay.inventory(obstacle.resource)
+    returns = record.reason_code in (ReasonCode.BUSY, ReasonCode.NOT_REPORTED) or inventory.failure is not None
+    is_asking = inventory.asking and record.reason_code is not None and returns
     may_tell = builder.rules.news or record.reason in reasons.UNDECIDED
     is_news = obstacle.code != record.reason_code or (
         may_tell and reasons.differ(obstacle.reason, record.reason, free=is_first)

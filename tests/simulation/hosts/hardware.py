@@ -26,6 +26,7 @@ from outfitter_drivers.api import (
 )
 from outfitter_service.core.model import ResourceSpec
 from outfitter_service.runtime.drivers.building import inspected
+from outfitter_service.runtime.drivers.loading import with_driver
 from outfitter_service.runtime.drivers.supervisor import Loaded
 from simulation.bulk import Bulk
 from simulation.hosts.books import BookedDriver, Books
@@ -218,7 +219,7 @@ def load(
     names = [name for name in catalogue.names if name not in oddities.without]
     for name in names:
         shared = (name == MAP) != (name in oddities.turned)
-        own = name == BOOKED or (prepares and name in (RESOURCE, CARD) and not shared)
+        own = prepares and name in (RESOURCE, CARD) and not shared
         driver: ExternalResourceDriver
         if name == PORT:
             driver = AskedDriver(benches)
@@ -227,8 +228,7 @@ def load(
         else:
             kind = PreparingDriver if own else ListingDriver
             driver = kind(benches, name, backwards=oddities.backwards)
-        spec = ResourceSpec(name=name, amount=1, prepares=own, confirms=own, shared=shared, on_demand=name in ASKED)
-        found[name] = Loaded(spec=spec, served=inspected(driver))
+        found[name] = with_driver(ResourceSpec(name=name, amount=1, shared=shared), inspected(driver))
     return found
 
 

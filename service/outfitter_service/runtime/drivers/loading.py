@@ -13,7 +13,7 @@ from msgspec import structs
 
 from outfitter_service.config import ResourceConfig
 from outfitter_service.core.model import OnFailure, ResourceSpec, SpecState
-from outfitter_service.runtime.drivers.building import build_error_text, build_served
+from outfitter_service.runtime.drivers.building import ServableDriver, build_error_text, build_served
 from outfitter_service.runtime.drivers.supervisor import Loaded
 
 log = structlog.get_logger("outfitter.drivers")
@@ -49,6 +49,11 @@ def _load(resource: ResourceConfig, scope: str) -> Loaded:
         reason = f"external-resource.{resource.name}: its driver cannot be built: {build_error_text(error)}"
         log.exception("driver cannot be built, its resource is not served", resource=spec.name)
         return Loaded(spec=structs.replace(spec, state=SpecState.MISCONFIGURED, reason=reason))
+    return with_driver(spec, served)
+
+
+def with_driver(spec: ResourceSpec, served: ServableDriver) -> Loaded:
+    """A resource with its driver, whose properties the core goes by."""
     return Loaded(
         spec=structs.replace(
             spec,

@@ -16,7 +16,7 @@ from anyio.abc import TaskGroup
 
 from outfitter_drivers import api
 from outfitter_proto.keys import AllocationKey
-from outfitter_proto.records import FINAL_STATES, Allocation
+from outfitter_proto.records import FINAL_STATES, NO_COMMIT, Allocation, CommitNumber
 from outfitter_service.core import model as m
 from outfitter_service.metrics import Metrics
 from outfitter_service.runtime.drivers.commands import CommandRunner
@@ -43,7 +43,7 @@ class DriverCalls(Protocol):
 
     def perform(self, command: m.Command, record: Allocation | None) -> None: ...
 
-    def see_restored(self, record: Allocation) -> None: ...
+    def see_restored(self, records: Iterable[Allocation]) -> None: ...
 
     def warn_of_other_drivers(self, records: Iterable[Allocation]) -> None: ...
 
@@ -62,6 +62,8 @@ class DriverPool:
         self._offers = {name for name, resource in self._loaded.items() if resource.served and resource.served.offers}
         self._warned: set[tuple[str, AllocationKey]] = set()
         """The grants of another driver that were said already, with their resources."""
+        self._last_commit: CommitNumber = NO_COMMIT
+        """The last one of which a record was seen."""
         self._metrics = metrics
         self._survivors = survivors
         self._hosts: dict[str, dict[str, Supervisor]] = {}
@@ -152,11 +154,16 @@ class DriverPool:
         if self._commands is not None:
             self._commands.perform(command, record)
 
-    def see_restored(self, record: Allocation) -> None:
-        """A driver may have set devices aside for the worker of this restored record, which was granted none."""
-        for supervisor, amount in self._offering(record):
-            supervisor.offers.assume(supervisor.worker(record), amount)
-        self.see_committed(record)
+    def see_restored(self, records: Iterable[Allocation]) -> None:
+        """Drivers may have set devices aside for the workers of these restored records that were granted none. Of a
+        commit that was seen before they know: the manager takes the partition again. If a script were asked to give
+        back once more what it has back, it would set devices aside anew."""
+        known = self._last_commit
+        for record in records:
+            if record.commit > known:
+                for supervisor, amount in self._offering(record):
+                    supervisor.offers.assume(supervisor.worker(record), amount)
+                self.see_committed(record)
 
     def warn_of_other_drivers(self, records: Iterable[Allocation]) -> None:
         """Warn once of grants whose driver was to take the devices back, where the driver of now does no such thing:
@@ -181,6 +188,7 @@ class DriverPool:
 
     def see_committed(self, record: Allocation) -> None:
         """The record is committed. If its worker went without a grant, what drivers set aside for it is given back."""
+        self._last_commit = max(self._last_commit, record.commit)
         if record.state not in FINAL_STATES:
             return
         for supervisor, _ in self._offering(record):

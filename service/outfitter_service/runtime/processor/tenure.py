@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import anyio
 from msgspec import UNSET
@@ -87,9 +87,17 @@ class Tenure:
             command = implied(record)
             if command is not None and (_ANSWERS[type(command)], record.key, record.token or NO_TOKEN) not in answered:
                 drivers.perform(command, record)
-            if not (record.state in FINAL_STATES and was_long_ended(record, self._checkpoint)):
-                drivers.see_restored(record)
+        drivers.see_restored(
+            record
+            for record in ledger.allocations.values()
+            if not (record.state in FINAL_STATES and was_long_ended(record, self._checkpoint, self._last_start(record)))
+        )
         drivers.warn_of_other_drivers(ledger.allocations.values())
+
+    def _last_start(self, record: Allocation) -> datetime | None:
+        """When the last manager of a record's host started."""
+        host = self._ledger.hosts[record.host].record
+        return host.manager.since if host is not None else None
 
     async def _check_history(self) -> None:
         """Begin a snapshot if history has nothing: the topic was recreated while nobody served.
@@ -182,7 +190,8 @@ class Tenure:
         return trouble
 
 
-def was_long_ended(record: Allocation, last: Checkpoint | None) -> bool:
-    """Whether the last manager had time to give back what drivers had set aside for an ended worker. Else each start
-    would ask the drivers about all ended workers that the ledger still has."""
-    return last is not None and record.since < last.at - GIVEN_BACK_WITHIN
+def was_long_ended(record: Allocation, last: Checkpoint | None, started: datetime | None) -> bool:
+    """Whether the last manager, which `started` then, had time to give back what drivers had set aside for an ended
+    worker. Else each start would ask the drivers about all ended workers that the ledger still has."""
+    begun = record.since if started is None else max(record.since, started)
+    return last is not None and begun < last.at - GIVEN_BACK_WITHIN
