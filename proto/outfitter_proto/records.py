@@ -636,6 +636,15 @@ class Note(Struct, frozen=True, kw_only=True, tag_field="type", tag="note", gc=F
     writer: str
     event: str
     explanation: str
+    host: str | UnsetType = UNSET
+    """The host that it is about. Left out: the writer's, if it has one."""
+    device: str | UnsetType = UNSET
+    """The device that it is about. Left out: it is about no single device."""
+
+    @property
+    def about(self) -> str | None:
+        """The host that it is about, or None."""
+        return keys.writer_names(self.writer).host if self.host is UNSET else self.host
 
 
 class Refresh(Struct, frozen=True, kw_only=True, tag_field="type", tag="refresh", gc=False, omit_defaults=True):

@@ -38,6 +38,8 @@ def test_one_gpu_of_eight_is_taken_out_and_its_holder_keeps_it() -> None:
     assert (waiter.state, waiter.reason_code) == ("pending", "busy")
     assert waiter.reason == "waits for 1 gpu: 0 of 8 free, 1 cordoned"
     assert notes(core) == ["cordoned: order o1 by ada@ops-1 takes device g0 of host h out: XID 79"]
+    [note] = [note for decision in core.decisions for note in decision.notes]
+    assert (note.about, note.device) == (HOST, "g0")
 
 
 def test_who_wants_more_than_is_left_is_told_who_took_it_out_and_blocks_nobody() -> None:

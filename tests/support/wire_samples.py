@@ -319,6 +319,9 @@ SAMPLES = {
         confirmed=True,
     ),
     "note": Note(at=AT, writer="host/gpu-3", event="input-lost", explanation="offsets 10 to 20 are gone"),
+    "note-about-a-device": Note(
+        at=AT, writer="partition/3", event="cordoned", explanation="XID 79", host="gpu-3", device="GPU-1"
+    ),
     "refresh": Refresh(
         **ME,
         at=AT,

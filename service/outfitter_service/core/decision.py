@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from msgspec import Struct, structs
+from msgspec import Struct, UnsetType, structs
 from msgspec.structs import force_setattr
 
 from outfitter_proto.codec import encode
@@ -204,9 +204,11 @@ class DecisionBuilder:
         """Make the message a dead letter."""
         self.decision.refused = reason
 
-    def note(self, event: str, explanation: str) -> None:
+    def note(self, event: str, explanation: str, *, host: str, device: str | UnsetType) -> None:
         """Say something in history that is no step of an allocation."""
-        note = Note(at=self.now, writer=self.rules.writer, event=event, explanation=explanation)
+        note = Note(
+            at=self.now, writer=self.rules.writer, event=event, explanation=explanation, host=host, device=device
+        )
         self.decision.notes.append(note)
 
     def set_kind(self, kind: str) -> None:

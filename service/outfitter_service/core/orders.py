@@ -41,9 +41,7 @@ def read(builder: DecisionBuilder, event: m.OrderRead) -> None:
     remaining = {id_: cordon for id_, cordon in host_state.cordons.items() if id_ != order.id}
     if after is not None:
         builder.put_record(after)
-        builder.note(
-            "cordoned", f"order {after.order} by {after.author} takes {reasons.what_of(after)} out: {after.reason}"
-        )
+        _note(builder, "cordoned", after, f"takes {reasons.what_of(after)} out: {after.reason}")
         _apply(builder, host_state, {**remaining, after.order: after})
     elif before is not None:
         _end(
@@ -81,10 +79,12 @@ def _wanted(order: CordonOrder, before: Cordon | None, now: datetime) -> Cordon 
 def _end(builder: DecisionBuilder, cordon: Cordon, how: str) -> None:
     builder.change(DropRecord(cordon.key))
     builder.reschedule(cordon.host)
-    builder.note(
-        "uncordoned",
-        f"order {cordon.order} by {cordon.author} for {reasons.what_of(cordon)} {how}; it said: {cordon.reason}",
-    )
+    _note(builder, "uncordoned", cordon, f"for {reasons.what_of(cordon)} {how}; it said: {cordon.reason}")
+
+
+def _note(builder: DecisionBuilder, event: str, cordon: Cordon, what: str) -> None:
+    explanation = f"order {cordon.order} by {cordon.author} {what}"
+    builder.note(event, explanation, host=cordon.host, device=cordon.device)
 
 
 def _apply(builder: DecisionBuilder, host_state: HostState, in_effect: cordons.Cordons) -> None:

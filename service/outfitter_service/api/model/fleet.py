@@ -47,7 +47,7 @@ class HistoryStep(NamedTuple):
     def names(self) -> tuple[str | None, str | None, str | None]:
         """Its host, worker and incarnation; None for those that it does not have."""
         if isinstance(self.record, Note):
-            return keys.writer_names(self.record.writer).host, None, None
+            return self.record.about, None, None
         return self.record.host, self.record.worker, self.record.incarnation
 
 
@@ -234,10 +234,11 @@ class Fleet:
 
     def add_step(self, message: Message, record: Transition | Refresh | Note, *, announce: bool) -> None:
         """Add a step of history, and with `announce` the event of it."""
-        host = keys.writer_names(record.writer).host if isinstance(record, Note) else record.host
+        host = record.about if isinstance(record, Note) else record.host
         if self.host not in {None, host}:
             return
-        names = frozenset() if isinstance(record, Note) else frozenset(name for name in device_names(record) if name)
+        found = (record.device,) if isinstance(record, Note) else device_names(record)
+        names = frozenset(name for name in found if name)
         self.steps.add(_item(message, record.at, HistoryStep(record, message, names)))
         if announce:
             self.events.add("step", host, _as_data(message))

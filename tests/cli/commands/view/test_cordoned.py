@@ -59,6 +59,10 @@ def variables(tmp_path: Path) -> dict[str, str]:
         at=NOW, writer="host/b", event="cordoned",
         explanation="order k3v9-01 by ada@ops-1 takes host b out: rebooted tonight",
     )  # fmt: skip
+    of_a = Note(
+        at=NOW, writer="partition/0", event="cordoned", host="a", device="GPU-1",
+        explanation="order c3d4-03 by ada@ops-1 takes device GPU-1 of host a out: XID 79",
+    )  # fmt: skip
 
     async def write() -> None:
         async with connect(url) as bus:
@@ -66,6 +70,7 @@ def variables(tmp_path: Path) -> dict[str, str]:
             for record in records():
                 await bus.publish(of.allocations, 0, Entry(record.key.encode(), encode(record)))
             await bus.publish(of.history, 0, Entry(b"host/b", encode(note)))
+            await bus.publish(of.history, 0, Entry(b"partition/0", encode(of_a)))
 
     anyio.run(write)
     return environment(OUTFITTER_BUS=url, COLUMNS="160")

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import click
 from msgspec import Raw, Struct
 
-from outfitter_proto.keys import host_writer
 from outfitter_proto.support.printable import printable
 from outfitter_service.cli._lib import options, output, standard_output
 from outfitter_service.cli._lib.errors import warn
@@ -49,8 +48,8 @@ class StepFilter(Struct, frozen=True, kw_only=True):
         if (self.since is not None and step.at < self.since) or (self.until is not None and step.at > self.until):
             return False
         if isinstance(step, Note):
-            of_host = self.host is None or step.writer == host_writer(self.host)
-            return of_host and (self.worker, self.incarnation, self.device, self.labelled) == (None, None, None, ())
+            is_chosen = self.host in {None, step.about} and (self.device is None or self.device == step.device)
+            return is_chosen and (self.worker, self.incarnation, self.labelled) == (None, None, ())
         return (
             self.host in {None, step.host}
             and (self.worker is None or self.worker.fits(step.host, step.worker, step.incarnation))
