@@ -45,6 +45,17 @@ wait = click.option(
     default=TAKEN_WITHIN, show_default=True,
     help="How long to wait until a manager has taken it; 0 only writes it.",
 )  # fmt: skip
+
+
+def _is_an_argument(ctx: click.Context, _param: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        raise click.UsageError(f"the host is an argument: outfitter {ctx.info_name} {value} …", ctx)
+
+
+not_an_option = click.option(
+    "--host", "no_option", hidden=True, is_eager=True, expose_value=False, callback=_is_an_argument
+)
+"""Every command that looks on has this option. One that changes something must have a host."""
 resource = click.option("--resource", metavar="NAME", help="Only devices of this resource.")
 device = click.option("--device", metavar="ID", help="Only this device: its id, or any of its other names.")
 

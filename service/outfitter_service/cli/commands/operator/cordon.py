@@ -29,6 +29,7 @@ def _reason(_ctx: click.Context, _param: click.Parameter, value: str) -> str:
 
 @click.command()
 @click.argument("host", callback=options.named("host"))
+@ordering.not_an_option
 @options.of_cluster
 @ordering.resource
 @ordering.device

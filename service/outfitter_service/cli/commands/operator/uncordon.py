@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("host", callback=options.named("host"))
+@ordering.not_an_option
 @options.of_cluster
 @ordering.resource
 @ordering.device
