@@ -474,6 +474,8 @@ def fingerprint(body: Mapping[str, Any]) -> bytes:
 
 _GRANTED = ("resources", "operators", "env", "cdi", "unavailable", "aliases", "common")
 """A record's fields about its grant."""
+_SHARES = ("operators", "common")
+"""Those of its operators."""
 _SAID = ("resources", "operators", "labels")
 """The fields of a record's request that a manager leaves out where the topics take less by now."""
 
@@ -482,7 +484,7 @@ def is_set_back(after: Mapping[str, Any], before: Mapping[str, Any]) -> bool:
     """Whether `after` equals `before` except for an earlier start.
 
     A manager whose clock was set back corrects a start in the future. A final record may lose then what was too large
-    to be written again: its devices, what its registration said, the end of its reason.
+    to be written again: what its registration said with its operators' shares, its devices, the end of its reason.
     """
     try:
         if datetime.fromisoformat(after["since"]) >= datetime.fromisoformat(before["since"]):
@@ -490,9 +492,12 @@ def is_set_back(after: Mapping[str, Any], before: Mapping[str, Any]) -> bool:
     except (KeyError, TypeError, ValueError):
         return False
     changeable = ["since", "wait_until", "writer", "commit"]
-    if after.get("state") in FINAL and not any(after.get(name) for name in _GRANTED):
-        changeable += [*_GRANTED, *(name for name in ("warnings", "delayed_by") if not after.get(name))]
+    if after.get("state") in FINAL:
         before = {**before, **_shortened(after, before)}
+        if not any(after.get(name) for name in _GRANTED):
+            changeable += [*_GRANTED, *(name for name in ("warnings", "delayed_by") if not after.get(name))]
+        elif not any(after.get(name) for name in _SHARES):
+            changeable += _SHARES
     return fingerprint({**before, **{name: after.get(name) for name in changeable}}) == fingerprint(after)
 
 

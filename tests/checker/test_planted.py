@@ -154,6 +154,24 @@ def test_what_is_over_may_lose_its_devices_when_the_clock_was_set_back() -> None
         assert (not world.violated()) == is_over
 
 
+def test_what_is_over_may_lose_its_operators_alone_when_the_clock_was_set_back() -> None:
+    """…with what its registration said of them, and keeps its devices; no other one's are lost."""
+    world = lived_in()
+    world.deregister("b")
+    operators = {"one": {"resources": {"gpu": ["GPU-2"]}, "env": {}, "cdi": []}}
+    ended = world.now[f"{HOST}/b/1"] | {"state": "ended", "reason_code": "deregistered", "operators": operators}
+    request = ended["request"] | {"operators": {"one": {"gpu": {"amount": 1}}}}
+    world.now[f"{HOST}/b/1"]["operators"] = operators
+    world.now[f"{HOST}/b/1"]["request"] = request
+    world.commit(ended | {"request": request, "commit": world.commits + 1}, world.allocation("e", "pending"))
+    lost = {"operators": {}, "request": request | {"operators": None}, "since": "2020-01-01T00:00:00Z"}
+    world.commit(ended | lost | {"commit": world.commits + 1}, to=world.position)
+    assert world.violated() == set()
+    elsewhere = ended | lost | {"env": {"A": "b"}, "since": "2019-01-01T00:00:00Z"}
+    world.commit(elsewhere | {"commit": world.commits + 1}, to=world.position)
+    assert world.violated() == {"steps"}
+
+
 def test_what_ended_in_a_commit_may_begin_earlier_within_it() -> None:
     """The clock is set back between two decisions of one commit: history tells of both, the ledger of the last one."""
     world = lived_in()
