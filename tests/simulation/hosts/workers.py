@@ -329,6 +329,10 @@ class Worker:
                     await self._use(session, diary, plan)
                 finally:
                     diary.end()
+                    survivors = owners.survivors if owners is not None else None
+                    if diary.last is not None and survivors is not None and not self.closing:
+                        # its processes are there before it says that it is over
+                        self._loop.spawn(self._loop.world, partial(self._outlive, owners, survivors, diary.last))
                 session.dies = plan.crashes and not self.closing
         except (AllocationError, BusError):
             pass  # over, refused, or never registered
@@ -336,8 +340,6 @@ class Worker:
             asking.cancel()
         self._told("left" if session.known else "died", key)
         if owners is not None:
-            if diary.last is not None and owners.survivors is not None and not self.closing:
-                self._loop.spawn(self._loop.world, partial(self._outlive, owners, owners.survivors, diary.last))
             owners.end(pid)
         self.waiting_for = None
         return session.known
