@@ -36,7 +36,7 @@ def host_with(**resources: list[list[str]]) -> Host:
 def record_of(core: CoreDriver) -> Host:
     """The host's record now, put into the ledger as a manager does."""
     state = core.host_state
-    record = recorded(state.record, core.rules, state.devices.inventories, core.now, held=bool(state.holders.live))
+    record = recorded(state.record, core.rules, state.devices.inventories, core.now, keeps_names=state.keeps_names)
     if record is not None:
         core.ledger.change(PutRecord(record))
     found: Host = state.record
