@@ -75,6 +75,11 @@ async def _uncordon(
         if not lines and (unknown := await known.unknown_host(bus, where.cluster, followed.ledger, host)):
             raise OutfitterCliError(unknown)
         selection = orders.selected(followed.ledger, host, resource, device)
+        is_named = any(selection.has(line) for line in lines)
+        if not is_named and host in followed.ledger.hosts:
+            missing = orders.what_is_missing(followed.ledger, host, resource, device)
+            if missing is not None:
+                raise OutfitterCliError(f"nothing was ended: {missing}")
         if order_id is not None:
             chosen = [_named(order_id, there, lines, host)]
         else:
