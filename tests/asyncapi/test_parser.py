@@ -19,4 +19,4 @@ def test_the_parser_accepts_the_schema() -> None:
     schema = subprocess.run([*OUTFITTER, "schema"], capture_output=True, check=True).stdout
     parsed = subprocess.run(["node", PARSE, tool("asyncapi-parser").parent], input=schema, capture_output=True)
     assert parsed.returncode == 0, (parsed.stdout + parsed.stderr).decode()
-    assert b"5 channels, 5 operations" in parsed.stdout
+    assert b"6 channels, 6 operations" in parsed.stdout

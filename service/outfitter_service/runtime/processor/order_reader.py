@@ -13,7 +13,7 @@ import anyio
 import structlog
 from msgspec import UNSET, UnsetType
 
-from outfitter_proto.bus import BusError, Message, Reader
+from outfitter_proto.bus import BusError, BusUnavailableError, Message, Reader
 from outfitter_proto.bus.reading import MARKERS_WAIT_S
 from outfitter_proto.codec import WireError, decode_order
 from outfitter_proto.keys import host_key
@@ -31,6 +31,8 @@ FIRST_WITHIN_S = 5.0
 LOOK_S = 10.0
 """Seconds between two looks whether the topic was created again, which its readers do not notice."""
 BACKOFF_S = (0.5, 10.0)
+PATIENT_TRIES = 3
+"""After so many failures in a row something else than an outage of the whole bus is to blame, or that has a line."""
 LOGGED = 20
 """Most unreadable orders of one reading that get a log line each."""
 
@@ -58,6 +60,8 @@ class OrderReader:
         """All orders before it were queued."""
         self.trouble: str | UnsetType = UNSET
         """Why orders cannot be read now."""
+        self._failures = 0
+        self._has_warned = False
 
     def of(self, host: str) -> list[CordonOrder]:
         """All orders about a host that were read, ended ones included."""
@@ -85,7 +89,7 @@ class OrderReader:
                 backoff.reset()
                 continue
             except BusError as error:
-                self._has_failed(str(error))
+                self._has_failed(error)
             self._looked.set()
             await anyio.sleep(backoff.next_delay())
 
@@ -119,9 +123,12 @@ class OrderReader:
         partition = str(self._assignment.partition)
         self._instruments.metrics.orders_unread.labels(partition).set(0)
         self._instruments.metrics.orders_unreadable.labels(partition).set(len(self._unreadable))
+        self._failures = 0
         if self.trouble is not UNSET:
             self.trouble = UNSET
-            log.info("operators' orders can be read again", partition=self._assignment.partition)
+            if self._has_warned:
+                self._has_warned = False
+                log.info("operators' orders can be read again", partition=self._assignment.partition)
             self._wake()
 
     def _read(self, message: Message) -> CordonOrder | None:
@@ -137,10 +144,13 @@ class OrderReader:
         self._unreadable.pop(key, None)
         return order if self._assignment.scope.owns(host_key(order.host).encode()) else None
 
-    def _has_failed(self, error: str) -> None:
-        if error != self.trouble:
-            if not self._instruments.outage.on:
-                log.warning("operators' orders cannot be read, those in effect stay", error=error)
-            self.trouble = error
+    def _has_failed(self, error: BusError) -> None:
+        self._failures += 1
+        if str(error) != self.trouble:
+            self.trouble = str(error)
             self._wake()
+        is_away = isinstance(error, BusUnavailableError)
+        if not self._has_warned and not (is_away and (self._failures < PATIENT_TRIES or self._instruments.outage.on)):
+            self._has_warned = True
+            log.warning("operators' orders cannot be read, those in effect stay", error=str(error))
         self._instruments.metrics.orders_unread.labels(str(self._assignment.partition)).set(1)
