@@ -461,11 +461,16 @@ def test_the_buttons_of_the_filter_stay_where_they_are(open_page: OpenPage) -> N
 
 
 def place_in_fleet(page: Page, button: Locator) -> tuple[float, float]:
-    """How far from the section's corner: what stands above it comes and goes by itself."""
-    box, fleet = button.bounding_box(), page.locator("#fleet").bounding_box()
-    assert box
-    assert fleet
-    return box["x"] - fleet["x"], box["y"] - fleet["y"]
+    """How far from the section's corner, both at one moment: what stands above them comes and goes by itself."""
+    fleet = page.locator("#fleet").element_handle()
+    x, y = button.evaluate(
+        """(button, fleet) => {
+            const [one, other] = [button, fleet].map(node => node.getBoundingClientRect());
+            return [one.x - other.x, one.y - other.y];
+        }""",
+        fleet,
+    )
+    return x, y
 
 
 def with_nics() -> list[Any]:
