@@ -40,7 +40,10 @@ _CHANNELS = {
         "LedgerRecord",
         "send",
         "The ledger: the manager's whole state, compacted. Null bodies delete their key.",
-        "`host/worker/incarnation`, `@host/<host>`, `@cordon/<host>/<order>` or `@checkpoint/<writer>`.",
+        (
+            "`host/worker/incarnation`, `@host/<host>`, `@device/<host>/<percent-encoded id>`, "
+            "`@cordon/<host>/<order>` or `@checkpoint/<writer>`."
+        ),
     ),
     "history": (
         "HistoryRecord",

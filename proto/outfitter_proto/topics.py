@@ -253,10 +253,7 @@ async def create(
     return await bus.create_topics(
         [
             TopicSpec(
-                name,
-                1 if name == names.control_topic(cluster) else partitions,
-                common | {s.name: s.value for s in settings},
-                copies,
+                name, _partitions(cluster, name, partitions), common | {s.name: s.value for s in settings}, copies
             )
             for name, settings in (required(cluster, history=history) | optional(cluster)).items()
         ]
@@ -271,13 +268,22 @@ def all_missing(cluster: str, *, history: bool = True) -> list[TopicDifference]:
     ]
 
 
+_COSTS = {
+    "managers": (
+        "without it nobody sees on the bus whether a manager lives, so one that was killed looks as if it served on"
+    ),
+    "control": "without it nobody can take a device or a host out; what was taken out stays out",
+}
+"""What the lack of an optional topic costs, by the last part of its name."""
+
+
 def _without(name: str) -> str:
-    """What the lack of an optional topic costs."""
-    if name.endswith(".managers"):
-        return (
-            "without it nobody sees on the bus whether a manager lives, so one that was killed looks as if it served on"
-        )
-    return "without it nobody can take a device or a host out; what was taken out stays out"
+    return _COSTS[name.rpartition(".")[2]]
+
+
+def _partitions(cluster: str, name: str, ledgers: int) -> int:
+    """How many partitions a topic has where the ledger has `ledgers` of them."""
+    return 1 if name == names.control_topic(cluster) else ledgers
 
 
 def _missing(name: str, *, why: str = "a manager cannot read or write it", fatal: bool = True) -> TopicDifference:
@@ -299,7 +305,7 @@ async def check(bus: Bus, cluster: str, *, history: bool = True) -> list[TopicDi
     differences += _of_partitions(existing)
     for name, settings in optional(cluster).items():
         ledger = existing.get(names.topics(cluster).allocations)
-        needed = 1 if name == names.control_topic(cluster) else ledger.partitions if ledger is not None else 0
+        needed = _partitions(cluster, name, ledger.partitions if ledger is not None else 0)
         differences += [item._replace(fatal=False) for item in await _of_optional(bus, name, settings, brokers, needed)]
     return differences
 

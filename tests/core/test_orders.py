@@ -212,3 +212,16 @@ def test_a_device_stays_out_under_a_name_that_its_driver_no_longer_says() -> Non
     once_more.cordon(device="y", ended_at=core.now)
     assert out(once_more) == []
     assert "big" not in once_more.host_state.record.resources
+
+
+def test_many_orders_that_end_at_once_end_in_several_decisions() -> None:
+    core = CoreDriver(GPU, chunk=4)
+    core.report("a")
+    for number in range(10):
+        core.cordon(f"o{number}", device="a", until=core.now + timedelta(hours=1))
+    core.register("w", 1)
+    before = len(core.decisions)
+    core.pass_time(3601)
+    ended = [len(decision.notes) for decision in core.decisions[before:] if decision.notes]
+    assert ended == [4, 4, 2]
+    assert core.state("w") == "allocated"

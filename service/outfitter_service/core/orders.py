@@ -51,12 +51,12 @@ def read(builder: DecisionBuilder, event: m.OrderRead) -> None:
 
 
 def end_due(builder: DecisionBuilder, host_state: HostState) -> None:
-    """End the orders whose time is over."""
+    """End orders whose time is over, at most as many as one decision may change."""
     remaining = dict(host_state.cordons)
-    for order, cordon in host_state.cordons.items():
-        if cordon.until is not UNSET and cordon.until <= builder.now:
-            _end(builder, cordon, "has ended by itself")
-            del remaining[order]
+    due = [one for one in remaining.values() if one.until is not UNSET and one.until <= builder.now]
+    for cordon in due[: builder.rules.chunk]:
+        _end(builder, cordon, "has ended by itself")
+        del remaining[cordon.order]
     _apply(builder, host_state, remaining)
 
 

@@ -124,7 +124,7 @@ def _tell_of_others(rest: Sequence[OrderLine], pending: Sequence[str]) -> None:
     """
     if rest and not pending:
         raise OutfitterCliError(
-            f"nothing was ended: what is out is so by others' orders, or by orders about more than this: "
+            f"nothing was ended: others' orders, or orders about more than this, take it out: "
             f"{ordering.in_words(rest)}. `--order ID` ends one, whoever gave it, and `--all` those of all authors"
         )
     if rest:
