@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 import anyio
 import pytest
+from msgspec import structs
 
 from outfitter_proto.keys import allocation_key
+from outfitter_proto.records import CordonOrder
 from outfitter_service.core import model as m
 from outfitter_service.runtime.clock import Clock
 from outfitter_service.runtime.processor.event_queue import RETRY_AFTER_S, EventQueue, Wakeup
@@ -139,3 +143,19 @@ def test_what_was_set_aside_is_not_tried_before_its_time_when_the_partition_is_t
     assert [*event_queue.queue] == [report("newer")]
     event_queue.queue.clear()
     assert due(event_queue, clock, RETRY_AFTER_S) == [m.Reschedule(host="h")]
+
+
+def test_orders_come_first_and_each_after_its_earlier_version_and_are_read_again_after_a_restart() -> None:
+    """Else a host's evaluation, which a restart queues, would grant what an order takes out."""
+    event_queue = EventQueue(Clock(), Wakeup())
+    event_queue.restart(["h"])
+    event_queue.add(report("a"))
+    at = datetime(2026, 1, 1, tzinfo=UTC)
+    given = m.OrderRead(order=CordonOrder(id="o1", host="h", author="ada", reason="dust", at=at))
+    ended = m.OrderRead(order=structs.replace(given.order, ended_at=at))
+    event_queue.add_orders([given])
+    event_queue.add_orders([ended])
+    assert [*event_queue.queue] == [given, ended, m.Reschedule(host="h"), report("a")]
+    assert event_queue.has_orders
+    event_queue.restart(["h"])
+    assert not event_queue.has_orders
