@@ -11,7 +11,8 @@ const REDRAW_MS = 15_000; // how often the times on the page grow
 const root = document.documentElement;
 const api = new Api(new URL(root.dataset.api, document.baseURI).href);
 const view = {
-  only: null, resource: null, find: "", sort: "trouble", focus: null, subject: null, allGroups: false, isDark: false,
+  only: null, resource: null, model: null, find: "", sort: "trouble", focus: null, subject: null, allGroups: false,
+  isDark: false,
 };
 const panel = new Panel(api, draw);
 const feed = new Feed(api, { changed: draw, stepped: host => panel.stepped(host), refused: askForToken });
@@ -129,8 +130,11 @@ document.addEventListener("click", event => {
   const button = event.target.closest("button");
   if (!button) return;
   if (button.dataset.only) view.only = view.only === button.dataset.only ? null : button.dataset.only;
-  const { resource } = button.dataset;
-  if (resource !== undefined) view.resource = view.resource === resource ? null : resource;
+  const { resource, model = null } = button.dataset;
+  if (resource !== undefined) {
+    const isOn = view.resource === resource && view.model === model;
+    Object.assign(view, isOn ? { resource: null, model: null } : { resource, model });
+  }
   ACTIONS[button.id]?.();
   draw();
 });

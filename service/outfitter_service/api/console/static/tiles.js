@@ -7,25 +7,29 @@ import { addressOf, cell, count, number } from "./words.js";
 
 const MOST_CELLS = 64; // of one resource
 
-/** A host's devices by state: all, or those of the resource that the view shows alone. */
-const countsIn = (host, { resource }) => (resource === null ? host.counts : host.totals.get(resource)?.counts ?? {});
+/** The totals of what the view shows alone, a resource or one model of it; undefined: there is none. */
+const partOf = (totals, { resource, model }) =>
+  (model === null ? totals.get(resource) : totals.get(resource)?.models.get(model));
+
+/** A host's devices by state: all, or those that the view shows alone. */
+const countsIn = (host, view) => (view.resource === null ? host.counts : partOf(host.totals, view)?.counts ?? {});
 
 /** The hosts that the view's filter and search leave, in its order. */
 export function shownHosts(fleet, view) {
   const text = view.find.trim().toLowerCase();
-  const ofResource = host => view.resource === null || host.totals.has(view.resource);
-  const has = host => ofResource(host) && (!view.only || countsIn(host, view)[view.only]);
+  const hasPart = host => view.resource === null || partOf(host.totals, view) !== undefined;
+  const has = host => hasPart(host) && (!view.only || countsIn(host, view)[view.only]);
   const isShown = host => has(host) && (!text || host.text.includes(text));
   const byName = (a, b) => (a.name < b.name ? -1 : 1);
   const byTrouble = (a, b) => b.weight - a.weight || byName(a, b);
   return [...fleet.hosts.values()].filter(isShown).sort(view.sort === "name" ? byName : byTrouble);
 }
 
-/** Devices by state: all, or those of the resource that the view shows alone. */
-function countsOf(totals, { resource }) {
+/** Devices by state: all, or those that the view shows alone. */
+function countsOf(totals, view) {
+  if (view.resource !== null) return partOf(totals, view).counts;
   const counts = Object.fromEntries(STATES.map(state => [state, 0]));
-  for (const [name, of] of totals)
-    if (resource === null || resource === name) for (const state of STATES) counts[state] += of.counts[state];
+  for (const of of totals.values()) for (const state of STATES) counts[state] += of.counts[state];
   return counts;
 }
 
@@ -50,12 +54,15 @@ function resourcesOf(host) {
   return [...new Set([...host.totals.keys(), ...counted])].sort();
 }
 
-/** The cells of one resource. Its name is there where others are beside it, so that a full one looks full. */
-function cellsOf(host, resource, isAlone) {
-  const devices = host.devices.filter(device => device.resource === resource);
+/** The cells of one resource, or of one model of it. Its name is there where others are beside it, so that a full one
+ * looks full. */
+function cellsOf(host, resource, model, isAlone) {
+  const isIn = device => device.resource === resource && (model === null || device.properties?.model === model);
+  const devices = host.devices.filter(isIn);
   const cells = devices.map(device => ({ state: stateOf(device, host), device }));
   if (cells.length > MOST_CELLS) cells.sort((a, b) => STATES.indexOf(a.state) - STATES.indexOf(b.state));
-  const rest = Math.max(cells.length, host.resources?.[resource]?.total ?? 0) - Math.min(cells.length, MOST_CELLS);
+  const total = model === null ? host.resources?.[resource]?.total ?? 0 : 0;
+  const rest = Math.max(cells.length, total) - Math.min(cells.length, MOST_CELLS);
   const more = rest > 0 ? `+${number(rest)}` : nothing;
   return html`<span class="cells" data-more=${more}>${isAlone ? nothing : html`<span class="of">${resource}</span>`}${
     cells.slice(0, MOST_CELLS).map(({ state, device }) =>
@@ -66,14 +73,14 @@ function cellsOf(host, resource, isAlone) {
 const cordonedCell = (device, host) =>
   html`<i class="cell cordoned" title=${ordersOf(device, host).map(orderWords).join("; ")}></i>`;
 
-function tile(host, isOpen, hasTab, only) {
+function tile(host, isOpen, hasTab, { resource: only, model }) {
   const resources = resourcesOf(host).filter(resource => only === null || resource === only);
   const isBad = host.managed ? host.counts.unhealthy || host.failing : host.missed && !host.planned;
   const kind = host.planned ? "planned" : `${host.managed ? "" : "unmanaged"} ${isBad ? "bad" : ""}`;
   return html`<a class="host ${kind}" href=${addressOf("host", host.name)} data-host=${host.name}
     aria-label=${labelOf(host)} aria-current=${isOpen ? "true" : nothing} tabindex=${hasTab ? 0 : -1}
     ><span class="name">${host.name}</span>${
-      resources.map(resource => cellsOf(host, resource, resources.length === 1))}</a>`;
+      resources.map(resource => cellsOf(host, resource, model, resources.length === 1))}</a>`;
 }
 
 /** Who has the grid's one tab stop. */
@@ -84,7 +91,7 @@ function grid(hosts, view) {
   return html`<div class="grid" role="group" aria-label="Hosts: arrow keys move, Enter opens">
     ${repeat(hosts, host => host.name, host => {
       const isOpen = host.name === open, hasTab = host.name === stop;
-      return guard([host, isOpen, hasTab, view.resource], () => tile(host, isOpen, hasTab, view.resource));
+      return guard([host, isOpen, hasTab, view.resource, view.model], () => tile(host, isOpen, hasTab, view));
     })}</div>`;
 }
 
@@ -94,14 +101,16 @@ const legend = (counts, view) => html`<div class="legend" role="group" aria-labe
 
 const freeOf = ({ total, counts }) => html`<b>${number(counts.free)} of ${number(total)} free</b>`;
 
-/** The numbers of each resource, and of its models if there are several. A click shows one resource alone. */
-const resourceButtons = (totals, view) => html`<div class="resources" role="group" aria-label="Only this resource">
-  ${[...totals].map(([resource, of]) => html`<button data-resource=${resource}
-    aria-pressed=${view.resource === resource}>${resource}: ${freeOf(of)}${
+/** The numbers of each resource, and of its models if there are several. A click shows one of them alone. */
+const resourceButtons = (totals, view) => html`<div class="resources" role="group" aria-label="Only these devices">
+  ${[...totals].map(([resource, of]) => html`<span><button data-resource=${resource}
+    aria-pressed=${view.resource === resource && view.model === null}>${resource}: ${freeOf(of)}${
     of.waiting ? `, ${of.waiting === 1 ? "1 waits" : `${number(of.waiting)} wait`}` : nothing}${
-    of.counts.cordoned ? `, ${number(of.counts.cordoned)} cordoned` : nothing}${
+    of.counts.cordoned ? `, ${number(of.counts.cordoned)} cordoned` : nothing}</button>${
     of.models.size < 2 ? nothing
-      : [...of.models].map(([model, each]) => html`<small>${model}: ${freeOf(each)}</small>`)}</button>`)}</div>`;
+      : [...of.models].map(([model, each]) => html`<button data-resource=${resource} data-model=${model}
+        aria-pressed=${view.resource === resource && view.model === model}>${model}: ${freeOf(each)}</button>`)}</span>`)}
+  </div>`;
 
 const IN_BAR = ["held", "free", "cordoned", "unknown", "unhealthy"];
 
@@ -109,8 +118,8 @@ const bar = counts => html`<div class="bar" aria-hidden="true">${IN_BAR.map(stat
   counts[state] ? html`<i class=${state} .style=${`flex-grow: ${counts[state]}`}></i>` : nothing)}</div>`;
 
 const tools = view => html`<div class="tools">
-  <input id="find" type="search" placeholder="Host, device or worker ( / )"
-    aria-label="Find a host, a device or a worker" autocomplete="off" spellcheck="false" .value=${view.find}>
+  <input id="find" type="search" placeholder="Host, device, worker or label ( / )"
+    aria-label="Find by host, device, model, worker or label" autocomplete="off" spellcheck="false" .value=${view.find}>
   <select id="sort" aria-label="Order of the hosts"><option value="trouble">Trouble first</option
     ><option value="name">By name</option></select></div>`;
 
@@ -126,7 +135,7 @@ function nothingFound(fleet, view) {
 
 export function fleetView(fleet, view) {
   const totals = totalsOf(fleet);
-  if (!totals.has(view.resource)) view = { ...view, resource: null }; // it may have gone since somebody chose it
+  if (!partOf(totals, view)) view = { ...view, resource: null, model: null }; // it may have gone since it was chosen
   const counts = countsOf(totals, view), hosts = shownHosts(fleet, view);
   const isWhole = hosts.length === fleet.hosts.size;
   const part = isWhole ? nothing : `${number(hosts.length)} of ${count(fleet.hosts.size, "host")}`;
