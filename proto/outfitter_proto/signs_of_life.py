@@ -170,6 +170,10 @@ class SignsOfLife:
         """A partition cannot be read now. Managers may be just as little able to write there."""
         self._since[partition] = math.inf
 
+    def as_of(self, partition: int) -> float:
+        """Up to which moment of the monotonic clock a partition was read; -inf: it never was."""
+        return self._as_of.get(partition, -math.inf)
+
     # --- judging ---
 
     def of(self, checkpoint: Checkpoint, *, seen_at: float = -math.inf) -> Verdict:
@@ -320,7 +324,7 @@ async def follow_signs(
                     before, begun = begun, signs.monotonic()
                     for message in await fetch_what_is_left(reader, timeout=FOLLOW_WAIT_S):
                         signs.add(message, live=message.offset >= end)
-                    if reader.position >= end and reader.has_answered:
+                    if reader.position >= end and reader.has_answered and not reader.late_s:
                         signs.has_read(partition, before)
                         backoff.reset()
                         caught_up()

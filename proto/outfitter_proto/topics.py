@@ -321,6 +321,10 @@ async def _of_optional(
     except BusAuthorizationError as error:
         return [TopicDifference(name, "(topic)", _HIDDEN, "shown", _without(name), f"{error}", fatal=False)]
     found = await _of_settings(bus, info, settings, brokers)
+    if name.endswith(".control") and info.partitions > needed:
+        why = "managers read the first one only: orders in others are in effect nowhere"
+        remedy = "delete the topic, then outfitter topics create; what is in effect stays so"
+        found.append(TopicDifference(name, "partitions", str(info.partitions), str(needed), why, remedy, fatal=False))
     if info.partitions < needed:
         why = "the managers of further partitions cannot say there that they live"
         count = str(info.partitions)

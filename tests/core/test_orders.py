@@ -160,9 +160,10 @@ def test_a_sentence_says_both_where_devices_are_ill_and_taken_out() -> None:
     core.report("a", ill("b"))
     core.cordon(device="a", reason="dust")
     waiter = core.register("w", 2)
-    assert (waiter.reason_code, waiter.reason) == (
-        "infeasible",
-        "2 gpu requested, 1 of 2 healthy; 1 cordoned by ada (order o1: dust); granted when enough are healthy again",
+    assert waiter.reason_code == "infeasible"
+    assert waiter.reason == (
+        "2 gpu requested, 1 of 2 healthy; 1 cordoned by ada (order o1: dust); granted when enough are healthy again "
+        "and enough orders have ended"
     )
 
 
@@ -212,6 +213,29 @@ def test_a_device_stays_out_under_a_name_that_its_driver_no_longer_says() -> Non
     once_more.cordon(device="y", ended_at=core.now)
     assert out(once_more) == []
     assert "big" not in once_more.host_state.record.resources
+
+
+@pytest.mark.parametrize("is_restarted", [False, True], ids=["runs", "restarted"])
+def test_an_order_goes_with_its_device_to_another_slot(is_restarted: bool) -> None:
+    """The names of the slots are those of other devices then, and merge none of them."""
+    core = CoreDriver(GPU)
+    core.report("a", device("b", aliases=("slot-1",)), device("c", aliases=("slot-2",)))
+    core.cordon(device="b")
+    core.commit()
+    again = restarted(core) if is_restarted else core
+    again.report("a", device("b", aliases=("slot-2",)), device("c", aliases=("slot-1",)))
+    assert out(again) == ["b"]
+    assert again.register("w", 2).state == "allocated"
+    again.cordon(device="b", ended_at=core.now)
+    assert again.register("v", 1).state == "allocated"
+
+
+def test_an_order_goes_with_the_name_of_a_slot_where_nothing_else_is_known() -> None:
+    core = CoreDriver(GPU)
+    core.report("a", device("b", aliases=("slot-1",)))
+    core.cordon(device="b")
+    core.report("a", device("new", aliases=("slot-1",)))
+    assert out(core) == ["new"]
 
 
 def test_many_orders_that_end_at_once_end_in_several_decisions() -> None:

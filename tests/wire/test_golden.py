@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -136,3 +137,21 @@ def test_an_order_under_another_key_or_with_a_bad_name_is_refused() -> None:
         codec.decode_order(GOLDEN["cordon-order"].read_bytes().replace(b'"gpu-3"', b'"gpu/3"'))
     with pytest.raises(codec.WireError, match=r"an empty text names nothing; .* \(at \$\.device\)"):
         codec.decode_order(GOLDEN["cordon-order-that-ended"].read_bytes().replace(b'"GPU-1"', b'""'))
+
+
+@pytest.mark.parametrize("field", ["at", "until", "ended_at"])
+@pytest.mark.parametrize("time", ["9999-12-31T23:59:59-05:00", "0001-01-01T00:00:00+05:00"])
+def test_an_order_whose_time_is_beyond_utcs_is_refused(field: str, time: str) -> None:
+    order = {**json.loads(GOLDEN["cordon-order"].read_bytes()), field: time}
+    with pytest.raises(codec.WireError, match=rf"is in UTC no time of the years 1 to 9999 \(at \$\.{field}\)"):
+        codec.decode_order(json.dumps(order).encode())
+    edge = json.dumps({**order, field: time[:19] + "Z"}).encode()
+    assert codec.decode_order(edge).id == order["id"]
+
+
+def test_an_order_that_is_longer_than_its_topic_takes_is_refused() -> None:
+    order = json.loads(GOLDEN["cordon-order"].read_bytes())
+    rest = codec.MAX_ORDER_BYTES - len(json.dumps({**order, "device": ""}))
+    assert codec.decode_order(json.dumps({**order, "device": "x" * rest}).encode()).device == "x" * rest
+    with pytest.raises(codec.WireError, match="16385 bytes; at most 16384 are read"):
+        codec.decode_order(json.dumps({**order, "device": "x" * (rest + 1)}).encode())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from datetime import UTC, datetime
 from itertools import chain
 from typing import Any, TypeVar
 
@@ -30,6 +31,8 @@ T = TypeVar("T")
 
 MAX_MESSAGE_BYTES = 64 * 1024
 """The longest registration that we read (the registrations topic's `max.message.bytes`)."""
+MAX_ORDER_BYTES = 16 * 1024
+"""The longest order that we read (the control topic's `max.message.bytes`)."""
 
 
 class WireError(ValueError):
@@ -278,8 +281,10 @@ def decode_order(value: bytes, *, key: bytes | None = None) -> CordonOrder:
 
     Raises:
         UnknownTypeError: an order of a later version.
-        WireError: damaged, or under another key than its id.
+        WireError: damaged, longer than `MAX_ORDER_BYTES`, or under another key than its id.
     """
+    if len(value) > MAX_ORDER_BYTES:
+        raise WireError("operator's order", f"{len(value)} bytes; at most {MAX_ORDER_BYTES} are read")
     try:
         order = _order.decode(value)
     except _UNREADABLE as error:
@@ -290,6 +295,18 @@ def decode_order(value: bytes, *, key: bytes | None = None) -> CordonOrder:
     for field, what in (("$.resource", order.resource), ("$.device", order.device)):
         if what == "":
             raise WireError("operator's order", "an empty text names nothing; leave the field out for all", field)
+    for field, moment in (("$.at", order.at), ("$.until", order.until), ("$.ended_at", order.ended_at)):
+        if moment and not _has_utc(moment):
+            raise WireError("operator's order", f"{moment.isoformat()} is in UTC no time of the years 1 to 9999", field)
     if key is not None and order.key.encode() != key:
         raise WireError("operator's order", f"its body belongs under the key {order.key!r}")
     return order
+
+
+def _has_utc(moment: datetime) -> bool:
+    """Whether Python has this moment in UTC: a local time of the year 9999 may be of the year 10000 there."""
+    try:
+        moment.astimezone(UTC)
+    except OverflowError:
+        return False
+    return True

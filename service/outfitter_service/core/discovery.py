@@ -162,13 +162,21 @@ def _is_retried(spec: m.ResourceSpec, failure: m.DriverFailure) -> bool:
 
 def _still_linked(host_state: HostState, resource: str, inventory: ResourceState) -> tuple[tuple[str, ...], ...]:
     """The groups of names that the driver no longer connects and that must stay connected: a worker holds the device,
-    and its record lacks one of the names; or an operator's order names the device."""
+    and its record lacks one of the names; or an operator's order names the device, and the driver does not say that the
+    names are of several devices now."""
     groups = [tuple(names) for names in host_state.devices.connected(resource) if len(names) > 1]
     if not groups:
         return ()
-    lacking = names_room.lacking_names(host_state)
+    lacking, ordered = names_room.lacking_names(host_state), names_room.ordered_names(host_state)
     reported = {frozenset(names) for names in inventory.names}
-    return tuple([names for names in groups if not lacking.isdisjoint(names) and frozenset(names) not in reported])
+    devices = {name: device.id for device in inventory.as_reported for name in (device.id, *device.aliases)}
+
+    def is_needed(names: tuple[str, ...]) -> bool:
+        if not lacking.isdisjoint(names):
+            return True
+        return not ordered.isdisjoint(names) and len({devices[name] for name in names if name in devices}) < 2
+
+    return tuple([names for names in groups if frozenset(names) not in reported and is_needed(names)])
 
 
 def _aliases_now(host_state: HostState, record: Allocation) -> dict[str, list[str]] | UnsetType:

@@ -130,9 +130,10 @@ def held_back(inventory: ResourceState) -> str:
 
 
 def too_ill(spec: ResourceSpec, amount: int, inventory: ResourceState, cordons: Mapping[str, Cordon]) -> str:
+    ended = " and enough orders have ended" if inventory.cordoned else ""
     return (
         f"{amount} {spec.name} requested, {inventory.healthy} of {len(inventory.devices)} healthy"
-        f"{taken_out(inventory, cordons)}; {HEALING}{held_back(inventory)}"
+        f"{taken_out(inventory, cordons)}; {HEALING}{ended}{held_back(inventory)}"
     )
 
 

@@ -81,11 +81,13 @@ class HostCordons:
             for device in [] if inventory is None else inventory.devices:
                 self._of_device[self._canonical(device.id)] += orders
 
-    def of(self, resource: str, names: Iterable[str]) -> list[OrderInEffect]:
-        """The orders about a device that a resource shows, the oldest first. `names`: all that the device has."""
+    def of(self, resource: str, names: Iterable[str], recorded: str | None = None) -> list[OrderInEffect]:
+        """The orders about a device that a resource shows, the oldest first. `names`: all that the device has.
+        `recorded`: the order that the host's record has of it, also while no resource that the order is about shows it.
+        """
         if not self._orders:
             return []
-        found = {*self._of_host, *self._of_resource.get(resource, ())}
+        found = {recorded, *self._of_host, *self._of_resource.get(resource, ())}
         for name in names:
             found.update(self._of_device.get(self._canonical(name), ()))
         return [order for id_, order in self._orders.items() if id_ in found]

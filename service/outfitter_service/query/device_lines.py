@@ -172,11 +172,16 @@ class DeviceEntry(HostDevice, frozen=True, kw_only=True):
         """All its holders, who has it alone first."""
         return (holding.record for holding in _holdings(self.held_as))
 
+    @property
+    def all_names(self) -> set[str]:
+        """Those and its holders', too."""
+        return {self.id, *self.names, *chain.from_iterable(device.names for device in self.held_as)}
+
     def line(self) -> DeviceLine:
         return DeviceLine(
             **{field: getattr(self, field) for field in HostDevice.__struct_fields__ if field != "orders"},
             orders=self.orders[:MOST_ORDERS],
-            aliases=sorted({*self.names, *chain.from_iterable(device.names for device in self.held_as)} - {self.id}),
+            aliases=sorted(self.all_names - {self.id}),
             holders=[_holder(holding) for holding in islice(_holdings(self.held_as), MOST_HOLDERS)],
             holder_count=sum(len(device.alone) + len(device.sharing) for device in self.held_as),
         )
@@ -228,7 +233,7 @@ def _listed(
     for device in _one_each(inventory.devices, names):
         record = records.get(device.id)
         all_names = names.all_of(device.id)
-        orders = cordons.of(resource, all_names)
+        orders = cordons.of(resource, all_names, device.cordon or None)
         yield DeviceEntry(
             host=host,
             resource=resource,

@@ -112,6 +112,12 @@ class Selection(NamedTuple):
             return line.host == self.host
         return line.device in self.devices or (self.device is None and line.resource == self.resource)
 
+    def is_all_of(self, line: OrderLine) -> bool:
+        """Whether an order is about this, and not about a part of it."""
+        if self.device is not None:
+            return self.has(line)
+        return line.host == self.host and line.device is None and line.resource == self.resource
+
     def meets(self, line: OrderLine) -> bool:
         """Whether an order is about some of this."""
         if line.host != self.host:
@@ -132,9 +138,10 @@ async def read(bus: Bus, cluster: str, now: datetime) -> Orders:
         BusError: see the bus port; UnknownTopicError if there is no such topic.
         OutfitterCliError: see `ledger_view.messages_of`.
     """
-    topic, found, unreadable = names.control_topic(cluster), dict[str, CordonOrder](), 0
+    topic, found, unreadable = names.control_topic(cluster), dict[str, CordonOrder](), set[bytes]()
     async for message in ledger_view.messages_of(bus, topic, PARTITION, committed=False):
         key = message.key or b""
+        unreadable.discard(key)
         if message.value is None:
             before = found.get(key.decode("utf-8", "replace"))
             if before is not None and not before.stands(now):
@@ -145,10 +152,10 @@ async def read(bus: Bus, cluster: str, now: datetime) -> Orders:
                 raise codec.WireError("operator's order", message.unreadable)
             order = codec.decode_order(message.value, key=key)
         except codec.WireError:
-            unreadable += 1
+            unreadable.add(key)
         else:
             found[order.id] = order
-    return Orders(found, unreadable)
+    return Orders(found, len(unreadable))
 
 
 def lines_of(orders: Orders, ledger: LedgerView, now: datetime, host: str | None = None) -> list[OrderLine]:
@@ -194,7 +201,7 @@ def selected(ledger: LedgerView, host: str, resource: str | None, device: str | 
         return Selection(host)
     devices, resources = {device} - {None}, {resource} - {None}
     for entry in _entries(ledger, host):
-        found = _names(entry)
+        found = entry.all_names
         if device in found or (device is None and entry.resource == resource):
             devices |= found
             resources.add(entry.resource)
@@ -209,7 +216,7 @@ def what_is_missing(ledger: LedgerView, host: str, resource: str | None, device:
     record = ledger.hosts[host]
     if resource is not None and (missing := known.unknown_resource(ledger, resource)) is not None:
         return missing
-    if device is None or any(device in _names(entry) for entry in _entries(ledger, host, resource)):
+    if device is None or any(device in entry.all_names for entry in _entries(ledger, host, resource)):
         return None
     asked = [inventory for name, inventory in record.resources.items() if resource in {None, name}]
     return None if device and any(map(left_out, asked)) else known.unknown_device(ledger, host, device, resource)
@@ -220,7 +227,7 @@ def covered(ledger: LedgerView, selection: Selection) -> list[DeviceEntry]:
     return [
         entry
         for entry in _entries(ledger, selection.host)
-        if selection.devices is None or not selection.devices.isdisjoint(_names(entry))
+        if selection.devices is None or not selection.devices.isdisjoint(entry.all_names)
     ]
 
 
@@ -228,10 +235,6 @@ def _entries(ledger: LedgerView, host: str, resource: str | None = None) -> list
     record = ledger.hosts_record(host)
     found = [] if record is None else entries_of(ledger, record)
     return [entry for entry in found if resource in {None, entry.resource}]
-
-
-def _names(entry: DeviceEntry) -> set[str]:
-    return {entry.id, *entry.names, *(name for held in entry.held_as for name in held.names)}
 
 
 # --- giving and ending --------------------------------------------------------------------------------------

@@ -73,7 +73,7 @@ def test_two_people_take_a_device_out_and_it_is_lent_when_both_have_ended_that(o
     assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
     assert on_kafka.outfitter("register", "--worker", "w", "--lease", "none").returncode == 0
     on_kafka.wait_for_state("w", "pending")
-    ended = on_kafka.outfitter("uncordon", on_kafka.host, "--author", "ada@ops-1")
+    ended = on_kafka.outfitter("uncordon", on_kafka.host, "--device", "GPU-0", "--author", "ada@ops-1")
     assert (ended.returncode, ended.stdout) == (0, f"{first.stdout.strip()}  ended\n")
     assert f"still out, by {second.stdout.strip()} (GPU-0) by bob@ops-2: XID 79" in ended.stderr
     [line] = json.loads(on_kafka.outfitter("orders", "--json").stdout)

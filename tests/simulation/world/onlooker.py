@@ -40,7 +40,8 @@ class Onlooker:
         self._loop = world.loop
         self._signs = SignsOfLife(now_ms=lambda: world.loop.time() * 1000, monotonic=world.loop.time)
         self._seen_at: dict[tuple[str, str], float] = {}
-        self._works_since: dict[Manager, float] = {}
+        self._serves_since: dict[tuple[Manager, int], float] = {}
+        """Since when a manager serves a partition, and nothing keeps its signs from the broker."""
 
     async def run(self, over: Callable[[], bool]) -> None:
         world = self._world
@@ -58,10 +59,12 @@ class Onlooker:
         by_instance = {manager.process.name: manager for manager in world.managers}
         for manager in world.managers:
             is_able = manager.up and not manager.process.stopped and not manager.link.cut and not world.network.down
-            if is_able:
-                self._works_since.setdefault(manager, now)
-            else:
-                self._works_since.pop(manager, None)
+            serves = {partition for partition, _ in manager.serving()} if is_able else set()
+            for partition in range(world.setting.partitions):
+                if partition in serves:
+                    self._serves_since.setdefault((manager, partition), now)
+                else:
+                    self._serves_since.pop((manager, partition), None)
         for checkpoint in self._checkpoints():
             manager = by_instance.get(checkpoint.instance.partition("-")[2])
             if manager is None or checkpoint.beat_s is UNSET:
@@ -69,19 +72,22 @@ class Onlooker:
             seen_at = self._seen_at.setdefault((checkpoint.writer, checkpoint.instance), now)
             life, silence_s = self._signs.of(checkpoint, seen_at=seen_at).life, MISSED * checkpoint.beat_s
             self.judged += life is not Life.UNKNOWN
-            partitions = [partition for partition, _ in manager.serving()] if manager.up else []
-            works_s = now - self._works_since.get(manager, math.inf)
-            if life is Life.DEAD and checkpoint.input.partition in partitions and works_s > silence_s:
-                self.complaints.append(f"{checkpoint.writer} of {checkpoint.instance} works, and counts as dead")
-            if life is Life.LIVES and now - self._last_sign(checkpoint) > 2 * silence_s + SLACK_S:
+            serves_s = now - self._serves_since.get((manager, checkpoint.input.partition), math.inf)
+            if life is Life.DEAD and serves_s > silence_s:
+                self.complaints.append(f"{checkpoint.writer} of {checkpoint.instance} serves, and counts as dead")
+            as_of = self._signs.as_of(checkpoint.input.partition)
+            if life is Life.DEAD and as_of - self._last_sign(checkpoint, by=as_of) < silence_s:
+                self.complaints.append(f"{checkpoint.writer} of {checkpoint.instance} was heard, and counts as dead")
+            if life is Life.LIVES and now - self._last_sign(checkpoint, by=now) > 2 * silence_s + SLACK_S:
                 self.complaints.append(f"{checkpoint.writer} of {checkpoint.instance} is silent, and counts as living")
 
-    def _last_sign(self, checkpoint: Checkpoint) -> float:
-        """When the broker took the last sign of this instance, which a process may send between two stops."""
+    def _last_sign(self, checkpoint: Checkpoint, *, by: float) -> float:
+        """When the broker took the last sign of this instance until then, which a process may send between two
+        stops."""
         log = self._world.broker.logs[managers_topic(CLUSTER), checkpoint.input.partition]
         for record, at in reversed(log.committed()):
             beat = codec.decode_beat(record.value or b"", key=record.key)
-            if (beat.writer, beat.instance) == (checkpoint.writer, checkpoint.instance):
+            if at <= by and (beat.writer, beat.instance) == (checkpoint.writer, checkpoint.instance):
                 return at
         return -math.inf
 

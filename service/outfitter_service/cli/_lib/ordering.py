@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import getpass
+import math
 import os
 from collections.abc import Callable, Collection, Iterable
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -38,7 +39,7 @@ def _author(_ctx: click.Context, _param: click.Parameter, value: str | None) -> 
 
 author = click.option(
     "--author", metavar="NAME", envvar="OUTFITTER_AUTHOR", show_envvar=True, callback=_author,
-    help="Whose order it is. Nobody checks it: it is no proof. Default: user@machine.",
+    help="Whose order it is. Nobody checks it: it is no proof. Default: user@machine, under sudo its caller.",
 )  # fmt: skip
 wait = click.option(
     "--wait", type=Duration(), metavar="DURATION", is_flag=False, flag_value=f"{TAKEN_WITHIN:g}s",
@@ -61,9 +62,9 @@ device = click.option("--device", metavar="ID", help="Only this device: its id, 
 
 
 def default_author() -> str:
-    """This user on this machine."""
+    """This user on this machine: under sudo, whoever called it."""
     try:
-        user = getpass.getuser()
+        user = os.environ.get("SUDO_USER") or getpass.getuser()
     except (KeyError, OSError):  # a user without an entry
         user = str(os.getuid())
     return f"{user}@{os.uname().nodename}".encode("utf-8", "replace").decode()[:LONGEST_AUTHOR]
@@ -81,9 +82,17 @@ async def tidy(bus: Bus, cluster: str, found: Orders, now: datetime) -> None:
 
 
 async def await_manager(
-    bus: Bus, cluster: str, followed: FollowedHost, ids: Collection[str], within: float, *, given: bool
+    bus: Bus,
+    cluster: str,
+    followed: FollowedHost,
+    ids: Collection[str],
+    within: float,
+    *,
+    given: bool,
+    until: datetime | None = None,
 ) -> None:
-    """Wait until the orders `ids` are in effect, if they are `given`; else until none of them is.
+    """Wait until the orders `ids` are in effect, if they are `given`; else until none of them is. `until`: when they
+    end by themselves.
 
     Raises:
         OutfitterCliError: no manager has taken them in time, with the code `NOT_TAKEN`.
@@ -96,15 +105,19 @@ async def await_manager(
     shown = f"`outfitter orders {followed.host}` shows whether one has"
     what = f"order {', '.join(ids)}" if given else f"the end of {', '.join(ids)}"
     stands = "the order stands" if given else "until one does, the devices stay out"
+    left = math.inf if until is None else (until - datetime.now(UTC)).total_seconds()
+    if left < within:
+        stands = "it has ended by itself"
     try:
-        if await followed.wait_for(taken, within):
+        if await followed.wait_for(taken, max(0.0, min(within, left))):
             return
         why = await _why_not(bus, cluster, followed)
     except BusError as error:
         text = f"{what} is written. Whether a manager has taken it is not known: {error}; {shown}"
         raise OutfitterCliError(text, exit_code=NOT_TAKEN) from error
     raise OutfitterCliError(
-        f"no manager has taken {what} within {within:g} s: {why}; {stands}, and {shown}", exit_code=NOT_TAKEN
+        f"no manager has taken {what} within {max(0.0, min(within, left)):.3g} s: {why}; {stands}, and {shown}",
+        exit_code=NOT_TAKEN,
     )
 
 
@@ -126,7 +139,7 @@ async def _why_not(bus: Bus, cluster: str, followed: FollowedHost) -> str:
         return f"the manager of {host} has never read orders: it may be of an earlier version"
     _, end = await bus.offsets(topic, PARTITION)
     if checkpoint.orders.topic_id != (await bus.topic(topic)).id or checkpoint.orders.to < end:
-        return f"the manager of {host} has not read it yet"
+        return f"the manager of {host} has not said yet that it has read it"
     return f"the manager of {host} has read it: its log may say more"
 
 

@@ -94,19 +94,24 @@ def _needed(host_state: HostState, recorded: ResourceInventory | None) -> tuple[
     """The recorded names that the host's record keeps in any case: those of a held device, while its holder's record
     lacks one of them, and those of a device that an operator's order names."""
     groups = _names(recorded)
-    lacking = lacking_names(host_state) if groups else ()
-    return tuple([tuple(group) for group in groups if not lacking.isdisjoint(group)]) if lacking else ()
+    needed = lacking_names(host_state) | ordered_names(host_state) if groups else ()
+    return tuple([tuple(group) for group in groups if not needed.isdisjoint(group)]) if needed else ()
 
 
 def lacking_names(host_state: HostState) -> set[str]:
-    """All names of the held devices whose holders' records lack some of them, and of the devices that operators' orders
-    name."""
+    """All names of the held devices whose holders' records lack some of them."""
     lacking: set[str] = set()
-    for cordon in host_state.cordons.values():
-        if cordon.device is not UNSET:
-            lacking.update(host_state.devices.classes.get(cordon.device, (cordon.device,)))
     for record in host_state.holders.live.values():
         for device_id, others in names_held(record):
             if (names_now := other_names(device_id, others, host_state.devices.classes)) != list(others):
                 lacking.update((device_id, *names_now))
     return lacking
+
+
+def ordered_names(host_state: HostState) -> set[str]:
+    """All names of the devices that operators' orders name."""
+    ordered: set[str] = set()
+    for cordon in host_state.cordons.values():
+        if cordon.device is not UNSET:
+            ordered.update(host_state.devices.classes.get(cordon.device, (cordon.device,)))
+    return ordered

@@ -97,8 +97,8 @@ def test_who_does_not_wait_is_told_nothing_of_managers(shell: Shell) -> None:
 @pytest.mark.parametrize(
     ("to", "of_topic", "says"),
     [
-        (0, None, "the manager of gpu-3 has not read it yet"),
-        (1, "another", "the manager of gpu-3 has not read it yet"),
+        (0, None, "the manager of gpu-3 has not said yet that it has read it"),
+        (1, "another", "the manager of gpu-3 has not said yet that it has read it"),
         (1, None, "the manager of gpu-3 has read it: its log may say more"),
     ],
 )
@@ -141,10 +141,39 @@ def test_an_end_that_no_manager_takes_is_waited_for_again(shell: Shell) -> None:
     assert shell.states() == {}
 
 
+# --- whose order, and about what ---------------------------------------------------------------------------
+
+
+def test_an_order_about_a_part_is_ended_only_by_who_names_the_part_or_everything(shell: Shell) -> None:
+    parts = order("gpu", resource="gpu"), order("one", device="GPU-1"), order("other", device="GPU-2")
+    shell.write(order("host"), *parts)
+    ended = shell("uncordon", "gpu-3", "--wait", "0")
+    assert (ended.returncode, ended.stdout) == (0, "host  ended\n")
+    assert all(f"{one.id} (" in ended.stderr for one in parts)
+    nothing = shell("uncordon", "gpu-3", "--wait", "0")
+    assert (nothing.returncode, "orders about more or less than this" in nothing.stderr) == (1, True)
+    assert shell("uncordon", "gpu-3", "--resource", "gpu", "--wait", "0").stdout == "gpu  ended\n"
+    assert shell("uncordon", "gpu-3", "--device", "GPU-1", "--wait", "0").stdout == "one  ended\n"
+    none = shell("uncordon", "gpu-3", "--device", "GPU-1", "--wait", "0")
+    assert (none.returncode, none.stderr.splitlines()[-1]) == (
+        0, "outfitter: no such order stands; those that do: other (GPU-2) by ada@ops-1: XID 79"
+    )  # fmt: skip
+    assert shell("uncordon", "gpu-3", "--all", "--wait", "0").stdout == "other  ended\n"
+
+
+def test_under_sudo_the_author_is_who_called_it(bus: str, tmp_path: Path) -> None:
+    variables = {"OUTFITTER_BUS": bus, "SUDO_USER": "ada", "USER": "root", "LOGNAME": "root"}
+    words = ("cordon", "gpu-3", "--reason", "XID 79", "--wait", "0")
+    assert command_line.outfitter(*words, cwd=tmp_path, environment=variables).returncode == 0
+    [written] = orders.orders_in(bus)
+    assert written is not None
+    assert written.author.startswith("ada@")
+
+
 # --- what the topic does not have ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("words", [["--order", "1"], ["--all"], []], ids=str)
+@pytest.mark.parametrize("words", [["--order", "1"], ["--all"], ["--device", "GPU-1"]], ids=str)
 def test_an_order_that_the_topic_has_lost_can_be_ended(shell: Shell, words: list[str]) -> None:
     shell.write(orders.cordon(order(resource="gpu", device="GPU-1")))
     assert shell.states() == {"1": "lost"}
@@ -189,6 +218,10 @@ def test_a_missing_topic_is_refused_with_the_command_that_makes_it(tmp_path: Pat
     assert (done.returncode, done.stdout) == (1, "")
     assert "topic 'outfitter.control' is not on the bus" in done.stderr
     assert "`outfitter topics create`" in done.stderr
+    shell.write(orders.cordon(order()))
+    in_effect = shell("orders")
+    assert (in_effect.returncode, " in effect " in in_effect.stdout) == (1, True)
+    assert "topic 'outfitter.control' is not on the bus" in in_effect.stderr
     assert shell("topics", "create").returncode == 0
     assert shell(*words, *(["--wait", "0"] if words[0] != "orders" else [])).returncode == 0
 
@@ -224,7 +257,7 @@ def test_a_manager_lends_what_is_out_to_nobody_until_the_order_has_ended(manager
     assert done.returncode == 0
     waiting = manager.wait_for_state("w", "pending")
     assert (waiting["reason_code"], "ada@ops-1" in waiting["reason"]) == ("cordoned", True)
-    ended = manager.outfitter("uncordon", manager.host, "--author", "ada@ops-1")
+    ended = manager.outfitter("uncordon", manager.host, "--device", "GPU-0", "--author", "ada@ops-1")
     assert (ended.returncode, ended.stdout) == (0, f"{given.stdout.strip()}  ended\n")
     manager.wait_for_state("w", "allocated")
 

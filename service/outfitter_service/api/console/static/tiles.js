@@ -109,7 +109,8 @@ const resourceButtons = (totals, view) => html`<div class="resources" role="grou
     of.counts.cordoned ? `, ${number(of.counts.cordoned)} cordoned` : nothing}</button>${
     of.models.size < 2 ? nothing
       : [...of.models].map(([model, each]) => html`<button data-resource=${resource} data-model=${model}
-        aria-pressed=${view.resource === resource && view.model === model}>${model}: ${freeOf(each)}</button>`)}</span>`)}
+        aria-pressed=${view.resource === resource && view.model === model}>${model}: ${
+        freeOf(each)}</button>`)}</span>`)}
   </div>`;
 
 const IN_BAR = ["held", "free", "cordoned", "unknown", "unhealthy"];

@@ -88,6 +88,7 @@ async def _cordon(
         there = await orders.read(bus, where.cluster, now)
         selection = orders.selected(followed.ledger, host, resource, device)
         order_id = orders.new_id(now, [*there.by_id, *followed.in_effect])
+        out_before = _count_out(followed)
         order = CordonOrder(
             id=order_id, host=host, author=author, reason=reason, at=now, resource=resource or UNSET,
             device=device or UNSET, until=ends or UNSET,
@@ -97,17 +98,27 @@ async def _cordon(
         sys.stdout.flush()
         await ordering.tidy(bus, where.cluster, there, now)
         if wait > 0:
-            await ordering.await_manager(bus, where.cluster, followed, [order.id], wait, given=True)
-            output.say(_effect(followed, selection), err=True)
+            await ordering.await_manager(bus, where.cluster, followed, [order.id], wait, given=True, until=ends)
+            output.say(_effect(followed, selection, out_before), err=True)
 
 
-def _effect(followed: FollowedHost, selection: Selection) -> str:
-    """What is lent to nobody now, and who keeps it, in words."""
+def _count_out(followed: FollowedHost) -> int:
+    """How many devices the host's record counts as cordoned, once each resource."""
+    record = followed.ledger.hosts.get(followed.host)
+    return sum(inventory.cordoned or 0 for inventory in record.resources.values()) if record is not None else 0
+
+
+def _effect(followed: FollowedHost, selection: Selection, out_before: int) -> str:
+    """What is lent to nobody now, and who keeps it, in words. `out_before`: see `_count_out`."""
     from outfitter_service.query import orders
 
     taken_out = orders.covered(followed.ledger, selection)
     if not taken_out:
-        return f"in effect on {followed.host}, and about no device that the host's record lists"
+        text = f"in effect on {followed.host}, and about no device that the host's record lists"
+        more = _count_out(followed) - out_before
+        if more > 0:
+            return f"{text}: {more} more cordoned than before"
+        return f"{text}: as many are cordoned as before. Is the name right? Else end the order"
     counts = Counter(entry.resource for entry in taken_out)
     devices = ", ".join(f"{count} {resource}" for resource, count in counts.items())
     now = f": nobody gets {devices} there now" if devices else ""

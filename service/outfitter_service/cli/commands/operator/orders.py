@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
@@ -11,6 +11,7 @@ from outfitter_service.cli._lib import options, output
 from outfitter_service.cli._lib.errors import warn
 
 if TYPE_CHECKING:
+    from outfitter_proto.bus import BusError
     from outfitter_service.config import BusConnection
     from outfitter_service.query.orders import OrderLine
 
@@ -37,32 +38,49 @@ def orders(where: BusConnection, /, host: str | None, ended: bool, as_json: bool
     """
     import anyio
 
-    lines, why_none = anyio.run(_read, where, host)
-    shown = [line for line in lines if ended or line.since is not None or line.stands]
+    found = anyio.run(_read, where, host)
+    shown = [line for line in found.lines if ended or line.since is not None or line.stands]
     if as_json:
         output.print_json(shown)
     elif shown:
         output.print_table(
             ["id", "host", "what", "author", "given", "until", "state", "reason"], map(_row, shown)
         )  # fmt: skip
+    if found.error is not None:
+        raise found.error
     if not shown:
-        warn(f"no order stands{f': {why_none}' if why_none else ''}")
+        warn(f"no order stands{f': {found.why_none}' if found.why_none else ''}")
 
 
-async def _read(where: BusConnection, host: str | None) -> tuple[list[OrderLine], str | None]:
-    """All orders, and why none of them stands; None: nobody gave one."""
+class _Found(NamedTuple):
+    """All orders. `why_none`: why none of them stands; None: nobody gave one. `error`: why there are only those that
+    the ledger has in effect."""
+
+    lines: list[OrderLine]
+    why_none: str | None = None
+    error: BusError | None = None
+
+
+async def _read(where: BusConnection, host: str | None) -> _Found:
+    from msgspec.structs import replace
+
+    from outfitter_proto.bus import BusError
     from outfitter_service.query import known, ledger_view
     from outfitter_service.query import orders as reading
 
     now = datetime.now(UTC)
     async with ledger_view.opened(where) as bus:
         ledger = await ledger_view.read(bus, where.cluster, host)
-        there = await reading.read(bus, where.cluster, now)
+        try:
+            there = await reading.read(bus, where.cluster, now)
+        except BusError as error:
+            lines = reading.lines_of(reading.Orders({}, 0), ledger, now, host)
+            return _Found([replace(line, state=reading.OrderState.IN_EFFECT) for line in lines], error=error)
         if there.unreadable:
             warn(f"orders that cannot be understood, damaged or of a later version: {there.unreadable}")
         if lines := reading.lines_of(there, ledger, now, host):
-            return lines, "--ended shows those that ended"
-        return lines, await known.unknown_host(bus, where.cluster, ledger, host)
+            return _Found(lines, "--ended shows those that ended")
+        return _Found(lines, await known.unknown_host(bus, where.cluster, ledger, host))
 
 
 def _row(line: OrderLine) -> tuple[str | None, ...]:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 @ordering.resource
 @ordering.device
 @click.option("--order", "order_id", metavar="ID", help="End this order, whoever gave it.")
-@click.option("--all", "is_all", is_flag=True, help="End the orders of all authors.")
+@click.option("--all", "is_all", is_flag=True, help="End the orders of all authors, also about parts.")
 @ordering.author
 @ordering.wait
 @click.pass_context
@@ -41,12 +41,16 @@ def uncordon(
     author: str,
     wait: float,
 ) -> None:
-    """End your own orders about HOST, or about one resource or device there, and list those of others.
+    """End your own orders about HOST, or about one resource or device there, and list the others.
+
+    Your orders about a part stand: those about devices if you name a resource, and those about resources or devices if
+    you name the host alone.
 
     History says who ended an order. Devices are lent again when no order takes them out any more.
 
     The exit code is 0 if the orders are ended and no longer in effect, or if no order stands. It is 1 if nothing was
-    ended because the orders are those of others. It is 75 if orders are ended and no manager has taken that yet.
+    ended, because the orders are those of others or about parts. It is 75 if orders are ended and no manager has taken
+    that yet.
     """
     import anyio
 
@@ -83,7 +87,8 @@ async def _uncordon(
         if order_id is not None:
             chosen = [_named(order_id, there, lines, host)]
         else:
-            chosen = [line for line in lines if selection.has(line) and (is_all or line.author == author)]
+            own = [line for line in lines if line.author == author and selection.is_all_of(line)]
+            chosen = [line for line in lines if selection.has(line)] if is_all else own
         for line in chosen:
             if line.ended_at is None and line.state is not OrderState.ENDED:
                 await orders.publish(bus, where.cluster, line.ended(author, now))
@@ -92,7 +97,9 @@ async def _uncordon(
         await ordering.tidy(bus, where.cluster, there, now)
         pending = [line.id for line in chosen if line.state is not OrderState.ENDED]
         _tell_of_others(
-            [line for line in lines if line.stands and line not in chosen and selection.meets(line)], pending
+            [line for line in lines if line.stands and line not in chosen and selection.meets(line)],
+            [line for line in lines if line.stands and line not in chosen],
+            pending,
         )
         if pending and wait > 0:
             await ordering.await_manager(bus, where.cluster, followed, pending, wait, given=False)
@@ -116,18 +123,18 @@ def _named(order_id: str, there: Orders, lines: Sequence[OrderLine], host: str) 
     raise OutfitterCliError(f"there is no order {order_id!r} about {host}; {known}")
 
 
-def _tell_of_others(rest: Sequence[OrderLine], pending: Sequence[str]) -> None:
-    """Say which orders still take devices out that were meant.
+def _tell_of_others(rest: Sequence[OrderLine], all_left: Sequence[OrderLine], pending: Sequence[str]) -> None:
+    """Say which orders still take devices out that were meant. `all_left`: also those about other devices.
 
     Raises:
         OutfitterCliError: there are some, and nothing was ended.
     """
     if rest and not pending:
         raise OutfitterCliError(
-            f"nothing was ended: others' orders, or orders about more than this, take it out: "
+            f"nothing was ended: others' orders, or orders about more or less than this, take it out: "
             f"{ordering.in_words(rest)}. `--order ID` ends one, whoever gave it, and `--all` those of all authors"
         )
     if rest:
         warn(f"still out, by {ordering.in_words(rest)}")
     elif not pending:
-        warn("no such order stands")
+        warn(f"no such order stands{f'; those that do: {ordering.in_words(all_left)}' if all_left else ''}")

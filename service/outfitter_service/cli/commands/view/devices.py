@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 class DeviceFilter(Struct, frozen=True, kw_only=True):
     """The filters of what is true of a device now; None selects everything. `free`: only what can be lent now."""
 
+    name: str | None
     health: str | None
     free: bool
     holder: options.WorkerNames | None
@@ -32,7 +33,8 @@ class DeviceFilter(Struct, frozen=True, kw_only=True):
 
     def matches(self, device: DeviceEntry, *, is_served: bool) -> bool:
         return (
-            self.health in {None, device.health}
+            (self.name is None or self.name in device.all_names)
+            and self.health in {None, device.health}
             and (not self.free or (is_served and device.is_free))
             and (not (self.holder or self.labelled) or any(map(self._is_of, device.holders)))
         )
@@ -47,6 +49,7 @@ class DeviceFilter(Struct, frozen=True, kw_only=True):
 @click.command()
 @options.looking_on
 @options.only_devices
+@click.option("--device", "name", metavar="ID", help="Only this device: its id, or any of its other names.")
 @click.option("--free", is_flag=True, help="Only devices that can be lent now.")
 @click.option("--holder", metavar="WORKER", type=options.WORKER, help=f"Only what this worker holds: {WORKER_FORMS}.")
 @options.only_labels
@@ -58,6 +61,7 @@ def devices(
     resource: str | None,
     model: str | None,
     health: str | None,
+    name: str | None,
     free: bool,
     holder: options.WorkerNames | None,
     labelled: labels.Wanted,
@@ -65,14 +69,15 @@ def devices(
 ) -> None:
     """List the devices of all hosts, or of --host: their health, and who holds them.
 
-    The last lines count the devices of each resource and each model, and who waits, whatever --health, --free, --holder
-    and --label leave out. Standard error names resources without devices, and drivers that fail, with the reason.
+    The last lines count the devices of each resource and each model, and who waits, whatever --device, --health,
+    --free, --holder and --label leave out. Standard error names resources without devices, and drivers that fail, with
+    the reason.
     """
     import anyio
 
     from outfitter_service.query import device_totals, known
 
-    chosen = DeviceFilter(health=health, free=free, holder=holder, labelled=labelled)
+    chosen = DeviceFilter(name=name, health=health, free=free, holder=holder, labelled=labelled)
     ledger, lives, unknown_host = anyio.run(known.look, where, options.host_of(host, holder))
     hosts = sorted(ledger.hosts.values(), key=lambda record: record.host)
     unserved = {name for name, verdict in lives.items() if verdict.life in UNSERVED}
@@ -91,13 +96,15 @@ def devices(
 
 def _no_device(ledger: LedgerView, chosen: DeviceFilter, resource: str | None, missing_model: str | None) -> str:
     """Why nothing is shown, where there is such a host. `missing_model`: of no device."""
-    from outfitter_service.query import known
+    from outfitter_service.query import known, orders
 
     if not ledger.hosts:
         return "no devices: no manager has ever run here"
     missing = None if resource is None else known.unknown_resource(ledger, resource)
     if missing is None and missing_model is not None:
         missing = known.unknown_model(ledger, missing_model)
+    if missing is None and chosen.name is not None and len(ledger.hosts) == 1:
+        missing = orders.what_is_missing(ledger, next(iter(ledger.hosts)), resource, chosen.name)
     if missing is None and chosen.holder is not None:
         missing = known.unknown_worker(ledger, chosen.holder)
     missing = missing or known.unknown_labels(ledger, chosen.labelled)
