@@ -20,6 +20,8 @@ from outfitter_service.config import BusConnection
 from outfitter_service.query import history_reader, ledger_view
 from outfitter_service.query.replay import Replay, ReplayedRecord, WriterReplay
 
+EARLIEST = 1971
+"""No history is of an earlier year, and Python counts no hours back from the first one."""
 FIRST_GUESS = timedelta(hours=26)
 """How far before the moment the first replay begins. Snapshots are written at least daily."""
 FURTHER = 4
@@ -124,6 +126,8 @@ def _guess(checkpoints: dict[str, Checkpoint], until: datetime | None) -> dateti
     snapshots = [checkpoint.snapshot for checkpoint in checkpoints.values() if checkpoint.snapshot is not UNSET]
     if until is None:
         return min(snapshots, default=None)
+    if until.year < EARLIEST:
+        return None
     return min([until - FIRST_GUESS, *snapshots])
 
 

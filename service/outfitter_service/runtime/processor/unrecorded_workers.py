@@ -90,7 +90,10 @@ async def refuse_unrecorded(
         return
     shown = ", ".join(f"{key} (process {process})" for key, process in list(unrecorded.items())[:MOST_NAMED])
     more = f" and {len(unrecorded) - MOST_NAMED} more" if len(unrecorded) > MOST_NAMED else ""
-    missing = f"Workers run on this machine that it does not have: {shown}{more}. Their devices would be lent again"
+    missing = (
+        f"Workers run on this machine that it does not have, or has as waiting: {shown}{more}. If they have got "
+        "devices since, these would be lent again"
+    )
     if reason is None:
         raise UnrecordedWorkersError(
             f"the ledger has nothing of host {host!r}, because it is new, or lost. {missing}: end these processes. If "
@@ -100,7 +103,7 @@ async def refuse_unrecorded(
 
 
 def _is_recorded(ledger: Ledger, key: AllocationKey) -> bool:
-    """Whether the ledger knows what an allocation has. One that waited may have got devices later."""
+    """Whether the ledger knows what an allocation has. One that waited may have got devices since."""
     record = ledger.allocations.get(key)
     return record is not None and record.state in HOLDING_STATES | FINAL_STATES
 

@@ -279,6 +279,8 @@ def test_a_sweeper_has_no_history_and_is_not_missed(start_manager: StartManager)
     done = manager.outfitter("replay")
     assert (done.returncode, done.stderr) == (0, "")
     verified_with_replay(manager)
+    first = manager.outfitter("replay", "--at", "0001-01-01T00:00:00Z")
+    assert first.returncode == 0, first.stderr
 
 
 def test_of_a_long_history_the_last_fifty_steps_are_shown_in_columns(start_manager: StartManager) -> None:

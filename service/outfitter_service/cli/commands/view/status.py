@@ -27,6 +27,9 @@ OVER_SHOWN = 20
 ORDERS_SHOWN = 20
 """How many operators' orders are shown: the newest ones."""
 
+MOST_UNSERVED = 5
+"""How many hosts without a manager get a line each."""
+
 RECENT = timedelta(hours=1)
 """The age up to which dead letters are counted."""
 
@@ -239,12 +242,14 @@ async def _warn_of_unserved(bus: Bus, cluster: str, ledger: LedgerView, host: st
     except BusError as error:
         warn(f"cannot tell which hosts have no manager: {error}")
         return
-    for unserved in lost.hosts:
+    for unserved in lost.hosts[:MOST_UNSERVED]:
         ago = output.age((datetime.now(UTC) - unserved.last).total_seconds())
         warn(
             f"no manager serves host {unserved.host!r}: {unserved.messages} of its messages became dead letters, "
             f"the last one {ago} ago. Start one with `outfitter serve --host {unserved.host}`"
         )
+    if (rest := len(lost.hosts) - MOST_UNSERVED) > 0:
+        warn(f"no manager serves {rest} more hosts: `outfitter dead-letters --code no-manager` shows which")
     if lost.misdirected:
         counts = ", ".join(f"{code}: {count}" for code, count in sorted(lost.misdirected.items()))
         warn(
