@@ -9,14 +9,19 @@ import anyio
 from msgspec import structs
 
 from outfitter_drivers.script import ScriptOutcome
+from outfitter_proto.names import managers_topic
 from outfitter_proto.records import Allocation, ResolvedRequest, Source
+from outfitter_proto.signs_of_life import SignsOfLife, follow_signs
 from outfitter_service.core import model as m
 from outfitter_service.metrics import Metrics
 from outfitter_service.runtime.drivers.pool import DriverPool
 from simulation.hosts.books import Books
 from simulation.hosts.hardware import BOOKED, RESOURCE, Bench, Catalogue, load
 from simulation.hosts.managers import EPOCH
-from simulation.loop import running
+from simulation.loop import Loop, running
+from simulation.model.broker import LONG_POLL_S, Broker, Habits
+from simulation.model.client import ModelBus
+from simulation.model.network import Link, Network
 
 
 def releasing(bench: Bench, *, shared: bool = False) -> Allocation:
@@ -148,3 +153,28 @@ def test_what_was_given_back_is_not_given_back_again_when_the_partition_is_taken
     with running(1) as loop:
         books = loop.run_until_complete(loop.spawn(loop.world, take_again))
     assert (books.asked, books.entries) == (["h/w/1", "h/w/2"], {})
+
+
+def test_signs_that_an_unanswered_fetch_may_hide_are_not_taken_for_read() -> None:
+    """A manager that had just started was taken for dead: its first sign lay behind a fetch that got no answer."""
+
+    async def follow(bus: ModelBus, loop: Loop) -> float:
+        signs = SignsOfLife(now_ms=lambda: loop.time() * 1000, monotonic=loop.time)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(follow_signs, bus, "c", 0, signs)
+            await anyio.sleep(5)
+            assert signs.as_of(0) > loop.time() - 4
+            bus.link.deaf, deaf_at = True, loop.time()
+            await anyio.sleep(5)
+            tasks.cancel_scope.cancel()
+        return signs.as_of(0) - deaf_at
+
+    with running(1) as loop:
+        broker = Broker(loop, 1, {managers_topic("c"): True}, 1, Habits(marker_s=0.01, clean_s=None))
+        bus = ModelBus(broker, Link(Network(loop, 1), loop.world))
+        loop.spawn(loop.world, broker.run)
+        read_s = loop.run_until_complete(loop.spawn(loop.world, lambda: follow(bus, loop)))
+        for task in loop.world.tasks:
+            task.cancel()
+        loop.run_until_complete(anyio.sleep(1))
+    assert read_s <= LONG_POLL_S
