@@ -170,6 +170,15 @@ def test_under_sudo_the_author_is_who_called_it(bus: str, tmp_path: Path) -> Non
     assert written.author.startswith("ada@")
 
 
+def test_where_the_record_does_not_list_all_devices_a_wrong_name_is_not_taken_for_a_right_one(tmp_path: Path) -> None:
+    url = f"sqlite://{tmp_path}/bus.db"
+    orders.prepare(url, orders.host(gpu=structs.replace(orders.inventory("GPU-0"), total=300)))
+    with orders.taking(url):
+        done = Shell(tmp_path, url)("cordon", "gpu-3", "--device", "gpu-7", "--reason", "XID 79")
+    assert done.returncode == 0
+    assert "no device that the host's record lists: as many are cordoned as before. Is the name right?" in done.stderr
+
+
 # --- what the topic does not have ---------------------------------------------------------------------------
 
 
