@@ -3,6 +3,8 @@
 from datetime import timedelta
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from outfitter_proto.records import Cordon
 from outfitter_service.core import model as m
@@ -228,6 +230,33 @@ def test_an_order_goes_with_its_device_to_another_slot(is_restarted: bool) -> No
     assert again.register("w", 2).state == "allocated"
     again.cordon(device="b", ended_at=core.now)
     assert again.register("v", 1).state == "allocated"
+
+
+SLOTS = st.permutations(["slot-1", "slot-2", "slot-3"])
+PRESENT = st.sets(st.sampled_from("bcd"))
+
+
+@settings(max_examples=400)
+@given(st.lists(st.tuples(SLOTS, PRESENT, st.booleans()), max_size=6))
+def test_whoever_moves_cards_about_has_one_device_out_and_all_of_them_in_the_end(
+    moves: list[tuple[list[str], set[str], bool]],
+) -> None:
+    """Cards change slots, are missing and come back, with restarts in between; nobody holds any."""
+    core = CoreDriver(GPU)
+    reports = [(["slot-1", "slot-2", "slot-3"], set("bcd"), False), *moves]
+    for slots, present, is_restarted in reports:
+        core.commit()
+        core = restarted(core) if is_restarted else core
+        core.report(*[device(one, aliases=(slot,)) for one, slot in zip("bcd", slots, strict=True) if one in present])
+        if not core.host_state.cordons:
+            core.cordon(device="b")
+        if "b" in present:
+            assert out(core) == ["b"]
+        assert len(out(core)) <= 1
+    core.cordon(device="b", ended_at=core.now)
+    assert out(core) == []
+    devices = len(reports[-1][1])
+    assert not devices or core.register("w", devices).state == "allocated"
 
 
 def test_an_order_goes_with_the_name_of_a_slot_where_nothing_else_is_known() -> None:

@@ -174,7 +174,8 @@ def _still_linked(host_state: HostState, resource: str, inventory: ResourceState
     def is_needed(names: tuple[str, ...]) -> bool:
         if not lacking.isdisjoint(names):
             return True
-        return not ordered.isdisjoint(names) and len({devices[name] for name in names if name in devices}) < 2
+        all_names = host_state.devices.classes.get(names[0], names)
+        return not ordered.isdisjoint(names) and len({devices[name] for name in all_names if name in devices}) < 2
 
     return tuple([names for names in groups if frozenset(names) not in reported and is_needed(names)])
 

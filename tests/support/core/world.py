@@ -360,7 +360,7 @@ class World:
         out: set[str] = set()
         for order, cordon in host_state.cordons.items():
             if cordon.device:
-                out |= {cordon.device} | self.names_of.get(order, set())
+                out |= {cordon.device} | self.names_of.get((order, cordon.device), set())
                 continue
             for resource, inventory in inventories.items():
                 if not cordon.resource or cordon.resource == resource:
@@ -379,8 +379,8 @@ class World:
         host_state = self.ledger.host_state(HOST)
         recorded = host_state.record.resources.values() if host_state.record is not None else ()
         groups = [set(names) for entry in recorded for names in entry.names or []]
-        named = {order: cordon.device for order, cordon in host_state.cordons.items() if cordon.device}
-        self.names_of = {order: self.names_of.get(order, set()) | {device} for order, device in named.items()}
+        named = [(order, cordon.device) for order, cordon in host_state.cordons.items() if cordon.device]
+        self.names_of = {each: self.names_of.get(each, set()) | {each[1]} for each in named}
         for names in self.names_of.values():
             while joined := [group for group in groups if not group.isdisjoint(names) and not group <= names]:
                 names.update(*joined)
