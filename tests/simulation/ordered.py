@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from datetime import datetime
 from typing import Any
 
 from outfitter_proto.codec import WireError, decode_order
@@ -26,7 +27,7 @@ def lent_although_ordered(host: Host, ledger: model.Log) -> list[str]:
     before: dict[str, dict[str, Any]] = {}
     for commit in _commits(ledger):
         after, connected = dict(before), _connected(told)
-        granted: list[tuple[str, str, str]] = []
+        granted: list[tuple[str, str, str, datetime]] = []
         for key, body in commit:
             if key.startswith(f"@cordon/{host.name}/"):
                 after.pop(key, None) if body is None else after.update({key: body})
@@ -37,7 +38,7 @@ def lent_although_ordered(host: Host, ledger: model.Log) -> list[str]:
                 if body is not None and body["state"] in HOLDING:
                     had[key] = body["resources"]
                     granted += [
-                        (key, resource, info["id"])
+                        (key, resource, info["id"], datetime.fromisoformat(body["since"]))
                         for resource, infos in body["resources"].items()
                         for info in infos
                         if info["id"] not in _ids(held)
@@ -46,9 +47,10 @@ def lent_although_ordered(host: Host, ledger: model.Log) -> list[str]:
         steady = [order for key, order in before.items() if after.get(key) == order]
         wrong += [
             f"PROMISE 6: {key} gets {device} of {resource}, which order {order['order']} takes out"
-            for key, resource, device in granted
+            for key, resource, device, since in granted
             for order in steady
-            if _takes_out(order, resource, device, connected)
+            # a ledger that was made anew has no grants from before, only later versions of their records
+            if since >= datetime.fromisoformat(order["since"]) and _takes_out(order, resource, device, connected)
         ]
         before = after
     return sorted(set(wrong))[:5]
