@@ -159,7 +159,7 @@ def test_who_waits_has_its_labels_in_the_list_and_is_found_by_them(open_page: Op
         page = open_page(fleet.url)
         row = re.compile(r"^\s*w on one job=<b>train</b>, team=vision\s*gpu.1\s*10 min\s*busy\s*$")
         expect(page.locator(".waiting tbody tr")).to_have_text([row])
-        page.get_by_label("Find a host, a device or a worker").fill("team=vision")
+        page.get_by_label("Find by host, device, model, worker or label").fill("team=vision")
         expect(page.locator(".host")).to_have_count(1)
 
 

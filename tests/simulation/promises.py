@@ -21,13 +21,15 @@ from simulation import ordered
 from simulation.hosts.hardware import physical
 from simulation.hosts.managers import CLUSTER, EPOCH, TOPICS, Host
 from simulation.model import log as model
+from simulation.model.broker import LONG_POLL_S
 from simulation.world.operators import CONTROL
 from simulation.world.world import World
 from support.exclusivity import Held
 
 FINAL = ("ended", "failed")
-SHORT_OUTAGE_S = 1.0
-"""An outage of the bus that is not longer may pass unnoticed."""
+SHORT_OUTAGE_S = LONG_POLL_S + 0.2
+"""An outage of the bus that is not longer may pass unnoticed, and of a longer one as much: no fetch is late before its
+long poll is over."""
 CLOCKS_APART_S = 10.0
 """Managers' clocks differ by some seconds, and a tick or a commit may be under way."""
 
