@@ -170,10 +170,6 @@ class SignsOfLife:
         """A partition cannot be read now. Managers may be just as little able to write there."""
         self._since[partition] = math.inf
 
-    def as_of(self, partition: int) -> float:
-        """Up to which moment of the monotonic clock a partition was read; -inf: it never was."""
-        return self._as_of.get(partition, -math.inf)
-
     # --- judging ---
 
     def of(self, checkpoint: Checkpoint, *, seen_at: float = -math.inf) -> Verdict:

@@ -9,7 +9,7 @@ from msgspec import structs
 from outfitter_proto.records import Host
 from outfitter_service.query.device_lines import NOT_REPORTED, lines_of
 from outfitter_service.query.ledger_view import LedgerView
-from support.api import allocation, change, host_record
+from support.api import allocation, change, cordon, host_record
 
 
 def health_of(host: Host, *held: dict[str, str]) -> dict[str, tuple[str, str | None, bool]]:
@@ -49,3 +49,16 @@ def test_a_holder_says_whether_it_may_share_the_device() -> None:
     ledger.put(change(allocation("a", "shares", devices=["a-0"], shared=["gpu"])))
     (line, _) = lines_of(ledger, host)
     assert {holder.worker: holder.shared for holder in line.holders} == {"alone": False, "shares": True}
+
+
+def test_the_order_of_a_marked_device_is_told_also_while_the_resource_that_it_names_shows_none() -> None:
+    """Such as after the driver of that resource has failed: the host's record marks the device under another one."""
+    host = host_record("a", gpus=1)
+    gpus = host.resources["gpu"]
+    marked = structs.replace(gpus, devices=[structs.replace(gpus.devices[0], cordon="k3v9-01")], cordoned=1)
+    host = structs.replace(host, resources={"cuda": marked})
+    ledger = LedgerView()
+    ledger.put(change(host))
+    ledger.put(change(cordon("a", "k3v9-01", resource="gpu")))
+    [line] = lines_of(ledger, host)
+    assert [order.id for order in line.orders] == ["k3v9-01"]

@@ -163,11 +163,11 @@ def test_signs_that_an_unanswered_fetch_may_hide_are_not_taken_for_read() -> Non
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(follow_signs, bus, "c", 0, signs)
             await anyio.sleep(5)
-            assert signs.as_of(0) > loop.time() - 4
+            assert signs._as_of[0] > loop.time() - 4
             bus.link.deaf, deaf_at = True, loop.time()
             await anyio.sleep(5)
             tasks.cancel_scope.cancel()
-        return signs.as_of(0) - deaf_at
+        return signs._as_of[0] - deaf_at
 
     with running(1) as loop:
         broker = Broker(loop, 1, {managers_topic("c"): True}, 1, Habits(marker_s=0.01, clean_s=None))

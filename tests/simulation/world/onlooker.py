@@ -75,7 +75,7 @@ class Onlooker:
             serves_s = now - self._serves_since.get((manager, checkpoint.input.partition), math.inf)
             if life is Life.DEAD and serves_s > silence_s:
                 self.complaints.append(f"{checkpoint.writer} of {checkpoint.instance} serves, and counts as dead")
-            read_to = self._signs.as_of(checkpoint.input.partition)
+            read_to = self._signs._as_of.get(checkpoint.input.partition, -math.inf)
             if life is Life.DEAD and now - self._last_sign(checkpoint, by=read_to) < silence_s:
                 self.complaints.append(f"{checkpoint.writer} of {checkpoint.instance} was heard, and counts as dead")
             if life is Life.LIVES and now - self._last_sign(checkpoint, by=now) > 2 * silence_s + SLACK_S:

@@ -133,8 +133,8 @@ class World:
         self.topic: dict[str, Allocation | StateRecord] = {}
         self.orders: dict[str, CordonOrder] = {}
         """The control topic: the last version of each order."""
-        self.names_of: dict[str, set[str]] = {}
-        """By order of one device, the names that it had in some commit since the order is in effect."""
+        self.names_of: dict[tuple[str, str], set[str]] = {}
+        """By order and the device that it names, the names that this device had in some commit since then."""
         self.token = 0
         self.waiting: deque[m.Event] = deque()
         self.decided: list[tuple[m.Event, Decision]] = []

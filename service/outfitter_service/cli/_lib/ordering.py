@@ -105,18 +105,18 @@ async def await_manager(
     shown = f"`outfitter orders {followed.host}` shows whether one has"
     what = f"order {', '.join(ids)}" if given else f"the end of {', '.join(ids)}"
     stands = "the order stands" if given else "until one does, the devices stay out"
-    left = math.inf if until is None else (until - datetime.now(UTC)).total_seconds()
+    left = math.inf if until is None else max(0.0, (until - datetime.now(UTC)).total_seconds())
     if left < within:
-        stands = "it has ended by itself"
+        within, stands = left, "it has ended by itself"
     try:
-        if await followed.wait_for(taken, max(0.0, min(within, left))):
+        if await followed.wait_for(taken, within):
             return
         why = await _why_not(bus, cluster, followed)
     except BusError as error:
         text = f"{what} is written. Whether a manager has taken it is not known: {error}; {shown}"
         raise OutfitterCliError(text, exit_code=NOT_TAKEN) from error
     raise OutfitterCliError(
-        f"no manager has taken {what} within {max(0.0, min(within, left)):.3g} s: {why}; {stands}, and {shown}",
+        f"no manager has taken {what} within {within:.3g} s: {why}; {stands}, and {shown}",
         exit_code=NOT_TAKEN,
     )
 

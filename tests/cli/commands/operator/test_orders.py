@@ -85,6 +85,13 @@ def test_an_order_that_no_manager_takes_stands_and_the_exit_code_says_it(shell: 
     assert (written.id, written.device, written.resource, written.until) == (name, "GPU-1", UNSET, UNSET)
 
 
+def test_nobody_waits_longer_than_until_the_order_ends_by_itself(shell: Shell) -> None:
+    done = shell("cordon", "gpu-3", "--reason", "x", "--until", "1ms", "--wait", "600s")
+    assert (done.returncode, "it has ended by itself" in done.stderr, "the order stands" in done.stderr) == (
+        75, True, False
+    )  # fmt: skip
+
+
 def test_who_does_not_wait_is_told_nothing_of_managers(shell: Shell) -> None:
     done = shell("cordon", "gpu-3", "--reason", "x", "--wait", "0")
     assert (done.returncode, done.stderr) == (0, "")

@@ -18,6 +18,7 @@ from outfitter_proto import names
 from outfitter_proto.bus import Entry, connect
 from outfitter_proto.records import DeadLetter, MessageSource
 from outfitter_service.cli.commands.view import dead_letters
+from outfitter_service.cli.commands.view.status import MOST_UNSERVED
 from outfitter_service.query.letters import shown
 from support.managers.process import OUTFITTER, Manager, StartManager, files_config
 
@@ -136,8 +137,14 @@ def test_status_names_a_host_that_is_asked_for_until_a_manager_serves_it(
     for narrowed, told in (([], True), (["--host", "nowhere"], True), (["--host", manager.host], False)):
         said = manager.outfitter("status", *narrowed).stderr
         assert ("no manager serves host 'nowhere': 1 of its messages" in said) == told
+    for number in range(MOST_UNSERVED):
+        done = manager.outfitter("register", "--host", f"nowhere-{number}", "--worker", "w", "--wait", "30")
+        assert done.returncode == 1
+    told = manager.outfitter("status").stderr
+    assert told.count("no manager serves host 'nowhere") == MOST_UNSERVED
+    assert "more hosts without a manager: 1; `outfitter dead-letters --code no-manager` shows them" in told
     start_manager(bus=manager.bus_url, host="nowhere")
-    assert "no manager serves" not in manager.outfitter("status").stderr
+    assert "no manager serves host 'nowhere':" not in manager.outfitter("status").stderr
 
 
 def test_a_message_of_which_the_end_was_cut_within_a_character_is_text() -> None:

@@ -249,7 +249,7 @@ async def _warn_of_unserved(bus: Bus, cluster: str, ledger: LedgerView, host: st
             f"the last one {ago} ago. Start one with `outfitter serve --host {unserved.host}`"
         )
     if (rest := len(lost.hosts) - MOST_UNSERVED) > 0:
-        warn(f"no manager serves {rest} more hosts: `outfitter dead-letters --code no-manager` shows which")
+        warn(f"more hosts without a manager: {rest}; `outfitter dead-letters --code no-manager` shows them")
     if lost.misdirected:
         counts = ", ".join(f"{code}: {count}" for code, count in sorted(lost.misdirected.items()))
         warn(
