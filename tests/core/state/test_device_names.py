@@ -9,6 +9,7 @@ import pytest
 from msgspec import UNSET
 
 from outfitter_service.core import model as m
+from outfitter_service.core.state import pools
 from outfitter_service.core.state.device_index import exclusive_ids
 from support.core.core_driver import HOST, CoreDriver, asks, device, ill, restarted
 from support.core.world import written
@@ -95,7 +96,7 @@ def test_a_name_that_is_learnt_after_the_grant_is_in_the_record_of_its_holder() 
     core = restarted(core)
     core.report("0", resource="b")
     assert core.register("w2", resources=asks(b=1)).state == "pending"
-    assert dict(core.host_state.devices.locks) == {"0": 1}
+    assert dict(core.host_state.devices.pools.used) == {"0": pools.WHOLE}
 
 
 def test_a_device_whose_id_changes_stays_with_its_holder() -> None:

@@ -12,6 +12,7 @@ from outfitter_service.core.model import KnownDevice, SpecState
 from outfitter_service.core.state.device_names import NO_CLASSES, CanonicalName, Classes, one_name_each
 from outfitter_service.core.state.free_list import FreeList
 from outfitter_service.core.state.matching import ResourceSet, counts
+from outfitter_service.core.state.pools import WHOLE, Pools, Usage, usage
 from outfitter_service.core.state.resource_state import NOT_REPORTED, ResourceState
 
 _NOT_IN_EFFECT = frozenset(SpecState) - {SpecState.OK}
@@ -33,20 +34,6 @@ def shared_ids(record: Allocation) -> list[str]:
     return [info["id"] for resource in record.shared for info in record.resources.get(resource, ())]
 
 
-class Tally(dict[CanonicalName, int]):
-    """Counts by device, without devices that count zero."""
-
-    __slots__ = ()
-
-    def add(self, name: CanonicalName, count: int) -> int:
-        total = self.get(name, 0) + count
-        if total:
-            self[name] = total
-        else:
-            self.pop(name, None)
-        return total
-
-
 class DeviceIndex:
     """The devices of one host. It is a function of its drivers' last reports, of the names in the host's record, and of
     the live records."""
@@ -65,10 +52,8 @@ class DeviceIndex:
         """Which names mean one device."""
         self.synonyms: dict[str, CanonicalName] = {}
         """The names that `canonical` replaces. A change makes a new object."""
-        self.locks = Tally()
-        """How many live records hold each device exclusively."""
-        self.sharers = Tally()
-        """How many live records share each device."""
+        self.pools = Pools()
+        """What the live records use."""
         self.free_lists: dict[str, FreeList] = {}
         """The devices that are free, by resource."""
         self.shown: dict[CanonicalName, tuple[FreeList, ...]] = {}
@@ -117,11 +102,12 @@ class DeviceIndex:
     @property
     def shows_what_is_held(self) -> bool:
         """Whether drivers report every held device."""
-        shown = self.shown.keys()
-        return self.locks.keys() <= shown and self.sharers.keys() <= shown
+        return self.pools.used.keys() <= self.shown.keys()
 
-    def _is_unused(self, name: CanonicalName) -> bool:
-        return name not in self.locks and name not in self.sharers
+    def usage(self, record: Allocation) -> Usage:
+        """What a record uses, by all that is known of its devices' names."""
+        shared = self.names(record, shared_ids(record)) if record.shared else ()
+        return usage(self.names(record, exclusive_ids(record)), shared)
 
     def device_counts(self, *, lendable: bool) -> Mapping[ResourceSet, int]:
         """How many devices each set of resources has in common. `lendable`: count only those that nothing blocks."""
@@ -182,39 +168,30 @@ class DeviceIndex:
     def take(self, record: Allocation, names: list[CanonicalName]) -> None:
         """A record holds exclusively the devices that its resource's free list has offered, from now on. `names`: their
         canonical names. A name stands there once for each position that has it."""
-        locks, shown = self.locks, self.shown
+        used, shown = self.pools.used, self.shown
         if self.distinct:
             # a free device is in no other index, and a search there would take longer with more devices
             for name in names:
-                locks[name] = 1
+                used[name] = WHOLE
             for resource in record.resources:
                 self.free_lists[resource].pop(len(names))
             return
         for name in names:
-            locks[name] = locks.get(name, 0) + 1
+            used[name] = used.get(name, 0) + WHOLE
             for free_list in shown.get(name, ()):
                 free_list.remove(name)
 
-    def _hold(self, record: Allocation, count: int) -> None:
-        """From now on a record holds its devices (`count` 1), or no longer (-1)."""
-        alone = exclusive_ids(record)
-        if alone:
-            self._count(self.locks, self.names(record, alone), count)
-        if record.shared:
-            self._count(self.sharers, self.names(record, shared_ids(record)), count)
-
-    def _count(self, tally: Tally, names: list[CanonicalName], count: int) -> None:
-        for name in names:
-            used = tally.add(name, count) or name in self.locks or name in self.sharers
-            for free_list in self.shown.get(name, ()):
-                if used:
-                    free_list.remove(name)
-                else:
-                    free_list.put_back(name)
+    def _hold(self, record: Allocation, sign: int) -> None:
+        """From now on a record holds its devices (`sign` 1), or no longer (-1)."""
+        pools, shown = self.pools, self.shown
+        for name, use in self.usage(record).items():
+            pools.change(name, use, sign)
+            for free_list in shown.get(name, ()):
+                free_list.refit(name, pools, free_list.free)
 
     def _free_list(self, resource: str, devices: tuple[KnownDevice, ...]) -> FreeList:
         names = [self.canonical(device.id) for device in devices]
-        return FreeList(resource, devices, names=names, classes=self.classes, unused=self._is_unused)
+        return FreeList(resource, devices, names=names, classes=self.classes, pools=self.pools)
 
     def _recorded_names(self) -> list[list[list[str]]]:
         """The names in the host's record, of resources whose drivers have not reported yet."""
@@ -230,13 +207,10 @@ class DeviceIndex:
             names for resource in {**self.inventories, **(self._recorded or {})} for names in self.connected(resource)
         ]
         self.synonyms, self.classes = one_name_each(groups)
-        self.locks = Tally()
-        self.sharers = Tally()
+        self.pools = Pools()
         for record in holders:
-            for name in self.names(record, exclusive_ids(record)):
-                self.locks.add(name, 1)
-            for name in self.names(record, shared_ids(record)):
-                self.sharers.add(name, 1)
+            for name, use in self.usage(record).items():
+                self.pools.change(name, use, 1)
         self.free_lists = {
             resource: self._free_list(resource, inventory.devices)
             for resource, inventory in self.inventories.items()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
 from itertools import accumulate
 
 from outfitter_service.core.model import KnownDevice
 from outfitter_service.core.state.device_names import CanonicalName, Classes
 from outfitter_service.core.state.infos import GrantInfos, grant_infos
 from outfitter_service.core.state.lending import block_of
+from outfitter_service.core.state.pools import Pools
 from outfitter_service.core.state.sizes import granted_bytes, info_bytes
 
 
@@ -28,10 +28,10 @@ class FreeList:
         *,
         names: list[CanonicalName],
         classes: Classes,
-        unused: Callable[[CanonicalName], bool],
+        pools: Pools,
     ) -> None:
-        """`names`: the devices' canonical ones. `classes`: all names of the devices that have several. `unused`:
-        whether nobody holds the device with that canonical name."""
+        """`names`: the devices' canonical ones. `classes`: all names of the devices that have several. `pools`: what is
+        used."""
         self.resource = resource
         self.devices = devices
         """In the driver's order. A position is an index of this list."""
@@ -52,7 +52,7 @@ class FreeList:
         self._least = list(accumulate(smallest_first, initial=0))
         for position, (name, block) in enumerate(zip(names, self.blocks, strict=True)):
             self.positions.setdefault(name, []).append(position)
-            if block is None and unused(name):
+            if block is None and name not in pools.used:
                 self.free.append(-position)
         self.free.reverse()
         self.repeats = len(self.positions) < len(devices)
@@ -99,10 +99,14 @@ class FreeList:
             if at < len(free) and free[at] == -position:
                 del free[at]
 
-    def put_back(self, name: CanonicalName) -> None:
-        """Nobody holds the device any more. It is free if nothing blocks it."""
-        free = self.free
+    def refit(self, name: CanonicalName, pools: Pools, free: list[int]) -> None:
+        """The use of a device's pool has changed. Correct `free`, a list as that of this object: a device is free if
+        nobody uses it and nothing blocks it."""
+        is_unused = not pools.amount(name)
         for position in self.positions[name]:
             at = bisect_left(free, -position)
-            if self.blocks[position] is None and free[at : at + 1] != [-position]:
+            was_free = at < len(free) and free[at] == -position
+            if is_unused and not was_free and self.blocks[position] is None:
                 free.insert(at, -position)
+            elif was_free and not is_unused:
+                del free[at]

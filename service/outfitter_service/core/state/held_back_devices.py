@@ -75,7 +75,7 @@ def with_known_names(
     else:
         recorded = host_state.record.resources.get(spec.name) if host_state.record is not None else None
         earlier_names = recorded_names(spec, recorded)
-        if not spec.shared and host_state.devices.sharers and _was_missing(host_state, spec.name, earlier_names):
+        if not spec.shared and _was_missing(host_state, spec.name, earlier_names):
             earlier_names = ()
         was_open = not earlier_names
     if not was_open and (spec.on_demand or set(earlier_names) == names):

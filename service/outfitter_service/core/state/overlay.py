@@ -5,29 +5,26 @@ An overlay changes nothing but itself, and ends with its decision.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterator
 from itertools import islice
 
 from outfitter_proto.records import Allocation
 from outfitter_service.core.model import KnownDevice
-from outfitter_service.core.state.device_index import Tally, exclusive_ids, shared_ids
+from outfitter_service.core.state.device_index import exclusive_ids
 from outfitter_service.core.state.device_names import CanonicalName
 from outfitter_service.core.state.free_list import FreeList
 from outfitter_service.core.state.host_state import HostState
-from outfitter_service.core.state.lending import Use, use_of
+from outfitter_service.core.state.lending import Use
+from outfitter_service.core.state.pools import Pools
 from outfitter_service.core.state.resource_state import NOT_REPORTED, ResourceState
 from outfitter_service.core.state.sizes import shared_devices
-
-NO_COUNTS = Tally()
-"""The counts of an overlay before its first count. No code writes to it."""
 
 
 class HostOverlay:
     """One host's state with a decision's effects. Get it from `DecisionBuilder.overlay` after each step."""
 
     __slots__ = (
-        "_free", "_held", "_inventories", "_locks", "_sharers", "devices", "host_state", "items", "without_exclusive",
+        "_free", "_held", "_inventories", "devices", "host_state", "items", "pools", "without_exclusive",
     )  # fmt: skip
 
     def __init__(self, host_state: HostState) -> None:
@@ -35,46 +32,26 @@ class HostOverlay:
         self.devices = host_state.devices
         """As they were before the decision."""
         self._inventories: dict[str, ResourceState] = {}
-        self._locks = NO_COUNTS
-        self._sharers = NO_COUNTS
+        self.pools = host_state.devices.pools
+        """What records use, with the decision's effects."""
         self.without_exclusive = host_state.holders.without_exclusive
         self.items = host_state.items
         self._free: dict[str, list[int]] = {}
         self._held: dict[str, int] = {}
 
-    def count(self, record: Allocation, count: int) -> None:
-        """From now on the record holds its devices (`count` 1), or no longer (-1)."""
-        if self._locks is NO_COUNTS:
-            self._locks, self._sharers = Tally(), Tally()
+    def count(self, record: Allocation, sign: int) -> None:
+        """From now on the record holds its devices (`sign` 1), or no longer (-1)."""
+        if self.pools is self.devices.pools:
+            self.pools = Pools(self.devices.pools)
         self._held.clear()
-        alone = exclusive_ids(record)
-        if not alone:
-            self.without_exclusive += count
-        self._count(self._locks, self.devices.names(record, alone), count)
+        if not exclusive_ids(record):
+            self.without_exclusive += sign
         if record.shared:
-            self.items += count * shared_devices(record)
-            self._count(self._sharers, self.devices.names(record, shared_ids(record)), count)
-
-    def _count(self, tally: Tally, names: list[CanonicalName], count: int) -> None:
-        shown = self.devices.shown
-        back: dict[str, list[int]] = {}
-        for name in names:
-            was_used = self.use(name) is not None
-            tally.add(name, count)
-            if was_used == (is_used := self.use(name) is not None):
-                continue
-            for free_list in shown.get(name, ()):
-                positions = [-position for position in free_list.positions[name] if free_list.blocks[position] is None]
-                if not is_used:
-                    back.setdefault(free_list.resource, []).extend(positions)
-                    continue
-                free = self._free_of(free_list)
-                for position in positions:
-                    del free[bisect_left(free, position)]
-        for resource, positions in back.items():
-            free = self._free_of(self.devices.free_lists[resource])
-            free += positions
-            free.sort()
+            self.items += sign * shared_devices(record)
+        for name, use in self.devices.usage(record).items():
+            self.pools.change(name, use, sign)
+            for free_list in self.devices.shown.get(name, ()):
+                free_list.refit(name, self.pools, self._free_of(free_list))
 
     def _free_of(self, free_list: FreeList) -> list[int]:
         """The overlay's own copy of a resource's free positions."""
@@ -94,11 +71,9 @@ class HostOverlay:
 
     def use(self, name: CanonicalName) -> Use | None:
         """How the device with that canonical name is held."""
-        devices = self.devices
-        return use_of(
-            alone=devices.locks.get(name, 0) + self._locks.get(name, 0) > 0,
-            shared=devices.sharers.get(name, 0) + self._sharers.get(name, 0) > 0,
-        )
+        if not self.pools.amount(name):
+            return None
+        return Use.SHARED if self.pools.is_shared(name) else Use.ALONE
 
     def locked(self, device: KnownDevice) -> bool:
         """Whether some worker holds the device exclusively."""
@@ -138,7 +113,7 @@ class HostOverlay:
             names.update(
                 name
                 for info in record.resources.get(resource, ())
-                if self.devices.locks.get(name := canonical(info["id"]), 0) + self._locks.get(name, 0) > 0
+                if self.use(name := canonical(info["id"])) is Use.ALONE
             )
         self._held[resource] = len(names)
         return len(names)
