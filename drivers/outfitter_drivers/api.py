@@ -127,6 +127,9 @@ class Device(Struct, frozen=True, kw_only=True):
     """Its name among its resource's devices on its host. It must stay with the device when others come or go."""
     aliases: tuple[str, ...] = ()
     """Other ids of the same device."""
+    part_of: str | None = None
+    """The id or an alias of the device that this one is a part of, as that device's own driver reports it; such as the
+    GPU of a MIG instance. Whoever has the part keeps the whole from others, and the reverse. None: it is whole."""
     health: Health = Health.HEALTHY
     """Only healthy devices are granted."""
     reason: str | None = None

@@ -10,6 +10,7 @@ should find at least `amount` devices and fewer than `too_many`.
 
 from __future__ import annotations
 
+import re
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any
@@ -34,6 +35,8 @@ from outfitter_drivers.api import (
 )
 from outfitter_proto import environment
 from outfitter_proto.records import Health
+
+_PCI_NAME = re.compile(r"pci:[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
 
 def _checked(check: Callable[[DriverContract, ExternalResourceDriver], Awaitable[None]]) -> Callable[[Any], None]:
@@ -68,6 +71,10 @@ class DriverContract:
     @abstractmethod
     def make_driver(self) -> ExternalResourceDriver:
         """A new driver from its factory."""
+
+    def make_whole_driver(self) -> ExternalResourceDriver | None:
+        """A new driver of the devices of which this driver's devices are parts. None: this one reports these, too."""
+        return None
 
     def worker(self, name: str = "worker") -> Worker:
         return Worker(host=self.host, resource="thing", worker=name, incarnation=f"{name}-1")
@@ -137,6 +144,27 @@ class DriverContract:
         healthy = {device.info() for device in devices if device.health is Health.HEALTHY}
         assert len(healthy) >= self.amount
         assert set(await self._retrieve(driver)) <= healthy
+
+    @_checked
+    async def test_its_parts_are_of_devices_that_their_own_driver_reports(self, driver: ExternalResourceDriver) -> None:
+        if not isinstance(driver, Inventory):
+            return
+        devices = await self._first_set(driver)
+        whole_driver = self.make_whole_driver()
+        try:
+            wholes = devices if whole_driver is None else await self._first_set(whole_driver)
+        finally:
+            if whole_driver is not None:
+                await whole_driver.aclose()
+        names = {name for whole in wholes for name in (whole.id, *whole.aliases)}
+        for device in devices:
+            whole = device.part_of
+            if whole is None:
+                continue
+            assert whole not in (device.id, *device.aliases), f"part of itself: {device}"
+            assert whole in names or _PCI_NAME.fullmatch(whole), (
+                f"{device} is part of no reported device ({names}), nor of one with a name such as pci:0000:83:00.0"
+            )
 
     @_checked
     async def test_two_inventories_at_once_see_the_same(self, driver: ExternalResourceDriver) -> None:

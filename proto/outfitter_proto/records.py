@@ -89,6 +89,7 @@ class ReasonCode(enum.StrEnum):
     BUSY = "busy"
     INFEASIBLE = "infeasible"
     CORDONED = "cordoned"
+    PLACEMENT_NOT_FOUND = "placement-not-found"
     NOT_REPORTED = "not-reported"
     DRIVER_FAILED = "driver-failed"
     UNKNOWN_RESOURCE = "unknown-resource"
@@ -290,6 +291,20 @@ class Unavailable(Struct, frozen=True, kw_only=True, gc=False):
     reason: str
 
 
+class PoolUse(Struct, frozen=True, array_like=True, gc=False):
+    """What one allocation uses of one pool, as `[amount, total, word]`.
+
+    Each device has a pool, under one of its names. Who has the device alone uses all of it. The uses of a pool add up
+    to at most its total, and those with a word all have the same one. An allocation does not compete with itself.
+    """
+
+    amount: int
+    total: int
+    word: str = ""
+    """`shared`: it shares the device. `parts`: it has a part of the device. `replicas`: the device is lent several
+    times. Several of them are joined by `+`, and agree with no other. Empty: it agrees with any."""
+
+
 class Allocation(Struct, frozen=True, kw_only=True, tag_field="type", tag="allocation", gc=False):
     """The answer to one incarnation: the record under `<host>/<worker>/<incarnation>`."""
 
@@ -345,6 +360,9 @@ class Allocation(Struct, frozen=True, kw_only=True, tag_field="type", tag="alloc
     behind. `reason` ends with it. Empty: nothing that anybody waits for any more."""
     common: dict[str, OperatorShare] | UnsetType = UNSET
     """By shared resource, the share of all operators that name it in `OperatorShare.shared`."""
+    uses: dict[str, PoolUse] | UnsetType = UNSET
+    """What it uses of devices' pools, by a name of each device, where `resources` and `shared` do not say it already:
+    they say the whole pool of each exclusive device, and `[1, 720720, "shared"]` of each shared one."""
 
     @property
     def key(self) -> keys.AllocationKey:
@@ -383,6 +401,11 @@ class ResourceInventory(Struct, frozen=True, kw_only=True):
     names: list[list[str]] | UnsetType = UNSET
     """All names of each device with several names. After a restart the former names stay until the driver has reported.
     """
+    parts: dict[str, list[str]] | UnsetType = UNSET
+    """The devices that are parts of others, by those others: of a GPU its MIG instances. They stay as `names` do. Left
+    out: there are none."""
+    replicas: int | UnsetType = UNSET
+    """To how many workers each device is lent at once. Left out: to one."""
     on_demand: bool | UnsetType = UNSET
     """The driver has no inventory, and the manager calls it for each worker. Left out: it has one."""
     known: list[str] | UnsetType = UNSET

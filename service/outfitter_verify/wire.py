@@ -126,9 +126,22 @@ class Operator(NamedTuple):
     sees: frozenset[str]
 
 
+class PoolUse(NamedTuple):
+    """What a record uses of a device's pool. An empty word agrees with any, and two that are joined with none."""
+
+    amount: int
+    total: int
+    word: str
+
+    def agrees(self, other: PoolUse) -> bool:
+        """Whether both words may be in one pool."""
+        return not (self.word and other.word) or (self.word == other.word and "+" not in self.word)
+
+
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """An allocation record. `alone`: all names of its exclusive devices. `together`: all names of its shared ones."""
+    """An allocation record. `alone`: all names of its exclusive devices. `together`: all names of its shared ones.
+    `uses`: what it says of pools, of its own devices under all of their names."""
 
     key: str
     host: str
@@ -144,6 +157,7 @@ class Allocation:
     outcome: str | None
     alone: frozenset[str]
     together: frozenset[str]
+    uses: Mapping[str, PoolUse]
     operators: Mapping[str, Operator]
     body: Mapping[str, Any]
 
@@ -204,6 +218,10 @@ def allocation(body: Mapping[str, Any]) -> Allocation:
         for info in infos if isinstance(infos, list) else _fail(f"resources.{resource} is no list"):
             device = _get(info if isinstance(info, dict) else {}, "id", str)
             (together if resource in shared else alone).update((device, *aliases.get(device, ())))
+    uses = {pool: _pool_use(use, f"uses.{pool}") for pool, use in _get(body, "uses", dict, {}).items()}
+    for device, names in aliases.items():
+        said = [uses[name] for name in (device, *names) if name in uses]
+        uses.update(dict.fromkeys((device, *names), said[0]) if said else {})
     host, worker, incarnation = (_get(body, name, str) for name in ("host", "worker", "incarnation"))
     source = _get(body, "source", dict)
     return Allocation(
@@ -221,9 +239,19 @@ def allocation(body: Mapping[str, Any]) -> Allocation:
         outcome=_get(body, "outcome", str, None),
         alone=frozenset(alone),
         together=frozenset(together),
+        uses=uses,
         operators=_operators(body, shared),
         body=body,
     )
+
+
+def _pool_use(value: object, where: str) -> PoolUse:
+    match value:
+        case [int(amount), int(total), str(word)] if 0 < amount <= total:
+            return PoolUse(amount, total, word)
+        case [int(amount), int(total)] if 0 < amount <= total:
+            return PoolUse(amount, total, "")
+    return _fail(f"{where} is {value!r}")
 
 
 def _operators(body: Mapping[str, Any], shared: list[str]) -> dict[str, Operator]:
@@ -261,7 +289,7 @@ def _request(body: Mapping[str, Any]) -> WorkerRequest:
 class HostInventory:
     """One resource in a host's record: its listed devices, whether each is healthy (`whole`: the list is complete), and
     the names of each device (`names_left_out`: not of all, in records of version 0.2). `cordoned`: the listed devices
-    that an order takes out."""
+    that an order takes out. `parts`: pairs of a part and its whole."""
 
     state: str
     healthy: Mapping[str, bool]
@@ -270,6 +298,7 @@ class HostInventory:
     exclusive: bool
     on_demand: bool
     connected: tuple[frozenset[str], ...]
+    parts: tuple[tuple[str, str], ...]
     names_left_out: bool
 
     def names(self, device: str) -> frozenset[str]:
@@ -303,6 +332,13 @@ def _inventory(body: object, where: str) -> HostInventory:
         exclusive=_get(body, "sharing", str, "exclusive") != "shared",
         on_demand=body.get("on_demand") is True,
         connected=tuple(connected),
+        parts=tuple(
+            [
+                (part, whole)
+                for whole, parts in _get(body, "parts", dict, {}).items()
+                for part in _names(parts, f"{where}.parts.{whole}")
+            ]
+        ),
         names_left_out=_get(body, "names_left_out", int, 0) > 0,
     )
 

@@ -300,7 +300,7 @@ async def test_a_device_with_many_holders_costs_what_it_shows_and_a_change_what_
 ) -> None:
     fleet, shown, put = shared_by_many(workers=60, devices=30), list[Any](), list[Any]()
     show, put_holder = device_lines._holder, held_devices.HeldDevice.put
-    monkeypatch.setattr(device_lines, "_holder", lambda holding: (shown.append(holding), show(holding))[1])
+    monkeypatch.setattr(device_lines, "_holder", lambda record, **how: (shown.append(record), show(record, **how))[1])
     monkeypatch.setattr(held_devices.HeldDevice, "put", lambda *args: (put.append(args), put_holder(*args))[1])
     found = await get(fleet, "devices", limit=1)
     assert [(len(line["holders"]), line["holder_count"]) for line in found["items"]] == [(20, 60)]

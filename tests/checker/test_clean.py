@@ -398,3 +398,30 @@ def test_a_worker_may_wait_for_free_devices_while_the_host_lacks_names_of_some(l
     for _ in range(5):
         world.commit()
     assert world.violated() == (set() if left_out else {"queue"})
+
+
+def test_parts_of_one_device_replicas_and_a_worker_that_shares_what_it_has_a_part_of_raise_no_alarm() -> None:
+    world = lived_in()
+    part = {"GPU-9": [1, 720720, "parts"]}
+    both = {"GPU-8": [1, 720720, "parts+shared"]}
+    half = {"GPU-7": [360360, 720720, "replicas"]}
+    world.inventory(
+        {
+            "gpu": {"state": "reported", "devices": [{"id": f"GPU-{n}"} for n in (0, 7, 8, 9)]},
+            "mig": {
+                "state": "reported",
+                "devices": [{"id": f"MIG-{n}"} for n in (81, 91, 92)],
+                "parts": {"GPU-8": ["MIG-81"], "GPU-9": ["MIG-91", "MIG-92"]},
+            },
+        }
+    )
+    world.commit(
+        world.allocation("e", "allocated", devices=["MIG-91"], resource="mig", uses=part),
+        world.allocation("f", "allocated", devices=["MIG-92"], resource="mig", uses=part),
+        world.allocation("g", "allocated", devices=["GPU-7"], uses=half),
+        world.allocation("i", "allocated", devices=["GPU-7"], uses=half),
+    )
+    record = world.allocation("j", "allocated", devices=["MIG-81"], resource="mig", uses=both)
+    record["resources"]["mon"], record["shared"] = [{"id": "GPU-8"}], ["mon"]
+    world.commit(record)
+    assert [each for each in world.report().violations if each.check == "exclusivity"] == []

@@ -61,6 +61,8 @@ OPTIONS = {
     "yarn.config-key": "yarn.io/gpu",
     "yarn.key": "yarn.io/gpu",
     "sharing": "shared",
+    "replicas": "3",
+    "replicas-same-device": "true",
     "on-failure": "wait",
     "driver-timeout": "3s",
     "param.discovery-script.path": "/a",
@@ -92,6 +94,7 @@ USUAL = {
     if name not in {"resources", "origins", "problems", "file"}
 }
 CONNECTED = {name: USUAL.get(name, {}) for name in ("bus", "host", "cluster", "history", "login")}
+NEW = [("replicas", 1), ("replicas_same_device", False)]
 UNSAID: tuple[Any, ...] = ("gpu", None, {}, "exclusive", "fail-worker")
 
 
@@ -176,7 +179,7 @@ def meant(spelling: Spelling, folder: Path) -> dict[str, Any]:
             name: value
             for resource in ours["resources"]
             for name, value in resource.items()
-            if value not in UNSAID and name not in {"directory", "reason"}
+            if value not in UNSAID and (name, value) not in NEW and name not in {"directory", "reason"}
         }
         said["from"] = {key: place for key, place in ours["origins"].items() if place != "default" and key != "host"}
     try:

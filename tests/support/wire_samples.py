@@ -29,6 +29,7 @@ from outfitter_proto.records import (
     OperatorShare,
     OrdersPosition,
     Owner,
+    PoolUse,
     Put,
     Refresh,
     Register,
@@ -301,6 +302,13 @@ SAMPLES = {
     "host-with-a-cordoned-device": structs.replace(
         HOST,
         resources={"gpu": structs.replace(NAMED, devices=[InventoryDevice(id="GPU-1", cordon="k3v9-02")], cordoned=1)},
+    ),
+    "host-with-parts": structs.replace(
+        HOST,
+        resources={"gpu": structs.replace(NAMED, parts={"GPU-8a56": ["MIG-1", "MIG-2"]}, replicas=2)},
+    ),
+    "allocation-of-a-part": structs.replace(
+        ALLOCATED, uses={"GPU-8a56": PoolUse(1, 720_720, "parts"), "MIG-1": PoolUse(360_360, 720_720, "replicas")}
     ),
     "beat": Beat(writer="host/gpu-3", instance="19a8c-4f6d2b10", version="0.3.0"),
     "beat-of-a-sweeper-that-stopped": Beat(

@@ -136,7 +136,7 @@ def _records(fleet: Fleet, host: str) -> _Records:
     ill_and_cordoned = {line.resource for line in lines if line.illness is not None and line.cordon is not None}
     holders = {holder.worker for line in lines for holder in line.holders}
     return _Records(
-        lent_twice=[line for line in lines if len(_alone(line)) > 1],
+        lent_twice=[line for line in lines if line.lent_twice],
         ill=ill,
         still_used=[line for line in lines if any(holder.delayed_by for holder in line.holders)],
         free={line.resource for line in lines if line.is_free},
@@ -148,9 +148,9 @@ def _records(fleet: Fleet, host: str) -> _Records:
 
 
 def _alone(line: DeviceLine) -> list[DeviceHolder]:
-    """Who has a device and shares it with nobody, each run once."""
-    runs = {(holder.worker, holder.incarnation): holder for holder in line.holders if not holder.shared}
-    return list(runs.values())
+    """Who has a device or a part of it, and shares it with nobody, each run once."""
+    holders = [holder for holder in line.holders if not holder.shared]
+    return list({(holder.worker, holder.incarnation): holder for holder in [*holders, *line.kept_by]}.values())
 
 
 def _lent_twice(picture: _Picture) -> Iterator[Trouble]:

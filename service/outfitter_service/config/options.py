@@ -15,6 +15,7 @@ from outfitter_proto.bus import DEFAULT_BUS, addresses, schemes
 from outfitter_proto.names import DEFAULT_CLUSTER, check_name, default_host
 from outfitter_proto.records import MAX_AMOUNT
 from outfitter_proto.support.units import LONGEST_S, format_duration, parse_duration
+from outfitter_service.core.state.pools import MOST_REPLICAS
 
 _LONGEST_SESSION = 24 * 86_400.0
 """Kafka counts a session's milliseconds in 32 bits."""
@@ -161,6 +162,14 @@ def amount(value: str) -> int:
         raise ValueError(f"is empty; it {allowed}")
     if not re.fullmatch(_AMOUNT, number) or int(number) > MAX_AMOUNT:
         raise ValueError(allowed)
+    return int(number)
+
+
+def replicas(value: str) -> int:
+    """A whole number of workers that have a device at once."""
+    number = value.strip()
+    if not re.fullmatch(_AMOUNT, number) or not 1 <= int(number) <= MOST_REPLICAS:
+        raise ValueError(f"must be a whole number from 1 to {MOST_REPLICAS}")
     return int(number)
 
 
@@ -385,6 +394,14 @@ RESOURCE_OPTIONS: tuple[ResourceOption, ...] = (
     ResourceOption(
         "sharing", "exclusive or shared", Choice(("exclusive", "shared")), "exclusive",
         "exclusive: one worker at a time has a device. shared: every worker gets all devices that the driver names.",
+    ),
+    ResourceOption(
+        "replicas", "whole number", replicas, "1",
+        "To how many workers each device is lent at once. Nothing keeps these workers apart from each other.",
+    ),
+    ResourceOption(
+        "replicas-same-device", "true or false", flag, "false",
+        "Whether one worker may get several replicas of the same device. Else it gets replicas of different devices.",
     ),
     ResourceOption(
         "on-failure", "fail-worker, no-info or wait", Choice(("fail-worker", "no-info", "wait")), "fail-worker",

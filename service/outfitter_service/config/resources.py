@@ -33,6 +33,8 @@ class ResourceConfig(Struct, frozen=True, kw_only=True):
     kubernetes_key: str | None = None
     yarn_key: str | None = None
     sharing: str = "exclusive"
+    replicas: int = 1
+    replicas_same_device: bool = False
     on_failure: OnFailure = OnFailure.FAIL_WORKER
     timeout: float | None = None
     """Time limit of one driver call in seconds, None for the driver's own."""
@@ -224,6 +226,8 @@ class _ResourceBuilder:
             kubernetes_key=values["kubernetes.config-key"],
             yarn_key=values["yarn.config-key"],
             sharing=values["sharing"] or "exclusive",
+            replicas=values["replicas"] or 1,
+            replicas_same_device=bool(values["replicas-same-device"]),
             on_failure=OnFailure(values["on-failure"] or OnFailure.FAIL_WORKER),
             timeout=values["driver-timeout"],
             directory=directory,
@@ -235,7 +239,7 @@ class _ResourceBuilder:
         if item is None or item.value is None:
             if option == "amount":
                 self._missing_amount(name, item)
-            return definition.default
+            return None if definition.default is None else definition.parse(definition.default)
         if isinstance(item.value, list):
             self._add_problem(name, item, "must be one value, not a list")
             return None

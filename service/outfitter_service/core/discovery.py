@@ -7,12 +7,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from msgspec import UNSET, UnsetType, structs
 
 from outfitter_proto.keys import AllocationKey, allocation_names
-from outfitter_proto.records import HOLDING_STATES, Allocation, Health, ReasonCode
+from outfitter_proto.records import HOLDING_STATES, Allocation, Health, PoolUse, ReasonCode
 from outfitter_service.core import model as m
 from outfitter_service.core.decision import DecisionBuilder, Rules
 from outfitter_service.core.hosts import host_record, refreshed, with_health
 from outfitter_service.core.placement import policy
 from outfitter_service.core.state import cordons, held_back_devices, names_room
+from outfitter_service.core.state.device_names import Links
 from outfitter_service.core.state.host_state import HostState, QueueEntry, queue_entry
 from outfitter_service.core.state.infos import names_held, other_names
 from outfitter_service.core.state.ledger import SetInventory, SetScan
@@ -24,7 +25,7 @@ from outfitter_service.core.states import PENDING, RELEASING, Step
 Infos = dict[str, list[dict[str, str]]]
 """A record's infos by resource."""
 _MORE_NAMES = "more names of its devices are known"
-"""The explanation in history where only the names of a holder's devices change."""
+"""The explanation in history where only the names of a holder's devices change, or what they are part of."""
 
 
 def report(builder: DecisionBuilder, event: m.DriverReport) -> None:
@@ -59,7 +60,8 @@ def _reported(
 ) -> tuple[ResourceState, dict[str, ResourceState]]:
     """The resource's inventory after a report, and those of other resources that change with it."""
     host_state, specs = overlay.host_state, builder.rules.specs
-    inventory = ResourceState.of(event.devices, asked=max(event.asked, before.asking))
+    replicas = specs[event.resource].replicas if event.resource in specs else 1
+    inventory = ResourceState.of(event.devices, asked=max(event.asked, before.asking), replicas=replicas)
     inventory = structs.replace(inventory, asking_for=before.asking_for, asked_for=before.asking_for)
     if before.reported and inventory.as_reported == before.as_reported:
         # the very same tuples, so that the host's state keeps its indexes
@@ -160,11 +162,24 @@ def _is_retried(spec: m.ResourceSpec, failure: m.DriverFailure) -> bool:
     return not failure.permanent or spec.on_failure == m.OnFailure.WAIT
 
 
-def _still_linked(host_state: HostState, resource: str, inventory: ResourceState) -> tuple[tuple[str, ...], ...]:
-    """The groups of names that the driver no longer connects and that must stay connected: a worker holds the device,
-    and its record lacks one of the names; or an operator's order names the device, and the driver does not say that the
-    names are of several devices now."""
-    groups = [tuple(names) for names in host_state.devices.connected(resource) if len(names) > 1]
+def _still_linked(host_state: HostState, resource: str, inventory: ResourceState) -> Links:
+    """What the driver no longer connects and what must stay connected.
+
+    - Groups of names: a worker holds the device, and its record lacks one of the names; or an operator's order names
+      the device, and the driver does not say that the names are of several devices now.
+    - Parts: a worker holds the part or the whole.
+    """
+    before = host_state.devices.connected(resource)
+    reported = set(inventory.parts)
+    parts = names_room.held_parts(host_state, [pair for pair in before.parts if pair not in reported])
+    return Links(_still_one(host_state, before.names, inventory), parts)
+
+
+def _still_one(
+    host_state: HostState, before: tuple[tuple[str, ...], ...], inventory: ResourceState
+) -> tuple[tuple[str, ...], ...]:
+    """The groups of names that must stay connected."""
+    groups = [names for names in before if len(names) > 1]
     if not groups:
         return ()
     lacking, ordered = names_room.lacking_names(host_state), names_room.ordered_names(host_state)
@@ -201,8 +216,8 @@ def _serves_the_same(before: ResourceState, after: ResourceState) -> bool:
     ]
 
 
-def _seen_by_requests(device: m.KnownDevice) -> tuple[str, tuple[str, ...], Health, bool]:
-    return device.id, device.aliases, device.health, device.cordon is not None
+def _seen_by_requests(device: m.KnownDevice) -> tuple[str, tuple[str, ...], str | None, Health, bool]:
+    return device.id, device.aliases, device.part_of, device.health, device.cordon is not None
 
 
 def refresh_holders(builder: DecisionBuilder, host: str) -> None:
@@ -222,14 +237,14 @@ def refresh_holders(builder: DecisionBuilder, host: str) -> None:
         infos = record.resources
         if record.state != RELEASING:
             infos = {resource: _current_infos(builder, overlay, resource, old) for resource, old in infos.items()}
-        aliases = _aliases_now(overlay.host_state, record)
-        if infos == record.resources and aliases == record.aliases:
+        links = _aliases_now(overlay.host_state, record), overlay.devices.uses_now(record)
+        if infos == record.resources and links == (record.aliases, record.uses):
             continue
         if len(builder.decision.changes) >= builder.rules.chunk:
             builder.reschedule(host)
             return
         try:
-            _refresh(builder, record, infos, aliases)
+            _refresh(builder, record, infos, links)
         except FullError:
             builder.reschedule(host)
             return
@@ -246,24 +261,27 @@ def mark_superseded(builder: DecisionBuilder, record: Allocation, newer: str) ->
     return builder.step(Step.REFRESH, reason, record, grows=False, reason=reason, reason_code=ReasonCode.SUPERSEDED)
 
 
-def _refresh(
-    builder: DecisionBuilder, record: Allocation, infos: Infos, aliases: dict[str, list[str]] | UnsetType
-) -> None:
+_RecordLinks = tuple[dict[str, list[str]] | UnsetType, dict[str, PoolUse] | UnsetType]
+"""A record's `aliases` and `uses`."""
+
+
+def _refresh(builder: DecisionBuilder, record: Allocation, infos: Infos, links: _RecordLinks) -> None:
     """Publish new infos to a holder. A record that would become too large gets only the devices' health and names, or
     one of both. Names for which it has no room stay connected all the same, and in the host's record."""
+    recorded = record.aliases, record.uses
     explanation = "infos changed" if infos != record.resources else _MORE_NAMES
     brief = {name: list(map(with_health, old, infos[name])) for name, old in record.resources.items()}
     attempts = [
-        (explanation, infos, aliases),
-        ("devices' health changed", brief, aliases),
-        (_MORE_NAMES, record.resources, aliases),
-        ("devices' health changed", brief, record.aliases),
+        (explanation, infos, links),
+        ("devices' health changed", brief, links),
+        (_MORE_NAMES, record.resources, links),
+        ("devices' health changed", brief, recorded),
     ]
-    for why, resources, names in attempts:
-        if resources == record.resources and names == record.aliases:
+    for why, resources, (aliases, uses) in attempts:
+        if resources == record.resources and (aliases, uses) == recorded:
             continue
         try:
-            builder.step(Step.REFRESH, why, record, resources=resources, aliases=names)
+            builder.step(Step.REFRESH, why, record, resources=resources, aliases=aliases, uses=uses)
         except OversizeError:
             continue
         return

@@ -13,6 +13,7 @@ from outfitter_service.core import reasons
 from outfitter_service.core.decision import Rules
 from outfitter_service.core.model import KnownDevice, ResourceSpec, SpecState
 from outfitter_service.core.state import names_room
+from outfitter_service.core.state.device_names import by_whole
 from outfitter_service.core.state.held_back_devices import names_to_keep
 from outfitter_service.core.state.infos import info
 from outfitter_service.core.state.resource_state import ResourceState
@@ -32,7 +33,7 @@ def host_record(
         for name, spec in rules.specs.items()
     }
     for name, recorded in before.resources.items() if keeps_names else ():
-        if name not in resources and recorded.names is not UNSET:
+        if name not in resources and not (recorded.names is UNSET and recorded.parts is UNSET):
             resources[name] = _not_configured(name, recorded)
     resources = fitting(resources, names_room.record_bytes(rules.max_bytes))
     if resources == before.resources:
@@ -58,7 +59,7 @@ def fitting(resources: dict[str, ResourceInventory], most: int) -> dict[str, Res
             sizes[name] = longest[name] = len(name) + len(encode(shorter))
             continue
         del longest[name]
-        if resources[name].names is UNSET:
+        if resources[name].names is UNSET and resources[name].parts is UNSET:
             del resources[name], sizes[name]
     return resources
 
@@ -77,7 +78,9 @@ def _shorter(inventory: ResourceInventory) -> ResourceInventory | None:
 def _not_configured(name: str, before: ResourceInventory) -> ResourceInventory:
     """A resource that is not configured any more, and whose names may be those of held devices."""
     reason = reasons.not_configured(name)
-    return ResourceInventory(state=SpecState.DISABLED, reason=reason, sharing=before.sharing, names=before.names)
+    return ResourceInventory(
+        state=SpecState.DISABLED, reason=reason, sharing=before.sharing, names=before.names, parts=before.parts
+    )
 
 
 def _inventory(
@@ -92,7 +95,9 @@ def _inventory(
             sharing=sharing,
             known=names_to_keep(spec, before),
             names=before.names if keeps_names and before is not None else UNSET,
+            parts=before.parts if keeps_names and before is not None else UNSET,
         )
+    names, parts = _connected(inventory, before)
     devices = inventory.devices if inventory else ()
     if inventory is None or (inventory.failure is None and not inventory.reported):
         state, reason = "not-reported", reasons.not_reported(spec)
@@ -118,21 +123,27 @@ def _inventory(
         cordoned=len(inventory.cordoned) or UNSET if inventory else UNSET,
         on_demand=spec.on_demand or UNSET,
         known=_known(spec, inventory, before),
-        names=_names(inventory, before),
+        names=names,
+        parts=parts,
+        replicas=spec.replicas if spec.replicas > 1 else UNSET,
     )
 
 
-def _names(inventory: ResourceState | None, before: ResourceInventory | None) -> list[list[str]] | UnsetType:
-    """The names of each device that has several.
+def _connected(
+    inventory: ResourceState | None, before: ResourceInventory | None
+) -> tuple[list[list[str]] | UnsetType, dict[str, list[str]] | UnsetType]:
+    """The names of each device that has several, and the parts of each device that has some.
 
     A name that is forgotten here could let a device be lent twice after a restart: other resources may have devices
     that only this driver knows to be the same. So they stay as recorded until the driver's first report.
     """
     if inventory is not None and inventory.refused is not None:
-        return list(map(list, inventory.refused.kept)) or UNSET
-    if inventory is None or not inventory.reported:
-        return before.names if before is not None else UNSET
-    return list(map(list, inventory.names)) or UNSET
+        links = inventory.refused.kept
+    elif inventory is not None and inventory.reported:
+        links = inventory.links
+    else:
+        return (before.names, before.parts) if before is not None else (UNSET, UNSET)
+    return list(map(list, links.names)) or UNSET, by_whole(links.parts) or UNSET
 
 
 def _known(

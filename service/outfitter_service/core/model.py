@@ -58,6 +58,10 @@ class ResourceSpec(Struct, frozen=True, kw_only=True):
     """Grants go through `preparing`."""
     confirms: bool = False
     """Releases go through `releasing`."""
+    replicas: int = 1
+    """To how many workers each device is lent at once."""
+    replicas_same_device: bool = False
+    """One worker may get several replicas of the same device."""
     hint: str | None = None
     """Advice for workers that wait although the driver reported enough devices."""
 
@@ -77,6 +81,8 @@ class KnownDevice(Struct, frozen=True, kw_only=True):
     """Environment variables for a worker that gets it."""
     cdi: tuple[str, ...] = ()
     """Its names in the Container Device Interface."""
+    part_of: str | None = None
+    """The id or an alias of the device that this one is a part of, or None."""
     cordon: str | None = None
     """The id of an operator's order that applies to it, or None. The core sets it."""
 

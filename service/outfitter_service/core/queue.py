@@ -93,20 +93,21 @@ def schedule(builder: DecisionBuilder, host: str) -> None:
     host_state = builder.overlay(host).host_state
     queue_pass = _QueuePass(builder, host)
     is_done = queue_pass.scan_heads(host_state, until=host_state.waiters.scan_from)
-    if _rescan_sharers(builder, host_state) or queue_pass.lacking or not is_done:
+    if _rescan_others(builder, host_state) or queue_pass.lacking or not is_done:
         builder.reschedule(host)
 
 
 def reschedule(builder: DecisionBuilder, host: str) -> None:
     """As `schedule`, in a decision of its own."""
-    _rescan_sharers(builder, builder.host_state(host))
+    _rescan_others(builder, builder.host_state(host))
     builder.reschedule(host)
 
 
-def _rescan_sharers(builder: DecisionBuilder, host_state: HostState) -> bool:
-    """Have the waiters for overlapping shared resources evaluated again. They do not block each other, so more than the
-    first one may be granted. Returns whether that was not due already."""
-    first = _first_sharer(builder, host_state)
+def _rescan_others(builder: DecisionBuilder, host_state: HostState) -> bool:
+    """Have the waiters evaluated again of which more than the first one may be granted, because they do not block each
+    other: those for overlapping shared resources, and those for which a search took too long. Returns whether that was
+    not due already."""
+    first = _first_other(builder, host_state)
     return first is not None and _rescan_from(builder, host_state, first)
 
 
@@ -120,12 +121,12 @@ def _rescan_from(builder: DecisionBuilder, host_state: HostState, start: QueueEn
     return True
 
 
-def _first_sharer(builder: DecisionBuilder, host_state: HostState) -> QueueEntry | None:
+def _first_other(builder: DecisionBuilder, host_state: HostState) -> QueueEntry | None:
     overlapping, claims, specs = host_state.devices.overlapping, host_state.waiters.claims, builder.rules.specs
     if not overlapping:
         return None
     shared = [name for name in overlapping if name in claims and name in specs and specs[name].shared]
-    return min((claims[name][0] for name in shared), default=None)
+    return min([*(claims[name][0] for name in shared), *host_state.waiters.unplaced[:1]], default=None)
 
 
 def scan(builder: DecisionBuilder, host: str, *, whole: bool) -> bool:
@@ -141,7 +142,7 @@ def scan(builder: DecisionBuilder, host: str, *, whole: bool) -> bool:
             builder.change(SetScan(host, start))
         builder.reschedule(host)
         return False
-    if queue_pass.has_moved and (first := _first_sharer(builder, host_state)) is not None:
+    if queue_pass.has_moved and (first := _first_other(builder, host_state)) is not None:
         start = first if start is None else min(start, first)
     next_start = None
     if start is not None:
@@ -432,6 +433,7 @@ def _grant(builder: DecisionBuilder, record: Allocation, devices: m.Devices, *, 
         shared=shared or m.NO_NAMES,
         prepared=prepared or UNSET,
         aliases=infos.aliases,
+        uses=builder.host_state(record.host).devices.granted_uses(devices, shared),
         reason=None,
         reason_code=None,
         queue_position=None,

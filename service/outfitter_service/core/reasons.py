@@ -119,7 +119,10 @@ def driver_failed(spec: ResourceSpec, reason: str) -> str:
 
 
 def too_few(spec: ResourceSpec, amount: int, inventory: ResourceState) -> str:
-    return f"{amount} {spec.name} requested, {len(inventory.devices)} discovered"
+    text = f"{amount} {spec.name} requested, {len(inventory.devices)} discovered"
+    if spec.replicas_same_device:
+        return f"{text}, with {spec.replicas} replicas each"
+    return f"{text}; a worker gets replicas of different devices" if spec.replicas > 1 else text
 
 
 def held_back(inventory: ResourceState) -> str:
@@ -182,6 +185,14 @@ def too_few_lendable_together(amounts: Mapping[str, int], count: int, *, cordone
 
 def busy_together(amounts: Mapping[str, int]) -> str:
     return f"waits for {_amounts(amounts)}: these are the same devices, and too few of them are free"
+
+
+def not_found(amounts: Mapping[str, int]) -> str:
+    """Why a request waits whose search took too long. It claims nothing, because there may be no way."""
+    return (
+        f"no {_amounts(amounts)} found that can be lent together, and the search for them took too long; looked for "
+        "again when devices come free"
+    )
 
 
 def _amounts(amounts: Mapping[str, int]) -> str:

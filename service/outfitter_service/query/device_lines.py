@@ -11,12 +11,13 @@ from abc import ABCMeta, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import chain, islice
+from typing import NamedTuple
 
 from msgspec import UNSET, Struct, StructMeta
 
 from outfitter_proto.records import Allocation, Device, Health, Host, InventoryDevice, ResourceInventory
-from outfitter_service.core.state import lending
-from outfitter_service.core.state.device_names import one_name_each
+from outfitter_service.core.state import lending, pools
+from outfitter_service.core.state.device_names import CanonicalName, one_name_each, pairs, wholes_of
 from outfitter_service.core.state.lending import Block, Use
 from outfitter_service.query.cordons import HostCordons, OrderInEffect, orders_on
 from outfitter_service.query.held_devices import HeldDevice, HeldDevices, Holding
@@ -29,6 +30,7 @@ MOST_HOLDERS = 20
 MOST_ORDERS = 20
 """Most orders that a line names."""
 
+_POOL = CanonicalName("")
 _MOST_DIGITS = 15
 """Most digits of a number in a driver's properties."""
 _BEHIND_ALL = "\U0010ffff"
@@ -56,7 +58,9 @@ class _AbstractStruct(StructMeta, ABCMeta):
 class HostDevice(Struct, frozen=True, kw_only=True, metaclass=_AbstractStruct):
     """One device of one host, and whether it is lent. `state`: its state apart from allocations (a quarantine), or
     None. `cordon`: the id of an operator's order that keeps it from being lent, or None. `orders`: all such orders, the
-    oldest first. `listed`: the host's record has the device. Otherwise a worker holds it."""
+    oldest first. `listed`: the host's record has the device. Otherwise a worker holds it. `part_of`: the device that it
+    is a part of, or None. `replicas`: to how many workers it is lent at once. `has_replica`: there is one more.
+    `lent_twice`: its holders have more of it than there is."""
 
     host: str
     resource: str
@@ -69,6 +73,10 @@ class HostDevice(Struct, frozen=True, kw_only=True, metaclass=_AbstractStruct):
     cordon: str | None = None
     orders: list[OrderInEffect] = []
     listed: bool = True
+    part_of: str | None = None
+    replicas: int = 1
+    has_replica: bool = False
+    lent_twice: bool = False
 
     @property
     def block(self) -> Block | None:
@@ -136,15 +144,23 @@ class HostDevice(Struct, frozen=True, kw_only=True, metaclass=_AbstractStruct):
 
 class DeviceLine(HostDevice, frozen=True, kw_only=True):
     """A device with its holders. `aliases`: its other names. `holders`: at most `MOST_HOLDERS` of them, who has it
-    alone first; `holder_count`: how many there are. `orders` has at most `MOST_ORDERS`."""
+    alone first; `holder_count`: how many there are. `kept_by`: who holds parts of it, or what it is a part of, and so
+    keeps it from others; at most `MOST_HOLDERS`. `orders`
+    has at most `MOST_ORDERS`."""
 
     aliases: list[str] = []
     holders: list[DeviceHolder] = []
     holder_count: int = 0
+    kept_by: list[DeviceHolder] = []
 
     @property
     def use(self) -> Use | None:
-        return lending.use_of(alone=any(not holder.shared for holder in self.holders), shared=bool(self.holders))
+        return lending.use_of(
+            alone=any(not holder.shared for holder in self.holders),
+            shared=bool(self.holders),
+            has_replica=self.has_replica,
+            overlaps=bool(self.kept_by),
+        )
 
     @property
     def names(self) -> set[str]:
@@ -154,17 +170,21 @@ class DeviceLine(HostDevice, frozen=True, kw_only=True):
 
 class DeviceEntry(HostDevice, frozen=True, kw_only=True):
     """A device of which a line can be made. `names`: those that the host's record connects. `held_as`: the same
-    device, as its holders' records name it."""
+    device, as its holders' records name it. `kept_by`: as `DeviceLine` has it, all of them."""
 
     names: Sequence[str]
     held_as: Sequence[HeldDevice]
+    kept_by: Sequence[Allocation] = ()
 
     @property
     def use(self) -> Use | None:
-        if not self.held_as:
+        if not self.held_as and not self.kept_by:
             return None
         return lending.use_of(
-            alone=any(device.alone for device in self.held_as), shared=any(device.sharing for device in self.held_as)
+            alone=any(device.alone for device in self.held_as),
+            shared=any(device.sharing for device in self.held_as),
+            has_replica=self.has_replica,
+            overlaps=bool(self.kept_by),
         )
 
     @property
@@ -182,8 +202,12 @@ class DeviceEntry(HostDevice, frozen=True, kw_only=True):
             **{field: getattr(self, field) for field in HostDevice.__struct_fields__ if field != "orders"},
             orders=self.orders[:MOST_ORDERS],
             aliases=sorted(self.all_names - {self.id}),
-            holders=[_holder(holding) for holding in islice(_holdings(self.held_as), MOST_HOLDERS)],
+            holders=[
+                _holder(holding.record, is_shared=holding.is_shared)
+                for holding in islice(_holdings(self.held_as), MOST_HOLDERS)
+            ],
             holder_count=sum(len(device.alone) + len(device.sharing) for device in self.held_as),
+            kept_by=[_holder(record, is_shared=False) for record in self.kept_by[:MOST_HOLDERS]],
         )
 
 
@@ -213,6 +237,17 @@ class _Names:
     def __init__(self, host: Host) -> None:
         groups = [names for inventory in host.resources.values() for names in inventory.names or ()]
         self._canonical, self._classes = one_name_each(groups)
+        parts = [pair for inventory in host.resources.values() for pair in pairs(inventory.parts or {})]
+        self._above = wholes_of(parts, self._canonical)
+        self._direct = dict(parts)
+
+    def part_of(self, device_id: str) -> str | None:
+        """The device that it is a part of, as its driver calls that one."""
+        return self._direct.get(device_id)
+
+    def wholes(self, name: str) -> Sequence[str]:
+        """The devices that it is a part of, directly or not, each by one name."""
+        return self._above.get(CanonicalName(self.canonical(name)), ())
 
     def canonical(self, name: str) -> str:
         return self._canonical.get(name, name)
@@ -234,6 +269,7 @@ def _listed(
         record = records.get(device.id)
         all_names = names.all_of(device.id)
         orders = cordons.of(resource, all_names, device.cordon or None)
+        lent = _lending(device.id, inventory, names, held)
         yield DeviceEntry(
             host=host,
             resource=resource,
@@ -247,7 +283,39 @@ def _listed(
             orders=orders,
             names=all_names,
             held_as=held.with_any(all_names),
+            part_of=names.part_of(device.id),
+            replicas=inventory.replicas or 1,
+            **lent._asdict(),
         )
+
+
+class _Lending(NamedTuple):
+    """What keeps a device from others besides its holders, who may have replicas of it."""
+
+    kept_by: list[Allocation]
+    has_replica: bool
+    lent_twice: bool
+
+
+def _lending(device_id: str, inventory: ResourceInventory, names: _Names, held: HeldDevices) -> _Lending:
+    shares = inventory.sharing == "shared"
+    own = pools.SEAT if shares else pools.replica(inventory.replicas or 1)
+    part = pools.SHARED_PART if shares else pools.PART
+    all_names = names.all_of(device_id)
+    devices, users = held.with_any(all_names), held.users(all_names)
+    used = pools.Pools()
+    kept_by = []
+    for key, (record, use) in users.items():
+        if use != pools.SEAT:
+            used.change(_POOL, use, 1)
+        has_it = use == pools.SEAT or any(key in device.alone for device in devices)
+        if not has_it and pools.may_exclude(use, own):
+            kept_by.append(record)
+    for whole in names.wholes(device_id):
+        of_whole = held.users(names.all_of(whole)).values()
+        kept_by += [record for record, use in of_whole if pools.may_exclude(use, part)]
+    has_replica = bool(users) and pools.is_replica(own) and used.fits(_POOL, own)
+    return _Lending(kept_by, has_replica, used.amount(_POOL) > pools.WHOLE)
 
 
 def _one_each(devices: Iterable[InventoryDevice], names: _Names) -> Iterable[InventoryDevice]:
@@ -302,8 +370,7 @@ def _holdings(held_as: Sequence[HeldDevice]) -> Iterator[Holding]:
     return chain(alone, chain.from_iterable(device.sharing.values() for device in held_as))
 
 
-def _holder(holding: Holding) -> DeviceHolder:
-    record = holding.record
+def _holder(record: Allocation, *, is_shared: bool) -> DeviceHolder:
     return DeviceHolder(
         worker=record.worker,
         incarnation=record.incarnation,
@@ -311,7 +378,7 @@ def _holder(holding: Holding) -> DeviceHolder:
         token=record.token,
         since=record.since,
         delayed_by=record.delayed_by or None,
-        shared=holding.is_shared,
+        shared=is_shared,
         labels=record.request.labels,
     )
 

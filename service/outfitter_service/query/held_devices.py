@@ -7,11 +7,13 @@ the device otherwise: another resource shows it under another name, or the drive
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import NamedTuple
 
 from msgspec import UNSET
 
-from outfitter_proto.records import HOLDING_STATES, Allocation
+from outfitter_proto.records import HOLDING_STATES, Allocation, PoolUse
+from outfitter_service.core.state import pools
 
 Names = tuple[str, ...]
 """All names that a record has for one device, sorted."""
@@ -61,6 +63,9 @@ class HeldDevices:
         self._devices: dict[Names, HeldDevice] = {}
         self._by_name: dict[str, list[HeldDevice]] = {}
         self._of_record: dict[str, dict[Names, Holding]] = {}
+        self._pools_of: dict[str, list[str]] = {}
+        self._uses: dict[str, dict[str, tuple[Allocation, PoolUse]]] = {}
+        """What records say that they use of pools, by the pool's name and the allocation key."""
 
     def __iter__(self) -> Iterator[HeldDevice]:
         return iter(self._devices.values())
@@ -74,6 +79,26 @@ class HeldDevices:
             self._device(names).put(key, holding)
         if after:
             self._of_record[key] = after
+        for uses in [self._uses[pool] for pool in self._pools_of.pop(key, ())]:
+            uses.pop(key, None)
+        if after and record is not None and record.uses:
+            self._pools_of[key] = list(record.uses)
+            for pool, use in record.uses.items():
+                self._uses.setdefault(pool, {})[key] = record, use
+
+    def users(self, names: Iterable[str]) -> dict[str, tuple[Allocation, PoolUse]]:
+        """Who uses the pool of the device with these names, by allocation key, and how. Of those who share it, one: so
+        this costs little where thousands do."""
+        names = list(names)
+        said = {key: user for name in names for key, user in self._uses.get(name, {}).items()}
+        found = {key: user for key, user in said.items() if not pools.is_replica(user[1])}
+        for device in self.with_any(names):
+            for key, holding in device.alone.items():
+                has_replica = key in said and pools.is_replica(said[key][1])
+                found[key] = said[key] if has_replica else (holding.record, pools.ALONE)
+            for key, holding in islice(device.sharing.items(), 1):
+                found.setdefault(key, (holding.record, pools.SEAT))
+        return found
 
     def with_any(self, names: Iterable[str]) -> list[HeldDevice]:
         """The held devices that have one of these names. They are one device, which records name differently."""

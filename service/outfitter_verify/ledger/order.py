@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from outfitter_verify import wire
+from outfitter_verify.ledger.devices import Links
 from outfitter_verify.ledger.writers import Commits, Written
 from outfitter_verify.logs import Log
 from outfitter_verify.report import Findings
@@ -66,12 +67,12 @@ class HostQueue:
             self.waiting[resource].remove(entry)
 
     def showing(self, device: str) -> list[str]:
-        """The resources whose drivers report a device as healthy, under any of its names."""
+        """The resources whose drivers report a device as healthy, under any of its names, or a part of it, or a device
+        that it is a part of."""
         reported = {name: inventory for name, inventory in self.inventories.items() if inventory.state == "reported"}
-        names = {device}
-        groups = [group for inventory in reported.values() for group in inventory.connected]
-        while more := [group for group in groups if not group.isdisjoint(names) and not group <= names]:
-            names.update(*more)
+        links = Links(reported.values())
+        own = links.all_names(frozenset({device}))
+        names = own | links.wholes(own) | links.parts(own)
         return [name for name, inventory in reported.items() if any(map(inventory.healthy.get, names))]
 
     def inventories_of(self, resource: str) -> list[HostInventory]:
@@ -227,14 +228,16 @@ def _could_have_it(
     if any(inventory.names_left_out for inventory in host.inventories.values()):
         return False
     taken: set[str] = set()
+    links = Links(host.inventories.values())
     for resource, amount in waiter.record.request.amounts.items():
         inventory = host.inventories.get(resource)
         if inventory is None or inventory.state != "reported" or inventory.on_demand:
             return False
         lendable = [device for device, healthy in inventory.healthy.items() if healthy]
         lendable = [name for name in lendable if name not in inventory.cordoned and not takes_out(resource, name)]
-        free = [inventory.names(device) for device in lendable]
-        free = [names for names in free if names.isdisjoint(held) and names.isdisjoint(taken)]
+        free = [names for names in map(inventory.names, lendable) if names.isdisjoint(held)]
+        free = [names | links.wholes(names) for names in free]  # a whole and its part count for one
+        free = [names for names in free if names.isdisjoint(taken)]
         if len(free) < amount:
             return False
         taken.update(*free)

@@ -177,6 +177,7 @@ class LedgerWalk:
                 self._keep(written, checkpoint)
             self._order.commit(self.now, checkpoint, records)
             self._cordons.commit(commit, records)
+            self._needs_parts(commit, records)
             self._on_commit(writer, commit, records)
         elif kind in ("host", "device"):
             host = body.get("host")
@@ -188,7 +189,7 @@ class LedgerWalk:
             self._home(offset, key, host)
             if kind == "host":
                 inventories = wire.inventories(body)
-                self._holdings.connect(host, [names for each in inventories.values() for names in each.connected])
+                self._holdings.connect(host, inventories.values())
                 self._order.host(offset, host, inventories)
                 self._cordons.host(host, inventories)
         elif kind == "cordon":
@@ -205,6 +206,13 @@ class LedgerWalk:
     def _key(self, offset: int, key: str, own: str) -> None:
         if key != own:
             self.wrong("writers", offset, f"its body belongs under {own}, but it is under {key}")
+
+    def _needs_parts(self, commit: VisibleCommit, records: list[Written]) -> None:
+        """Check that managers that do not know parts refuse this ledger, from the first record that says something of
+        them on."""
+        here = commit.checkpoint
+        if any(written.record.uses for written in records if not written.repeat) and "parts" not in here.needs:
+            self.wrong("writers", commit.offset, "a manager that knows no parts of devices would work on this ledger")
 
     def _home(self, offset: int, key: str, host: str) -> None:
         self._findings.count("partitions")

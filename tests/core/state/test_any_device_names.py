@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -13,6 +13,7 @@ from outfitter_proto.records import HOLDING_STATES, Allocation
 from outfitter_service.core import model as m
 from outfitter_service.core.state import names_room
 from outfitter_service.core.state.device_index import exclusive_ids
+from outfitter_service.core.state.device_names import Links
 from outfitter_service.core.state.ledger import Ledger, PutAllocation, PutRecord, SetInventory
 from support.core.core_driver import HOST, CoreDriver, asks, ill, restarted
 from support.core.fingerprint import whole
@@ -47,6 +48,10 @@ def _one(groups: Iterable[Iterable[str]], name: str) -> set[str]:
     while more := [group for group in sets if not group.isdisjoint(names) and not group <= names]:
         names.update(*more)
     return names
+
+
+def _size(names: Iterable[Sequence[str]]) -> int:
+    return names_room.size(Links(names=tuple(map(tuple, names))))
 
 
 class Names(RuleBasedStateMachine):
@@ -176,7 +181,7 @@ class Names(RuleBasedStateMachine):
     def forget_without_room(self) -> None:
         """Names for which there is no room any more count until a restart, or not before their driver's report."""
         told = [[group for group in groups if len(group) > 1] for groups in self.told.values()]
-        if sum(map(names_room.size, told)) > self.room:
+        if sum(map(_size, told)) > self.room:
             for name in self.told.keys() & self.unreported:
                 self.told[name] = self.recorded(name)
 
@@ -186,7 +191,7 @@ class Names(RuleBasedStateMachine):
 
     def judge_refusals(self) -> None:
         """The record has all names of what is not refused, and nothing is refused that had room."""
-        recorded = {name: names_room.size(self.recorded(name)) for name in self.core.host_state.record.resources}
+        recorded = {name: _size(self.recorded(name)) for name in self.core.host_state.record.resources}
         assert sum(recorded.values()) <= self.room
         for name, inventory in self.core.host_state.devices.inventories.items():
             if not inventory.reported or name not in recorded:
@@ -195,7 +200,7 @@ class Names(RuleBasedStateMachine):
                 assert self.recorded(name) == list(inventory.names)
             else:
                 others = sum(size for other, size in recorded.items() if other != name)
-                assert names_room.size(inventory.names) + others > self.room, f"{name} is refused for nothing"
+                assert _size(inventory.names) + others > self.room, f"{name} is refused for nothing"
 
     def forget(self) -> None:
         """Nobody holds a device: what a resource said that is not in effect any more counts no longer."""

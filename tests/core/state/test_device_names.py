@@ -11,6 +11,7 @@ from msgspec import UNSET
 from outfitter_service.core import model as m
 from outfitter_service.core.state import pools
 from outfitter_service.core.state.device_index import exclusive_ids
+from outfitter_service.core.state.device_names import NO_LINKS
 from support.core.core_driver import HOST, CoreDriver, asks, device, ill, restarted
 from support.core.world import written
 
@@ -121,7 +122,7 @@ def test_names_that_are_connected_for_a_moment_stay_so_for_a_holder_who_was_not_
     core.say(m.Reschedule(host=HOST))
     assert core["w1"].aliases == {"/dev/x0": ["PCI-0", "UUID-0"]}
     core.report("u1", resource="c")
-    assert core.host_state.devices.inventories["c"].linked == ()
+    assert core.host_state.devices.inventories["c"].linked == NO_LINKS
 
 
 def test_names_are_listed_of_all_devices_even_if_the_record_of_a_host_lists_fewer() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from outfitter_service.core import model as m
 from outfitter_service.core.state import names_room
+from outfitter_service.core.state.resource_state import ResourceState
 from support.core.core_driver import HOST, CoreDriver, asks, device, restarted
 from support.core.world import written
 
@@ -40,7 +41,7 @@ def test_a_report_whose_names_have_no_room_is_refused_with_the_numbers() -> None
     core.report(*named("a", 80), resource="a")
     core.report(*named("b", 15), resource="b")
     refused = core.register("w", resources=asks(b=1))
-    sizes = [names_room.size([(each.id, *each.aliases) for each in named(*of)]) for of in (("a", 80), ("b", 15))]
+    sizes = [names_room.size(ResourceState.of(tuple(named(*of))).links) for of in (("a", 80), ("b", 15))]
     assert refused.state == "failed"
     assert refused.reason_code == "driver-failed"
     assert refused.reason == (
@@ -54,7 +55,7 @@ def test_a_report_whose_names_have_no_room_is_refused_with_the_numbers() -> None
 
 def test_a_report_that_just_fits_is_taken() -> None:
     core, count = host(A), 0
-    while names_room.size([(each.id, *each.aliases) for each in named("a", count + 1)]) <= ROOM:
+    while names_room.size(ResourceState.of(tuple(named("a", count + 1))).links) <= ROOM:
         count += 1
     core.report(*named("a", count), resource="a")
     assert core.register("w1", resources=asks(a=1)).state == "allocated"

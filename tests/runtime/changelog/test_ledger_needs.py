@@ -24,22 +24,22 @@ from runtime.conftest import Serve
 from support.bus.faulty_bus import FaultyBus
 from support.managers.in_process import HOST, TOPICS, InProcessManager, another, register, static
 
-PARTS = "parts"
+LANES = "lanes"
 
 
 @pytest.fixture
-def parting(monkeypatch: pytest.MonkeyPatch) -> None:
-    know_parts(monkeypatch)
+def laning(monkeypatch: pytest.MonkeyPatch) -> None:
+    know_lanes(monkeypatch)
 
 
-def know_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A manager of a version in which an event puts a device's record, which needs that `parts` are known."""
+def know_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A manager of a version in which an event puts a device's record, which needs that `lanes` are known."""
 
     def put(builder: DecisionBuilder, event: m.DriverRetry) -> None:
         builder.put_record(Device(host=event.host, id="gpu-0", since=builder.now, state="out of service"))
 
-    monkeypatch.setitem(KINDS, Device, structs.replace(KINDS[Device], needs=PARTS))  # type: ignore[arg-type] # a dict
-    monkeypatch.setattr(ledger_format, "KNOWN", ledger_format.KNOWN | {PARTS})
+    monkeypatch.setitem(KINDS, Device, structs.replace(KINDS[Device], needs=lambda _: LANES))  # type: ignore[arg-type] # a dict
+    monkeypatch.setattr(ledger_format, "NEEDS", ledger_format.NEEDS | {LANES})
     monkeypatch.setitem(decide._INTERNAL, m.DriverRetry, put)  # type: ignore[arg-type] # a dict
 
 
@@ -62,7 +62,7 @@ async def put_a_device(manager: InProcessManager) -> None:
     await manager.until(lambda records: f"@device/{HOST}/gpu-0" in records)
 
 
-@pytest.mark.usefixtures("parting")
+@pytest.mark.usefixtures("laning")
 async def test_the_commit_of_the_first_record_that_needs_something_says_so_and_each_later_one(
     serve: Serve, bus: FaultyBus
 ) -> None:
@@ -78,26 +78,26 @@ async def test_the_commit_of_the_first_record_that_needs_something_says_so_and_e
         await manager.state("later", "pending")
         await manager.stop()
     found = await commits(bus)
-    first = found.index((True, 2, [PARTS]))
+    first = found.index((True, 2, [LANES]))
     assert first > 1
     assert set(found[:first]) == {(False, 1, None)}
     assert len(found) > first + 3
-    assert {(form, *needs) for _, form, needs in found[first:]} == {(2, PARTS)}
+    assert {(form, *needs) for _, form, needs in found[first:]} == {(2, LANES)}
 
 
 async def test_a_manager_that_lacks_it_refuses_the_ledger_by_name(serve: Serve, bus: FaultyBus) -> None:
     with pytest.MonkeyPatch.context() as patched:
-        know_parts(patched)
+        know_lanes(patched)
         async with serve(static(1)) as manager:
             await put_a_device(manager)
     ends = await bus.offsets(TOPICS.allocations, 0)
     async with serve(static(1), identity=another(), ready=False) as manager:
         said = await manager.ended_by(LedgerRefusedError)
-        assert f"@checkpoint/host/{HOST} needs parts, and this version knows orders" in said
+        assert f"@checkpoint/host/{HOST} needs lanes, and this version knows orders, parts" in said
     assert await bus.offsets(TOPICS.allocations, 0) == ends
 
 
-@pytest.mark.usefixtures("parting")
+@pytest.mark.usefixtures("laning")
 def test_what_no_commit_has_said_is_not_needed_and_what_one_has_said_stays() -> None:
     ledger, device = (
         Ledger(),
@@ -111,7 +111,7 @@ def test_what_no_commit_has_said_is_not_needed_and_what_one_has_said_stays() -> 
     for _ in range(2):
         ledger.change(PutRecord(device))
         ledger.begin_commit()
-        assert ledger.needs == {PARTS}
+        assert ledger.needs == {LANES}
         ledger.rollback()
         assert ledger.needs == frozenset()
     ledger.change(PutRecord(device))
@@ -120,4 +120,4 @@ def test_what_no_commit_has_said_is_not_needed_and_what_one_has_said_stays() -> 
     ledger.change(DropRecord(device.key))
     ledger.begin_commit()
     ledger.end_commit()
-    assert ledger.needs == {PARTS}
+    assert ledger.needs == {LANES}

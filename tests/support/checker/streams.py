@@ -153,6 +153,8 @@ class World:
             record["resources"] = {resource: [{"id": device} for device in devices]}
             self.token += 1
             record["token"] = self.token
+        if "uses" in fields:
+            self.needs.add("parts")
         return record | fields
 
     def host(self, **names: list[list[str]] | None) -> None:

@@ -34,6 +34,7 @@ def fingerprint(host_state: HostState) -> dict[str, Any]:
         "overlapping": host_state.devices.overlapping,
         "waiting": {name: list(entries) for name, entries in host_state.waiters.waiting.items()},
         "claims": {name: list(entries) for name, entries in host_state.waiters.claims.items()},
+        "unplaced": list(host_state.waiters.unplaced),
         "unanswered": {name: list(entries) for name, entries in host_state.waiters.unanswered.items()},
         "scan_from": host_state.waiters.scan_from,
         "deadlines": list(host_state.waiters.deadlines),

@@ -65,7 +65,7 @@ async def _listed(
 def refused(found: Mapping[str, tuple[KnownDevice, ...]]) -> dict[str, str]:
     """The resources whose reports a manager would refuse, because a host's record has no room for the names of these
     devices, and the reason of each. `found`: the devices in the order of the configuration."""
-    wanted = {name: names_room.size(ResourceState.of(devices).names) for name, devices in found.items()}
+    wanted = {name: names_room.size(ResourceState.of(devices).links) for name, devices in found.items()}
     most = names_room.most_bytes(Rules(writer="", specs={}).max_bytes)
     return {
         name: reasons.names_refused(name, RefusedNames(size=wanted[name], room=room, most=most))

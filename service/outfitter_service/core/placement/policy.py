@@ -14,10 +14,10 @@ from outfitter_proto.records import OperatorShare, ReasonCode, ResolvedRequest
 from outfitter_service.core import model as m
 from outfitter_service.core import reasons
 from outfitter_service.core.model import Devices, DriverFailure, KnownDevice, OnFailure, ResourceSpec, SpecState
-from outfitter_service.core.placement.shared_devices import DeviceChoice
+from outfitter_service.core.placement.search import BudgetError, is_feasible
+from outfitter_service.core.placement.shared_devices import DeviceChoice, same_device
 from outfitter_service.core.state import matching
 from outfitter_service.core.state.infos import grant_infos
-from outfitter_service.core.state.lending import not_lent
 from outfitter_service.core.state.overlay import HostOverlay
 from outfitter_service.core.state.resource_state import ResourceState
 
@@ -49,9 +49,10 @@ def place(
     shared = [resource for resource in amounts if specs[resource].shared]
     alone = amounts if not shared else {name: amount for name, amount in amounts.items() if name not in shared}
     for resource, amount in alone.items():
-        free = overlay.free_count(resource)
+        spec = specs[resource]
+        free = overlay.free_replicas(resource) if spec.replicas_same_device else overlay.free_count(resource)
         if free < amount:
-            return _busy(overlay, specs[resource], amount, free)
+            return _busy(overlay, spec, amount, free)
     for resource in alone:
         if resource in claimed:
             return Infeasibility(ReasonCode.BUSY, reasons.behind([resource]), resource)
@@ -60,8 +61,8 @@ def place(
     choice = None if is_disjoint else DeviceChoice(overlay, specs, claimed)
     chosen: Devices = {}
     for resource in shared:
-        unlocked = _unlocked(overlay, resource)
-        chosen[resource] = unlocked if choice is None else choice.left_to_share(unlocked)
+        unlocked = overlay.sharable(resource)
+        chosen[resource] = unlocked if choice is None else choice.left_to_share(resource, unlocked)
         if len(chosen[resource]) < amounts[resource]:
             if len(unlocked) >= amounts[resource] and choice is not None:
                 return Infeasibility(ReasonCode.BUSY, reasons.behind(choice.rivals), resource)
@@ -71,21 +72,15 @@ def place(
     elif alone:
         # in the order of the configuration, because the order within a request means nothing
         ordered = {resource: alone[resource] for resource in specs if resource in alone}
-        devices = choice.choose(ordered)
+        try:
+            devices = choice.choose(ordered)
+        except BudgetError:
+            return Infeasibility(ReasonCode.PLACEMENT_NOT_FOUND, reasons.not_found(ordered), next(iter(ordered)))
         if devices is None:
             reason = reasons.behind(choice.rivals) if choice.rivals else reasons.busy_together(ordered)
             return Infeasibility(ReasonCode.BUSY, reason, next(iter(ordered)))
         chosen.update(devices)
     return {resource: chosen[resource] for resource in amounts}
-
-
-def _unlocked(overlay: HostOverlay, resource: str) -> tuple[KnownDevice, ...]:
-    """The devices of a shared resource that it lends now."""
-    free_list = overlay.devices.free_lists.get(resource)
-    if free_list is None:
-        return ()
-    each = zip(free_list.devices, free_list.names, free_list.blocks, strict=True)
-    return tuple([device for device, name, block in each if not_lent(block, overlay.use(name), shares=True) is None])
 
 
 def _busy(overlay: HostOverlay, spec: ResourceSpec, amount: int, free: int) -> Infeasibility:
@@ -106,7 +101,7 @@ def infeasibility(
             )
         inventory = overlay.inventory(resource)
         is_well = inventory.failure is None and inventory.refused is None and not inventory.asking
-        if is_well and inventory.lendable >= amount and spec.state == _OK:
+        if is_well and _capacity(spec, inventory.lendable) >= amount and spec.state == _OK:
             continue
         candidate = _obstacle(overlay, spec, amount, inventory)
         if candidate is not None:
@@ -135,16 +130,21 @@ def _obstacle(overlay: HostOverlay, spec: ResourceSpec, amount: int, inventory: 
     if inventory.refused is not None:
         reason = reasons.names_refused(spec.name, inventory.refused)
         return Infeasibility(ReasonCode.DRIVER_FAILED, reason, name, final=not waits)
-    if inventory.lendable >= amount:
+    if _capacity(spec, inventory.lendable) >= amount:
         return None
     if spec.on_demand and may_name_more(overlay, spec, amount, inventory):
         return Infeasibility(ReasonCode.NOT_REPORTED, reasons.not_reported(spec), name)
-    if len(inventory.devices) < amount:
+    if _capacity(spec, len(inventory.devices)) < amount:
         return Infeasibility(ReasonCode.INFEASIBLE, reasons.too_few(spec, amount, inventory), name, final=not waits)
     cordons = overlay.host_state.cordons
-    if inventory.healthy >= amount:
+    if _capacity(spec, inventory.healthy) >= amount:
         return Infeasibility(ReasonCode.CORDONED, reasons.cordoned(spec, amount, inventory, cordons), name)
     return Infeasibility(ReasonCode.INFEASIBLE, reasons.too_ill(spec, amount, inventory, cordons), name)
+
+
+def _capacity(spec: ResourceSpec, devices: int) -> int:
+    """How much of a resource one worker can have of so many devices."""
+    return devices * spec.replicas if spec.replicas_same_device else devices
 
 
 def unanswered(overlay: HostOverlay, wanted: Mapping[str, tuple[ResourceSpec, int]]) -> Infeasibility:
@@ -183,6 +183,8 @@ def _obstacle_together(
         and not spec.shared
         and _has_answered(overlay.inventory(resource), amounts[resource])
     }
+    if not overlay.devices.layered.isdisjoint(demands):
+        return _obstacle_in_layers(overlay, specs, demands, single)
     if _is_plenty(overlay, demands):
         return single
     shortage = matching.match(demands, overlay.devices.device_counts(lendable=False))
@@ -199,6 +201,25 @@ def _obstacle_together(
         reason = reasons.too_few_lendable_together(short, shortage.devices, cordoned=cordoned)
         return Infeasibility(code, reason, next(iter(short)))
     return None
+
+
+def _obstacle_in_layers(
+    overlay: HostOverlay, specs: Mapping[str, ResourceSpec], demands: Mapping[str, int], single: Infeasibility | None
+) -> Infeasibility | None:
+    """As `_obstacle_together`, where devices are parts of others, or have replicas."""
+    known = {name: amount for name, amount in demands.items() if name in overlay.devices.free_lists}
+    repeats = same_device(specs)
+    if is_feasible(overlay, known, repeats, lendable=False) is False:
+        shortage = matching.Shortage(frozenset(known), len(_ids(overlay, known)))
+        obstacle = _shortage(overlay, specs, known, shortage)
+        return obstacle if obstacle.final or single is None else single
+    if single is not None or is_feasible(overlay, known, repeats, lendable=True) is not False:
+        return single
+    cordoned = any(overlay.inventory(name).cordoned for name in known)
+    code = ReasonCode.CORDONED if cordoned else ReasonCode.INFEASIBLE
+    count = sum(overlay.inventory(name).lendable for name in known)
+    reason = reasons.too_few_lendable_together(known, count, cordoned=cordoned)
+    return Infeasibility(code, reason, next(iter(known)))
 
 
 def rival_amount(

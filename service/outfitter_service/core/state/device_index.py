@@ -2,17 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from outfitter_proto.keys import AllocationKey
-from outfitter_proto.records import Allocation, ResourceInventory
-from outfitter_service.core.model import KnownDevice, SpecState
-from outfitter_service.core.state.device_names import NO_CLASSES, CanonicalName, Classes, one_name_each
+from outfitter_proto.records import Allocation, PoolUse, ResourceInventory
+from outfitter_service.core.model import Devices, SpecState
+from outfitter_service.core.state.device_names import (
+    NO_CLASSES,
+    CanonicalName,
+    Classes,
+    Links,
+    one_name_each,
+    pairs,
+    wholes_of,
+)
 from outfitter_service.core.state.free_list import FreeList
 from outfitter_service.core.state.matching import ResourceSet, counts
-from outfitter_service.core.state.pools import WHOLE, Pools, Usage, usage
+from outfitter_service.core.state.pools import (
+    ALONE,
+    PART,
+    SEAT,
+    SHARED_PART,
+    WHOLE,
+    Pools,
+    Usage,
+    is_replica,
+    join,
+    several,
+    usage,
+)
 from outfitter_service.core.state.resource_state import NOT_REPORTED, ResourceState
 
 _NOT_IN_EFFECT = frozenset(SpecState) - {SpecState.OK}
@@ -32,6 +53,11 @@ def exclusive_ids(record: Allocation) -> list[str]:
 def shared_ids(record: Allocation) -> list[str]:
     """The ids of the devices that a record shares with others."""
     return [info["id"] for resource in record.shared for info in record.resources.get(resource, ())]
+
+
+def _unsaid(uses: Usage, said: Usage) -> dict[str, PoolUse] | UnsetType:
+    """The uses that a record must say besides those that its devices say already."""
+    return {str(pool): uses[pool] for pool in sorted(uses) if said.get(pool) != uses[pool]} or UNSET
 
 
 class DeviceIndex:
@@ -58,10 +84,19 @@ class DeviceIndex:
         """The devices that are free, by resource."""
         self.shown: dict[CanonicalName, tuple[FreeList, ...]] = {}
         """The free lists that have each device."""
+        self.users: dict[CanonicalName, tuple[FreeList, ...]] = {}
+        """The free lists with devices that use each pool: the device itself, and its parts."""
+        self.above: Mapping[CanonicalName, tuple[CanonicalName, ...]] = {}
+        """What each device is part of, directly or not. Only devices that are."""
+        self.layered: frozenset[str] = frozenset()
+        """The resources with parts or replicas. They are `overlapping`, too."""
         self.distinct = True
         """No device is in two free lists."""
         self.overlapping: frozenset[str] = frozenset()
-        """The resources for which that is not so."""
+        """The resources whose devices may keep each other from being lent: of several lists, listed more than once, and
+        parts, wholes and replicas."""
+        self.feasible: dict[tuple[object, ...], bool | None] = {}
+        """Whether requests fit into the empty host, see `core.placement.search.is_feasible`."""
         self._recorded: Mapping[str, ResourceInventory] | None = None
         self._counts: dict[bool, dict[ResourceSet, int]] = {}
 
@@ -88,26 +123,66 @@ class DeviceIndex:
             for name in {same.get(other, other) for other in (device_id, *aliases.get(device_id, ()))}
         ]
 
-    def connected(self, resource: str) -> Sequence[Sequence[str]]:
-        """The names of each device in one resource: as its driver reports them or, until the first report, as the
-        host's record has them."""
+    def connected(self, resource: str) -> Links:
+        """What a resource connects: as its driver reports it, before its first report as the host's record has it."""
         inventory = self.inventory(resource)
-        if inventory.reported or self._recorded is None:
-            return inventory.names
-        recorded = self._recorded.get(resource)
-        if recorded is None or recorded.names is UNSET:
-            return inventory.linked
-        return [*inventory.linked, *recorded.names]
-
-    @property
-    def shows_what_is_held(self) -> bool:
-        """Whether drivers report every held device."""
-        return self.pools.used.keys() <= self.shown.keys()
+        recorded = self._recorded.get(resource) if self._recorded is not None else None
+        if inventory.reported or recorded is None:
+            return inventory.links
+        linked = inventory.linked
+        names = [tuple(group) for group in recorded.names or ()]
+        return Links((*linked.names, *names), (*linked.parts, *pairs(recorded.parts or {})))
 
     def usage(self, record: Allocation) -> Usage:
-        """What a record uses, by all that is known of its devices' names."""
-        shared = self.names(record, shared_ids(record)) if record.shared else ()
-        return usage(self.names(record, exclusive_ids(record)), shared)
+        """What a record uses: what it says, and what drivers have connected with its devices since."""
+        if record.uses is UNSET and not self.above:  # nearly always
+            shared = self.names(record, shared_ids(record)) if record.shared else ()
+            return usage(self.names(record, exclusive_ids(record)), shared)
+        said = {self.canonical(pool): use for pool, use in (record.uses or {}).items()}
+        uses: Usage = {}
+        for resource, infos in record.resources.items():
+            shares = resource in record.shared
+            part = SHARED_PART if shares else PART
+            for info in infos:
+                names = self.names(record, [info["id"]])
+                replicas = [said[name] for name in names if name in said and is_replica(said[name])]
+                own = SEAT if shares else replicas[0] if replicas else ALONE
+                for name in names:
+                    join(uses, name, own)
+                    for whole in self.above.get(name, ()):
+                        join(uses, whole, part)
+        for pool, use in said.items():
+            if not is_replica(use):
+                join(uses, pool, use)
+        return uses
+
+    def granted_uses(self, devices: Devices, shared: Collection[str]) -> dict[str, PoolUse] | UnsetType:
+        """What the record of a grant of these devices must say that it uses. `shared`: its shared resources."""
+        if self.layered.isdisjoint(devices):
+            return UNSET
+        uses: Usage = {}
+        said: Usage = {}
+        for resource, chosen in devices.items():
+            free_list = self.free_lists[resource]
+            for name, count in Counter([self.canonical(device.id) for device in chosen]).items():
+                position = free_list.positions[name][0]
+                shares = resource in shared
+                (_, own), *wholes = free_list.shared_uses_of(position) if shares else free_list.uses_of(position)
+                join(uses, name, several(own, count))
+                join(said, name, SEAT if shares else ALONE)
+                for whole, use in wholes:
+                    join(uses, whole, use)
+        return _unsaid(uses, said)
+
+    def uses_now(self, record: Allocation) -> dict[str, PoolUse] | UnsetType:
+        """What a record's `uses` must say."""
+        if record.uses is UNSET and not self.above:
+            return UNSET
+        said = usage(self.names(record, exclusive_ids(record)), self.names(record, shared_ids(record)))
+        uses = _unsaid(self.usage(record), said)
+        if record.uses and uses == {self.canonical(pool): use for pool, use in record.uses.items()}:
+            return record.uses  # under other names of the same devices
+        return uses
 
     def device_counts(self, *, lendable: bool) -> Mapping[ResourceSet, int]:
         """How many devices each set of resources has in common. `lendable`: count only those that nothing blocks."""
@@ -138,11 +213,11 @@ class DeviceIndex:
             and (inventory.reported == before.reported)
         ):
             return
-        if connected or self.connected(resource):
+        if not connected.is_empty or not self.connected(resource).is_empty:
             self._rename(holders)
             return
         if inventory.devices:
-            self.free_lists[resource] = self._free_list(resource, inventory.devices)
+            self.free_lists[resource] = self._free_list(resource, inventory)
         else:
             self.free_lists.pop(resource, None)
         self._show()
@@ -152,7 +227,7 @@ class DeviceIndex:
         names = self._recorded_names()
         self._recorded = resources
         self.has_old_names = any(
-            inventory.state in _NOT_IN_EFFECT and inventory.names is not UNSET
+            inventory.state in _NOT_IN_EFFECT and not (inventory.names is UNSET and inventory.parts is UNSET)
             for inventory in (resources or {}).values()
         )
         if self._recorded_names() != names:
@@ -168,7 +243,7 @@ class DeviceIndex:
     def take(self, record: Allocation, names: list[CanonicalName]) -> None:
         """A record holds exclusively the devices that its resource's free list has offered, from now on. `names`: their
         canonical names. A name stands there once for each position that has it."""
-        used, shown = self.pools.used, self.shown
+        used, users = self.pools.used, self.users
         if self.distinct:
             # a free device is in no other index, and a search there would take longer with more devices
             for name in names:
@@ -178,41 +253,47 @@ class DeviceIndex:
             return
         for name in names:
             used[name] = used.get(name, 0) + WHOLE
-            for free_list in shown.get(name, ()):
-                free_list.remove(name)
+            for free_list in users.get(name, ()):
+                free_list.refit(name, self.pools, free_list.free)
 
     def _hold(self, record: Allocation, sign: int) -> None:
         """From now on a record holds its devices (`sign` 1), or no longer (-1)."""
-        pools, shown = self.pools, self.shown
+        pools, users = self.pools, self.users
         for name, use in self.usage(record).items():
-            pools.change(name, use, sign)
-            for free_list in shown.get(name, ()):
-                free_list.refit(name, pools, free_list.free)
+            if pools.change(name, use, sign):
+                for free_list in users.get(name, ()):
+                    free_list.refit(name, pools, free_list.free)
 
-    def _free_list(self, resource: str, devices: tuple[KnownDevice, ...]) -> FreeList:
-        names = [self.canonical(device.id) for device in devices]
-        return FreeList(resource, devices, names=names, classes=self.classes, pools=self.pools)
+    def _free_list(self, resource: str, inventory: ResourceState) -> FreeList:
+        return FreeList(
+            resource,
+            inventory.devices,
+            names=[self.canonical(device.id) for device in inventory.devices],
+            classes=self.classes,
+            pools=self.pools,
+            above=self.above,
+            replicas=inventory.replicas,
+        )
 
-    def _recorded_names(self) -> list[list[list[str]]]:
-        """The names in the host's record, of resources whose drivers have not reported yet."""
+    def _recorded_names(self) -> list[object]:
+        """What the host's record connects, of resources whose drivers have not reported yet."""
         return [
-            recorded.names
+            (recorded.names, recorded.parts)
             for resource, recorded in (self._recorded or {}).items()
-            if recorded.names is not UNSET and not self.inventory(resource).reported
+            if not (recorded.names is UNSET and recorded.parts is UNSET) and not self.inventory(resource).reported
         ]
 
     def _rename(self, holders: Iterable[Allocation]) -> None:
-        """The aliases in some resource have changed. Compute again which names mean one device."""
-        groups = [
-            names for resource in {**self.inventories, **(self._recorded or {})} for names in self.connected(resource)
-        ]
-        self.synonyms, self.classes = one_name_each(groups)
+        """What drivers connect has changed. Compute again which names mean one device, and what is part of what."""
+        links = [self.connected(resource) for resource in {**self.inventories, **(self._recorded or {})}]
+        self.synonyms, self.classes = one_name_each([names for each in links for names in each.names])
+        self.above = wholes_of([pair for each in links for pair in each.parts], self.synonyms)
         self.pools = Pools()
         for record in holders:
             for name, use in self.usage(record).items():
                 self.pools.change(name, use, 1)
         self.free_lists = {
-            resource: self._free_list(resource, inventory.devices)
+            resource: self._free_list(resource, inventory)
             for resource, inventory in self.inventories.items()
             if inventory.devices
         }
@@ -226,16 +307,21 @@ class DeviceIndex:
             for name in free_list.positions:
                 others = self.shown.get(name)
                 self.shown[name] = (*others, free_list) if others else alone
-        self.distinct = len(self.shown) == sum(len(free_list.devices) for free_list in self.free_lists.values())
+        lists = self.free_lists.values()
+        self.layered = frozenset([free_list.resource for free_list in lists if not free_list.is_plain])
+        self.users = self._users() if self.layered else self.shown
+        self.distinct = not self.layered and len(self.shown) == sum(len(free_list.devices) for free_list in lists)
         self.overlapping = frozenset()
         self._counts = {}
+        self.feasible = {}
         if not self.distinct:
-            several = {
-                free_list.resource
-                for free_lists in self.shown.values()
-                if len(free_lists) > 1
-                for free_list in free_lists
-            }
-            self.overlapping = frozenset(
-                several | {name for name, free_list in self.free_lists.items() if free_list.repeats}
-            )
+            several = {free_list.resource for lists in self.users.values() if len(lists) > 1 for free_list in lists}
+            repeats = {free_list.resource for free_list in lists if free_list.repeats}
+            self.overlapping = frozenset(several | repeats | self.layered)
+
+    def _users(self) -> dict[CanonicalName, tuple[FreeList, ...]]:
+        users: dict[CanonicalName, tuple[FreeList, ...]] = {}
+        for free_list in self.free_lists.values():
+            for pool in free_list.users:
+                users[pool] = (*users.get(pool, ()), free_list)
+        return users

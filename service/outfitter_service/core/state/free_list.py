@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Mapping
 from itertools import accumulate
 
+from outfitter_proto.records import PoolUse
 from outfitter_service.core.model import KnownDevice
 from outfitter_service.core.state.device_names import CanonicalName, Classes
 from outfitter_service.core.state.infos import GrantInfos, grant_infos
 from outfitter_service.core.state.lending import block_of
-from outfitter_service.core.state.pools import Pools
+from outfitter_service.core.state.pools import ALONE, PART, SEAT, SHARED_PART, Pools, may_exclude, replica
 from outfitter_service.core.state.sizes import granted_bytes, info_bytes
+
+Uses = tuple[tuple[CanonicalName, PoolUse], ...]
+"""What a grant of one device uses: its own pool, and those of the devices that it is a part of."""
 
 
 class FreeList:
     """One resource's devices on one host: their positions, and which of them are free."""
 
     __slots__ = (
-        "_classes", "_least", "alone", "blocks", "devices", "free", "largest", "names", "positions", "repeats",
-        "resource",
+        "_above", "_classes", "_least", "alone", "blocks", "devices", "free", "is_plain", "largest", "names",
+        "positions", "repeats", "resource", "users", "uses",
     )  # fmt: skip
 
     def __init__(
@@ -29,9 +34,11 @@ class FreeList:
         names: list[CanonicalName],
         classes: Classes,
         pools: Pools,
+        above: Mapping[CanonicalName, tuple[CanonicalName, ...]],
+        replicas: int,
     ) -> None:
         """`names`: the devices' canonical ones. `classes`: all names of the devices that have several. `pools`: what is
-        used."""
+        used. `above`: what devices are parts of. `replicas`: to how many workers each device is lent at once."""
         self.resource = resource
         self.devices = devices
         """In the driver's order. A position is an index of this list."""
@@ -48,13 +55,25 @@ class FreeList:
         self.free: list[int] = []
         """The negated positions of the free devices in ascending order: the driver's preferred device is the last."""
         self._classes = classes
+        self._above = above
+        self.is_plain = replicas == 1 and (not above or above.keys().isdisjoint(names))
+        """Each device uses all of its own pool, and no other. Only then two devices of this list have no pool in
+        common."""
+        own = replica(replicas)
+        self.uses: list[Uses] = [] if self.is_plain else [_uses(name, own, above.get(name, ()), PART) for name in names]
+        """What a grant of each device alone uses. Empty in a plain list."""
         smallest_first = sorted([info_bytes(infos.infos[resource][0]) for infos in self.alone])
         self._least = list(accumulate(smallest_first, initial=0))
         for position, (name, block) in enumerate(zip(names, self.blocks, strict=True)):
             self.positions.setdefault(name, []).append(position)
-            if block is None and name not in pools.used:
+            if block is None and (name not in pools.used if self.is_plain else self.fits(position, pools)):
                 self.free.append(-position)
         self.free.reverse()
+        self.users: dict[CanonicalName, list[int]] = self.positions if self.is_plain else {}
+        """The positions of the devices that use each pool."""
+        for position, uses in enumerate(self.uses):
+            for pool, _ in uses:
+                self.users.setdefault(pool, []).append(position)
         self.repeats = len(self.positions) < len(devices)
         """Whether one device is listed more than once."""
 
@@ -99,14 +118,42 @@ class FreeList:
             if at < len(free) and free[at] == -position:
                 del free[at]
 
-    def refit(self, name: CanonicalName, pools: Pools, free: list[int]) -> None:
-        """The use of a device's pool has changed. Correct `free`, a list as that of this object: a device is free if
-        nobody uses it and nothing blocks it."""
-        is_unused = not pools.amount(name)
-        for position in self.positions[name]:
+    def uses_of(self, position: int) -> Uses:
+        """What a grant of that device alone uses."""
+        return ((self.names[position], ALONE),) if self.is_plain else self.uses[position]
+
+    def shared_uses_of(self, position: int) -> Uses:
+        """What a grant of that device uses that shares it with others."""
+        name = self.names[position]
+        return _uses(name, SEAT, self._above.get(name, ()), SHARED_PART)
+
+    def fits(self, position: int, pools: Pools) -> bool:
+        """Whether nobody's use keeps the device from being lent alone."""
+        return all(pools.fits(pool, use) for pool, use in self.uses_of(position))
+
+    def may_need(self, pool: CanonicalName, use: PoolUse) -> bool:
+        """Whether that use of a pool may keep some device from being lent that nothing blocks."""
+        return any(
+            may_exclude(use, own)
+            for position in self.users.get(pool, ())
+            if self.blocks[position] is None
+            for name, own in self.uses_of(position)
+            if name == pool
+        )
+
+    def refit(self, pool: CanonicalName, pools: Pools, free: list[int]) -> None:
+        """The use of a pool has changed. Correct `free`, a list as that of this object: a device is free if all of
+        its uses fit and nothing blocks it."""
+        is_unused = self.is_plain and not pools.amount(pool)
+        for position in self.users[pool]:
             at = bisect_left(free, -position)
             was_free = at < len(free) and free[at] == -position
-            if is_unused and not was_free and self.blocks[position] is None:
+            is_free = is_unused if self.is_plain else self.fits(position, pools)
+            if is_free and not was_free and self.blocks[position] is None:
                 free.insert(at, -position)
-            elif was_free and not is_unused:
+            elif was_free and not is_free:
                 del free[at]
+
+
+def _uses(name: CanonicalName, own: PoolUse, wholes: tuple[CanonicalName, ...], part: PoolUse) -> Uses:
+    return ((name, own), *[(whole, part) for whole in wholes])

@@ -70,7 +70,7 @@ def with_known_names(
     if before.reported:
         was_open = before.known is not None
         earlier_names = before.names_of_all if before.known is None else before.known
-        if not was_open and names.issuperset(earlier_names) and host_state.devices.shows_what_is_held:
+        if not was_open and names.issuperset(earlier_names) and host_state.shows_what_is_held:
             return report
     else:
         recorded = host_state.record.resources.get(spec.name) if host_state.record is not None else None
@@ -203,6 +203,8 @@ def _same(host_state: HostState, inventories: Inventories) -> Mapping[str, Canon
     for resource in {**inventories, **recorded}:
         inventory = inventories.get(resource)
         groups += (
-            inventory.names if inventory is not None and inventory.reported else host_state.devices.connected(resource)
+            inventory.names
+            if inventory is not None and inventory.reported
+            else host_state.devices.connected(resource).names
         )
     return one_name_each(groups)[0]

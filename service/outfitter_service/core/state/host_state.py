@@ -71,6 +71,9 @@ class WaiterIndex:
         """The same by requested resource."""
         self.claims: dict[str, list[QueueEntry]] = {}
         """Those whose devices are busy, by resource. Later workers leave these devices to them."""
+        self.unplaced: list[QueueEntry] = []
+        """Those for which a search took too long. They claim nothing, and are looked at again when devices come free.
+        """
         self.unanswered: dict[str, list[QueueEntry]] = {}
         """Those that wait for a driver's answer, by resource."""
         self.deadlines: list[tuple[datetime, AllocationKey]] = []
@@ -99,6 +102,8 @@ class WaiterIndex:
         self.items += items(record.request)
         entry = queue_entry(record)
         insort(self.queue, entry)
+        if record.reason_code == ReasonCode.PLACEMENT_NOT_FOUND:
+            insort(self.unplaced, entry)
         for index in self._indexes_of(record):
             for resource in record.request.amounts:
                 insort(index.setdefault(resource, []), entry)
@@ -111,6 +116,8 @@ class WaiterIndex:
         self.items -= items(record.request)
         entry = queue_entry(record)
         del self.queue[bisect_left(self.queue, entry)]
+        if record.reason_code == ReasonCode.PLACEMENT_NOT_FOUND:
+            del self.unplaced[bisect_left(self.unplaced, entry)]
         for index in self._indexes_of(record):
             for resource in record.request.amounts:
                 entries = index[resource]
@@ -278,6 +285,19 @@ class HostState:
         ):
             return True
         return (bool(runs.endings) and runs.endings[0][0] < over_before) or self.is_ahead(now)
+
+    @property
+    def shows_what_is_held(self) -> bool:
+        """Whether drivers report every held device."""
+        devices = self.devices
+        not_shown = devices.pools.used.keys() - devices.shown.keys()
+        if not not_shown:
+            return True  # nearly always; else it may be the whole of a held part, which nobody holds itself
+        return not_shown.isdisjoint(
+            name
+            for record in self.holders.live.values()
+            for name in devices.names(record, [info["id"] for infos in record.resources.values() for info in infos])
+        )
 
     @property
     def keeps_names(self) -> bool:

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from msgspec import Struct
+from msgspec import UNSET, Struct
 
 from outfitter_proto.keys import AllocationKey, StateKey, host_of
 from outfitter_proto.records import NO_COMMIT, NO_TOKEN, Allocation, CommitNumber, StateRecord, Token
 from outfitter_service.core.state.device_names import CanonicalName
 from outfitter_service.core.state.host_state import HostState, QueueEntry
-from outfitter_service.core.state.record_kinds import KINDS
+from outfitter_service.core.state.record_kinds import KINDS, PARTS
 from outfitter_service.core.state.resource_state import ResourceState
 
 
@@ -230,6 +230,8 @@ class Ledger:
         host_state = self.hosts.get(record.host) or self.host_state(record.host)
         old = self.allocations.get(key)
         self.allocations[key] = record
+        if record.uses is not UNSET:
+            self.needs |= {PARTS}
         host_state.change(key, old, record)
         return DropAllocation(key) if old is None else PutAllocation(key, old)
 
@@ -239,7 +241,7 @@ class Ledger:
         return PutAllocation(key, old)
 
     def _put_record(self, record: StateRecord) -> LedgerChange:
-        key, needs = record.key, KINDS[type(record)].needs
+        key, needs = record.key, KINDS[type(record)].needs(record)
         if needs is not None:
             self.needs |= {needs}
         old = self.records.get(key)

@@ -38,6 +38,10 @@ class Use(enum.StrEnum):
     """Somebody holds it and shares it with nobody."""
     SHARED = "shared"
     """Whoever holds it shares it."""
+    REPLICA = "replica"
+    """Others have replicas of it, and one is left."""
+    PART = "part"
+    """Somebody holds a part of it, or what it is a part of."""
 
 
 def block_of(health: str, reason: str | None, *, cordoned: bool = False) -> Block | None:
@@ -52,10 +56,13 @@ def block_of(health: str, reason: str | None, *, cordoned: bool = False) -> Bloc
     return Block.HELD_BACK if reason is not None and reason.startswith(HELD_BACK) else Block.UNKNOWN
 
 
-def use_of(*, alone: bool, shared: bool) -> Use | None:
-    """How a device is held: by anybody alone, and by anybody who shares it."""
+def use_of(*, alone: bool, shared: bool, has_replica: bool = False, overlaps: bool = False) -> Use | None:
+    """How a device is held: by anybody alone, and by anybody who shares it. `has_replica`: there is one for somebody
+    else. `overlaps`: somebody holds a part of it, or what it is a part of, and not as one who only shares."""
+    if overlaps and not alone:
+        return Use.PART
     if alone:
-        return Use.ALONE
+        return Use.REPLICA if has_replica and not overlaps else Use.ALONE
     return Use.SHARED if shared else None
 
 
@@ -64,4 +71,4 @@ def not_lent(block: Block | None, use: Use | None, *, shares: bool) -> Block | U
     whether the resource shares its devices."""
     if block is not None:
         return block
-    return None if shares and use is Use.SHARED else use
+    return None if use is Use.REPLICA or (shares and use is Use.SHARED) else use

@@ -1,4 +1,4 @@
-"""The room for the names of devices in a host's record: all names of a report fit, or the report is refused.
+"""The room for what drivers connect in a host's record, names and parts: all of a report fits, or it is refused.
 
 A name that the record lacks could let a device be lent twice after a restart. So a report with more names than there is
 room for counts for no grant. Resources are counted in the order of the configuration. So the same one is refused after
@@ -7,19 +7,17 @@ each restart, and none pushes out another that is configured before it. What was
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 
 from msgspec import UNSET, structs
 
 from outfitter_proto.codec import encode
 from outfitter_proto.records import ResourceInventory
 from outfitter_service.core.model import ResourceSpec, SpecState
+from outfitter_service.core.state.device_names import NO_LINKS, Links, Parts, by_whole, pairs
 from outfitter_service.core.state.host_state import HostState
 from outfitter_service.core.state.infos import names_held, other_names
 from outfitter_service.core.state.resource_state import NOT_REPORTED, RefusedNames, ResourceState
-
-Groups = Iterable[Sequence[str]]
-"""The names of devices with several names, device by device."""
 
 
 def record_bytes(max_bytes: int) -> int:
@@ -32,10 +30,10 @@ def most_bytes(max_bytes: int) -> int:
     return record_bytes(max_bytes) * 9 // 10
 
 
-def size(groups: Groups) -> int:
-    """The bytes that names take in a record."""
-    groups = list(groups)
-    return len(encode(groups)) if groups else 0
+def size(links: Links) -> int:
+    """The bytes that names and parts take in a record."""
+    names = len(encode(links.names)) if links.names else 0
+    return names + (len(encode(by_whole(links.parts))) if links.parts else 0)
 
 
 def without_room(wanted: Mapping[str, int], kept: Mapping[str, int], most: int) -> dict[str, int]:
@@ -61,22 +59,22 @@ def reassessed(
     """Those of a host's inventories that are refused from now on, or no longer. `inventories`: the current ones, the
     latest report included."""
     recorded = host_state.record.resources if host_state.record is not None else {}
-    names: dict[str, Groups] = {}
+    links: dict[str, Links] = {}
     for resource, spec in specs.items():
         if spec.state == SpecState.OK:
             inventory = inventories.get(resource, NOT_REPORTED)
-            names[resource] = inventory.names if inventory.reported else _names(recorded.get(resource))
+            links[resource] = inventory.links if inventory.reported else _links(recorded.get(resource))
     most = most_bytes(max_bytes)
-    wanted = {resource: size(groups) for resource, groups in names.items()}
-    lasting = {resource: size(_names(entry)) for resource, entry in recorded.items() if resource not in names}
+    wanted = {resource: size(each) for resource, each in links.items()}
+    lasting = {resource: size(_links(entry)) for resource, entry in recorded.items() if resource not in links}
     is_tight = sum(wanted.values()) + sum(lasting.values()) > most
     if not is_tight and not any(inventory.refused for inventory in inventories.values()):
         return {}  # nearly always
-    kept = {resource: _needed(host_state, recorded.get(resource)) for resource in names}
-    sizes = {resource: size(groups) for resource, groups in kept.items()}
+    kept = {resource: _needed(host_state, _links(recorded.get(resource))) for resource in links}
+    sizes = {resource: size(each) for resource, each in kept.items()}
     refused = without_room(wanted, sizes | (lasting if host_state.keeps_names else {}), most)
     changed: dict[str, ResourceState] = {}
-    for resource in names:
+    for resource in links:
         inventory = inventories.get(resource, NOT_REPORTED)
         now = None
         if resource in refused:
@@ -86,16 +84,24 @@ def reassessed(
     return changed
 
 
-def _names(recorded: ResourceInventory | None) -> list[list[str]]:
-    return recorded.names or [] if recorded is not None else []
+def _links(recorded: ResourceInventory | None) -> Links:
+    if recorded is None:
+        return NO_LINKS
+    return Links(tuple([tuple(group) for group in recorded.names or ()]), pairs(recorded.parts or {}))
 
 
-def _needed(host_state: HostState, recorded: ResourceInventory | None) -> tuple[tuple[str, ...], ...]:
-    """The recorded names that the host's record keeps in any case: those of a held device, while its holder's record
-    lacks one of them, and those of a device that an operator's order names."""
-    groups = _names(recorded)
-    needed = lacking_names(host_state) | ordered_names(host_state) if groups else ()
-    return tuple([tuple(group) for group in groups if not needed.isdisjoint(group)]) if needed else ()
+def _needed(host_state: HostState, links: Links) -> Links:
+    """What the host's record keeps in any case: the names of a held device, while its holder's record lacks one of
+    them, and those of a device that an operator's order names; and what somebody holds a part of."""
+    needed = lacking_names(host_state) | ordered_names(host_state) if links.names else set()
+    names = [group for group in links.names if not needed.isdisjoint(group)]
+    return Links(tuple(names), held_parts(host_state, links.parts))
+
+
+def held_parts(host_state: HostState, parts: Parts) -> tuple[tuple[str, str], ...]:
+    """Those of which somebody holds the part or the whole."""
+    canonical, used = host_state.devices.canonical, host_state.devices.pools.used
+    return tuple([pair for pair in parts if any(canonical(name) in used for name in pair)])
 
 
 def lacking_names(host_state: HostState) -> set[str]:
@@ -105,6 +111,8 @@ def lacking_names(host_state: HostState) -> set[str]:
         for device_id, others in names_held(record):
             if (names_now := other_names(device_id, others, host_state.devices.classes)) != list(others):
                 lacking.update((device_id, *names_now))
+        for pool in record.uses or ():  # a device of which it has a part: the record has no other names of that one
+            lacking.update(host_state.devices.classes.get(pool, ()))
     return lacking
 
 

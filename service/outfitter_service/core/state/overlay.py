@@ -49,9 +49,9 @@ class HostOverlay:
         if record.shared:
             self.items += sign * shared_devices(record)
         for name, use in self.devices.usage(record).items():
-            self.pools.change(name, use, sign)
-            for free_list in self.devices.shown.get(name, ()):
-                free_list.refit(name, self.pools, self._free_of(free_list))
+            if self.pools.change(name, use, sign):
+                for free_list in self.devices.users.get(name, ()):
+                    free_list.refit(name, self.pools, self._free_of(free_list))
 
     def _free_of(self, free_list: FreeList) -> list[int]:
         """The overlay's own copy of a resource's free positions."""
@@ -83,6 +83,14 @@ class HostOverlay:
         """How many healthy devices nobody holds."""
         return len(self._positions(resource))
 
+    def free_replicas(self, resource: str) -> int:
+        """How many replicas of these devices nobody holds."""
+        free_list = self.devices.free_lists.get(resource)
+        if free_list is None:
+            return 0
+        owns = [free_list.uses_of(position)[0] for position in self.free_positions(resource)]
+        return sum([(use.total - self.pools.amount(pool)) // use.amount for pool, use in owns])
+
     def free(self, resource: str, enough: int) -> tuple[KnownDevice, ...]:
         """Healthy devices that nobody holds, at most `enough`, in the driver's order of preference."""
         return tuple(islice(self.candidates(resource), enough))
@@ -93,6 +101,25 @@ class HostOverlay:
         if free_list is not None:
             for position in reversed(self._positions(resource)):
                 yield free_list.devices[-position]
+
+    def free_positions(self, resource: str) -> Iterator[int]:
+        """The positions of these devices, in the same order."""
+        for position in reversed(self._positions(resource)):
+            yield -position
+
+    def sharable(self, resource: str) -> tuple[KnownDevice, ...]:
+        """The healthy devices of a shared resource that it lends now."""
+        free_list = self.devices.free_lists.get(resource)
+        if free_list is None:
+            return ()
+        return tuple(
+            [
+                device
+                for position, device in enumerate(free_list.devices)
+                if free_list.blocks[position] is None
+                and all(self.pools.fits(pool, use) for pool, use in free_list.shared_uses_of(position))
+            ]
+        )
 
     def _positions(self, resource: str) -> list[int]:
         """The free positions of a resource, with the decision's effects."""

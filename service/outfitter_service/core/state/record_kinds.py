@@ -15,25 +15,36 @@ from msgspec import Struct
 from outfitter_proto.records import Cordon, Device, Host
 from outfitter_service.core.state.host_state import HostState
 
+ORDERS = "orders"
+"""The ledger has, or had, records of operators' orders."""
+PARTS = "parts"
+"""It has, or had, a device that is part of another, or one that is lent several times."""
+NEEDS = frozenset({ORDERS, PARTS})
+"""What this version knows."""
+
 
 class RecordKind(Struct, frozen=True, kw_only=True):
     """How one kind of record differs from the others."""
 
     after_grants: bool
     """The record stands behind the grants in a commit; a record that bars a device stands before them."""
-    needs: str | None = None
-    """What a manager must know to work on a ledger that has, or had, such a record. None: every version can. See
-    `runtime.changelog.ledger_format`."""
+    needs: Callable[[Any], str | None] = lambda _: None
+    """What a manager must know to work on a ledger that has, or had, this record: one of `NEEDS`. None: every version
+    can. See `runtime.changelog.ledger_format`."""
     index: Callable[[HostState, Any, Any], object] | None = None
     """Updates the host's indexes. It gets the records before and after a change, None where there is none."""
 
 
 KINDS: Mapping[type, RecordKind] = {
-    Host: RecordKind(after_grants=True, index=lambda host_state, _, host: host_state.set_record(host)),
+    Host: RecordKind(
+        after_grants=True,
+        needs=lambda host: PARTS if any(entry.parts for entry in host.resources.values()) else None,
+        index=lambda host_state, _, host: host_state.set_record(host),
+    ),
     Device: RecordKind(after_grants=False),
     Cordon: RecordKind(
         after_grants=False,
-        needs="orders",
+        needs=lambda _: ORDERS,
         index=lambda host_state, before, after: host_state.set_cordon(before, after),
     ),
 }

@@ -9,7 +9,7 @@ from msgspec import Struct, structs
 from outfitter_proto.keys import AllocationKey
 from outfitter_proto.records import Health
 from outfitter_service.core.model import DriverFailure, KnownDevice
-from outfitter_service.core.state.device_names import one_name_each
+from outfitter_service.core.state.device_names import NO_LINKS, Links, one_name_each
 from outfitter_service.core.state.lending import HELD_BACK, block_of
 
 
@@ -26,13 +26,13 @@ class Suspect(Struct, frozen=True):
 
 class RefusedNames(Struct, frozen=True):
     """Why a report is refused: the names of its devices take `size` bytes, and the host's record has `room` for them.
-    `most`: its room for the names of all resources. `kept`: groups of names that it has all the same, because somebody
-    holds a device under one of them, and the holder's record lacks another one."""
+    `most`: its room for the names of all resources. `kept`: what it has all the same, because somebody holds a device
+    under one of these names, and the holder's record lacks another one; or holds a part or its whole."""
 
     size: int
     room: int
     most: int
-    kept: tuple[tuple[str, ...], ...] = ()
+    kept: Links = NO_LINKS
 
 
 class ResourceState(Struct, frozen=True, kw_only=True):
@@ -42,8 +42,11 @@ class ResourceState(Struct, frozen=True, kw_only=True):
     """The devices for grants. Those that are `held_back` have unknown health here, and `cordoned` ones say so."""
     as_reported: tuple[KnownDevice, ...] = ()
     """The devices as the driver named them."""
-    linked: tuple[tuple[str, ...], ...] = ()
-    """Groups of names that earlier reports connected, until the records of all holders have them."""
+    linked: Links = NO_LINKS
+    """What earlier reports connected: names until the records of all holders have them, parts while somebody holds them
+    or their whole."""
+    replicas: int = 1
+    """To how many workers each device is lent at once."""
     failure: DriverFailure | None = None
     """Why the driver's last report counts for nothing, or None."""
     reported: bool = False
@@ -82,11 +85,11 @@ class ResourceState(Struct, frozen=True, kw_only=True):
     """The delay after a failure ended during a question."""
 
     @classmethod
-    def of(cls, devices: tuple[KnownDevice, ...], *, asked: int = 0) -> ResourceState:
+    def of(cls, devices: tuple[KnownDevice, ...], *, asked: int = 0, replicas: int = 1) -> ResourceState:
         """The state after a driver's report. Devices that share a name are one device. `asked`: the amount that the
-        manager asked an on-demand driver for."""
+        manager asked an on-demand driver for. `replicas`: as the resource's configuration has it."""
         distinct = _distinct(devices)
-        return cls(as_reported=distinct, reported=True, asked=asked)._marked()
+        return cls(as_reported=distinct, reported=True, asked=asked, replicas=replicas)._marked()
 
     def with_held_back(self, ids: frozenset[str], suspect: Suspect) -> ResourceState:
         """A copy with exactly these devices held back, because of `suspect`."""
@@ -126,13 +129,24 @@ class ResourceState(Struct, frozen=True, kw_only=True):
     @property
     def names(self) -> list[tuple[str, ...]]:
         """The names of each device that has several: reported ones, then those that are only `linked`."""
-        return [*[(device.id, *device.aliases) for device in self.devices if device.aliases], *self.linked]
+        return [*[(device.id, *device.aliases) for device in self.devices if device.aliases], *self.linked.names]
+
+    @property
+    def parts(self) -> list[tuple[str, str]]:
+        """Each part with its whole: reported ones, then those that are only `linked`."""
+        reported = [(device.id, device.part_of) for device in self.devices if device.part_of is not None]
+        return [*reported, *self.linked.parts]
+
+    @property
+    def links(self) -> Links:
+        """What this resource connects."""
+        return Links(tuple(self.names), tuple(self.parts))
 
     @property
     def names_of_all(self) -> tuple[str, ...]:
         """The names of all reported devices, and the names that are only `linked`."""
         reported = [name for device in self.as_reported for name in (device.id, *device.aliases)]
-        return (*reported, *[name for names in self.linked for name in names])
+        return (*reported, *[name for names in self.linked.names for name in names])
 
 
 def _distinct(devices: tuple[KnownDevice, ...]) -> tuple[KnownDevice, ...]:
@@ -152,7 +166,8 @@ def _merged(devices: list[KnownDevice]) -> KnownDevice:
     names = dict.fromkeys(name for device in devices for name in (device.id, *device.aliases))
     del names[first.id]
     worst = next((device for device in devices if device.health != Health.HEALTHY), first)
-    return structs.replace(first, aliases=tuple(names), health=worst.health, reason=worst.reason)
+    part_of = next((device.part_of for device in devices if device.part_of is not None), None)
+    return structs.replace(first, aliases=tuple(names), health=worst.health, reason=worst.reason, part_of=part_of)
 
 
 NOT_REPORTED = ResourceState()

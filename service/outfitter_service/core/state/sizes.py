@@ -115,6 +115,7 @@ def without_devices(record: Allocation) -> Allocation:
         cdi=[],
         unavailable={},
         aliases=UNSET if record.aliases is UNSET else {},
+        uses=UNSET if record.uses is UNSET else {},
         common=UNSET if record.common is UNSET else {},
     )
 

@@ -9,12 +9,10 @@ it. Until something is needed, checkpoints have format 1, and version 0.2 can wo
 from __future__ import annotations
 
 from outfitter_proto.records import Checkpoint
-from outfitter_service.core.state.record_kinds import KINDS
+from outfitter_service.core.state.record_kinds import NEEDS
 
 NEWEST = 2
 """The newest `Checkpoint.format` that this version can work on."""
-KNOWN = frozenset([kind.needs for kind in KINDS.values() if kind.needs is not None])
-"""The `Checkpoint.needs` that this version knows."""
 MOST_SHOWN = 200
 """Most characters of unknown needs that an error names."""
 
@@ -26,8 +24,8 @@ def refusal(checkpoint: Checkpoint) -> str | None:
             f"{checkpoint.key} has format {checkpoint.format}, and this version knows {NEWEST}: run the version of "
             "Outfitter that wrote it, or a newer one, here"
         )
-    if unknown := ", ".join(sorted(set(checkpoint.needs or ()) - KNOWN)):
-        known = ", ".join(sorted(KNOWN)) or "nothing of that"
+    if unknown := ", ".join(sorted(set(checkpoint.needs or ()) - NEEDS)):
+        known = ", ".join(sorted(NEEDS)) or "nothing of that"
         shown = unknown if len(unknown) <= MOST_SHOWN else f"{unknown[:MOST_SHOWN]}…"
         return (
             f"{checkpoint.key} needs {shown}, and this version knows {known}: run the version of Outfitter that "

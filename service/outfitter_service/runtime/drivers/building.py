@@ -97,6 +97,8 @@ def build_served(resource: ResourceConfig, scope: str, warn: Callable[[str], obj
                 "sharing = shared does not go with its driver, which prepares devices for one worker at a time and "
                 "takes them back when that worker ends; valid is sharing = exclusive, or a driver without prepare",
             )
+        if resource.replicas > 1:
+            _check_replicas(resource, served)
         if scope == "cluster" and not driver.looks_from_afar:
             raise UnservableDriverError(
                 "driver-factory.class",
@@ -104,6 +106,25 @@ def build_served(resource: ResourceConfig, scope: str, warn: Callable[[str], obj
                 "cluster scope; valid is one that looks from afar (static), or scope = host",
             )
     return served
+
+
+def _check_replicas(resource: ResourceConfig, served: ServableDriver) -> None:
+    """Check that a resource's devices can be lent several times.
+
+    Raises:
+        UnservableDriverError: they cannot.
+    """
+    obstacle = None
+    if resource.sharing == "shared":
+        obstacle = "sharing = shared, which lends each device to everybody"
+    elif served.prepares:
+        obstacle = "its driver, which prepares devices for one worker at a time"
+    elif served.on_demand:
+        obstacle = "its driver, which has no inventory and is asked for each worker"
+    if obstacle is not None:
+        raise UnservableDriverError(
+            "replicas", f"replicas = {resource.replicas} does not go with {obstacle}; valid is replicas = 1"
+        )
 
 
 def inspected(driver: api.ExternalResourceDriver) -> ServableDriver:

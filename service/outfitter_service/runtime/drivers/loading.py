@@ -31,6 +31,8 @@ def _load(resource: ResourceConfig, scope: str) -> Loaded:
         state=SpecState(resource.state),
         reason=resource.reason,
         shared=resource.sharing == "shared",
+        replicas=resource.replicas,
+        replicas_same_device=resource.replicas > 1 and resource.replicas_same_device,
         on_failure=OnFailure(resource.on_failure),
     )
     if spec.state != SpecState.OK or resource.driver is None:
@@ -60,7 +62,7 @@ def with_driver(spec: ResourceSpec, served: ServableDriver) -> Loaded:
             on_demand=served.on_demand,
             per_worker=served.offers is not None,
             prepares=served.prepares,
-            confirms=served.confirms,
+            confirms=served.confirms and spec.replicas == 1,  # the others who have the device may be using it
             hint=served.hint,
         ),
         served=served,

@@ -142,6 +142,7 @@ def known_device(resource: str, device: api.Device) -> m.KnownDevice:
         reason=None if device.reason is None else device.reason[:REASON_LENGTH],
         env=dict(device.env),
         cdi=tuple(device.cdi),
+        part_of=device.part_of,
     )
     try:
         # a record that cannot be read again would make the manager refuse its host
@@ -155,7 +156,12 @@ def known_device(resource: str, device: api.Device) -> m.KnownDevice:
     if len(encoded) > DEVICE_BYTES:
         reason = f"its driver reported {len(encoded)} bytes for it; at most {DEVICE_BYTES} are possible"
         return m.KnownDevice(
-            id=checked.id, properties={}, aliases=checked.aliases, health=Health.UNHEALTHY, reason=reason
+            id=checked.id,
+            properties={},
+            aliases=checked.aliases,
+            part_of=checked.part_of,
+            health=Health.UNHEALTHY,
+            reason=reason,
         )
     for name, why in environment.divide(checked.env)[1].items():
         raise api.PermanentDriverError(
@@ -189,7 +195,7 @@ def _check_names(resource: str, device: m.KnownDevice) -> None:
     Raises:
         PermanentDriverError: there are too many, or one is too long.
     """
-    longest = max(len(name) for name in (device.id, *device.aliases))
+    longest = max(len(name) for name in (device.id, *device.aliases, device.part_of or ""))
     if longest > LONGEST_NAME or len(device.aliases) > MOST_ALIASES:
         raise api.PermanentDriverError(
             f"the driver of {resource} reported device {device.id[:80]!r} with {len(device.aliases)} aliases, the "

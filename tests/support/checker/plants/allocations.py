@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from support.checker.plants import planted
-from support.checker.streams import HOST, PARTITION, World
+from support.checker.streams import DEVICES, HOST, PARTITION, World
 
 # --- exclusivity ---
 
@@ -52,6 +52,68 @@ def a_grant_stands_before_the_release_in_one_transaction(world: World) -> None:
 def a_device_of_a_releasing_allocation_is_granted(world: World) -> None:
     world.commit(world.allocation("b", "releasing", outcome="ended"))
     world.commit(world.allocation("e", "allocated", devices=["GPU-0"]))
+
+
+def _parted(world: World) -> None:
+    """The host's record says that MIG-0 is a part of GPU-0, and MIG-9 of GPU-9."""
+    parts = {"GPU-0": ["MIG-0"], "GPU-9": ["MIG-9"]}
+    listed = [{"id": one} for one in ("MIG-0", "MIG-9")]
+    gpus = [{"id": one} for one in (*DEVICES, "GPU-9")]
+    world.inventory(
+        {
+            "gpu": {"state": "reported", "devices": gpus},
+            "mig": {"state": "reported", "devices": listed, "parts": parts},
+        }
+    )
+
+
+@planted("exclusivity")
+def a_part_is_lent_beside_its_whole(world: World) -> None:
+    uses = {"GPU-0": [1, 720720, "parts"]}
+    world.commit(world.allocation("e", "allocated", devices=["MIG-0"], resource="mig", uses=uses))
+
+
+@planted("exclusivity")
+def a_part_is_lent_beside_its_whole_and_its_record_does_not_say_so(world: World) -> None:
+    _parted(world)
+    world.commit(world.allocation("e", "allocated", devices=["MIG-0"], resource="mig"))
+
+
+@planted("exclusivity")
+def a_whole_is_lent_beside_its_part(world: World) -> None:
+    uses = {"GPU-9": [1, 720720, "parts"]}
+    world.commit(world.allocation("e", "allocated", devices=["MIG-9"], resource="mig", uses=uses))
+    world.commit(world.allocation("f", "allocated", devices=["GPU-9"]))
+
+
+@planted("exclusivity")
+def a_device_of_which_others_have_parts_is_shared(world: World) -> None:
+    uses = {"GPU-9": [1, 720720, "parts"]}
+    world.commit(world.allocation("e", "allocated", devices=["MIG-9"], resource="mig", uses=uses))
+    world.commit(world.allocation("f", "allocated", devices=["GPU-9"], resource="mon", shared=["mon"]))
+
+
+@planted("exclusivity")
+def a_device_is_lent_once_more_than_it_has_replicas(world: World) -> None:
+    for worker in "efg":
+        uses = {"GPU-9": [360360, 720720, "replicas"]}
+        world.commit(world.allocation(worker, "allocated", devices=["GPU-9"], uses=uses))
+
+
+@planted("exclusivity")
+def a_device_is_lent_alone_of_which_somebody_has_a_replica_under_another_name(world: World) -> None:
+    world.host(gpu=[["GPU-9", "card9"]])
+    uses = {"GPU-9": [360360, 720720, "replicas"]}
+    world.commit(world.allocation("e", "allocated", devices=["GPU-9"], aliases={"GPU-9": ["card9"]}, uses=uses))
+    world.commit(world.allocation("f", "allocated", devices=["card9"]))
+
+
+@planted("writers", says="a manager that knows no parts of devices would work on this ledger")
+def a_part_is_lent_and_earlier_managers_are_not_told(world: World) -> None:
+    uses = {"GPU-9": [1, 720720, "parts"]}
+    record = world.allocation("e", "allocated", devices=["MIG-9"], resource="mig", uses=uses)
+    world.needs.clear()
+    world.commit(record)
 
 
 # --- steps ---

@@ -122,6 +122,6 @@ def _effect(followed: FollowedHost, selection: Selection, out_before: int) -> st
     counts = Counter(entry.resource for entry in taken_out)
     devices = ", ".join(f"{count} {resource}" for resource, count in counts.items())
     now = f": nobody gets {devices} there now" if devices else ""
-    keeping = dict.fromkeys(holder.worker for entry in taken_out for holder in entry.holders)
+    keeping = dict.fromkeys(holder.worker for entry in taken_out for holder in [*entry.holders, *entry.kept_by])
     kept = f"; kept until they end: those of {', '.join(keeping)}" if keeping else ""
     return f"in effect on {followed.host}{now}{kept}"

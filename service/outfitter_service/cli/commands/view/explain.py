@@ -133,12 +133,16 @@ def _holding(record: Allocation, explanation: Explanation) -> Iterator[str]:
 
 
 def _use(line: DeviceLine) -> str:
+    holders = [_holder(holder) for holder in line.holders]
+    if not holders and line.kept_by:
+        keepers = " and ".join(map(_holder, line.kept_by))
+        kept = f"is part of {line.part_of}, which" if line.part_of is not None else "has parts, which"
+        return f"{kept} {keepers} holds" + "".join(f", and is {state}" for state in _states(line))
     if line.holders:
-        holders = [
-            f"{holder.worker} ({holder.state} for {_age(holder.since)}{_delay(holder)})" for holder in line.holders
-        ]
         more = line.holder_count - len(holders)
         free = "is shared, and free: it is held by " if line.is_free else "is held by "
+        if line.has_replica:
+            free = f"has {line.replicas} replicas, of which one is free: it is held by "
         return (
             free
             + " and ".join([*holders, *([f"{more} more"] if more else [])])
@@ -147,6 +151,10 @@ def _use(line: DeviceLine) -> str:
     if line.block is not None:
         return f"is {' and '.join(_states(line))}"
     return "is free" if line.state is None else f"is {line.state}" + (f" ({line.reason})" if line.reason else "")
+
+
+def _holder(holder: DeviceHolder) -> str:
+    return f"{holder.worker} ({holder.state} for {_age(holder.since)}{_delay(holder)})"
 
 
 def _states(line: DeviceLine) -> Iterator[str]:

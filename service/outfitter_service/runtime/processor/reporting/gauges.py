@@ -7,18 +7,21 @@ some hosts at a time: so a scrape never has to count many.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import NamedTuple
 
 from msgspec import UNSET
 
 from outfitter_proto.keys import AllocationKey
-from outfitter_proto.records import HOLDING_STATES, Allocation
+from outfitter_proto.records import HOLDING_STATES, Allocation, PoolUse
 from outfitter_service.core.state.device_index import DeviceIndex, shared_ids
+from outfitter_service.core.state.device_names import CanonicalName
+from outfitter_service.core.state.free_list import FreeList
 from outfitter_service.core.state.host_state import HostState
 from outfitter_service.core.state.ledger import Ledger
 from outfitter_service.core.state.lending import Block, block_of
+from outfitter_service.core.state.pools import Pools
 from outfitter_service.core.state.resource_state import ResourceState
 from outfitter_service.core.states import PENDING
 from outfitter_service.metrics import StateCounts
@@ -197,6 +200,7 @@ class StateGauges:
         devices = host_state.devices
         alone = frozenset(map(devices.canonical, self._holders.held(host_state.host)))
         by_any = alone.union(map(devices.canonical, self._sharers.of(host_state.host)))
+        used = self._holders.used(host_state.host)
         counted: dict[str, _DeviceCounts] = {}
         for resource, inventory in devices.inventories.items():
             last = before.get(resource)
@@ -204,7 +208,11 @@ class StateGauges:
                 ids = last.ids
             else:
                 ids = _ids(devices, inventory)
-            held = alone if _is_shared(host_state, resource) else by_any
+            shares = _is_shared(host_state, resource)
+            held = alone if shares else by_any
+            free_list = devices.free_lists.get(resource)
+            if free_list is not None and (used or not free_list.is_plain):
+                held = held.union(_kept(devices, free_list, held, used, shares=shares))
             counts: Counter[tuple[str | None, str]] = Counter()
             for (model, block, _), names in ids.items():
                 held_count = len(names.intersection(held))
@@ -213,6 +221,28 @@ class StateGauges:
             healthy = sum(len(names) for (_, _, is_healthy), names in ids.items() if is_healthy)
             counted[resource] = _DeviceCounts(inventory, devices.synonyms, ids, counts, healthy)
         return counted
+
+
+def _kept(
+    devices: DeviceIndex,
+    free_list: FreeList,
+    held: Collection[CanonicalName],
+    used: Mapping[str, Mapping[AllocationKey, PoolUse]],
+    *,
+    shares: bool,
+) -> Iterator[CanonicalName]:
+    """The devices of a resource that nobody can be lent because of parts and replicas. `held`: those that somebody
+    holds. `used`: what records use besides, under each name that they know. `shares`: whether the resource does."""
+    of_record = {(devices.canonical(name), key): use for name, users in used.items() for key, use in users.items()}
+    committed = Pools()
+    for (name, _), use in of_record.items():
+        committed.change(name, use, 1)
+    for name, positions in free_list.positions.items():
+        uses = free_list.shared_uses_of(positions[0]) if shares else free_list.uses_of(positions[0])
+        (_, own), *wholes = uses
+        has_room = committed.fits(name, own) and all(committed.fits(whole, use) for whole, use in wholes)
+        if not has_room or any(whole in held for whole, _ in wholes):
+            yield name
 
 
 def _is_shared(host_state: HostState, resource: str) -> bool:
