@@ -8,12 +8,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from msgspec import structs
+from msgspec import UNSET, structs
 from playwright.sync_api import Locator, Page, expect
 
-from outfitter_proto.records import InventoryDevice, ResourceInventory
+from outfitter_proto.records import InventoryDevice, PoolUse, ResourceInventory
 from outfitter_service.core.state.lending import HELD_BACK
-from support.api import cordon
+from support.api import allocation, cordon
 from support.console import fleets
 from support.console.served import served
 
@@ -131,6 +131,26 @@ def test_who_may_share_a_device_is_no_trouble(open_page: OpenPage) -> None:
         page.locator("[data-host=one]").click()
         expect(page.get_by_role("complementary")).to_contain_text("c")
         expect(page.get_by_role("heading", level=1)).to_have_text("All is well")
+
+
+def test_a_device_is_held_while_somebody_has_a_part_of_it_or_what_it_is_a_part_of(open_page: OpenPage) -> None:
+    devices = [InventoryDevice(id=f"MIG-{n}", properties={"index": str(n)}) for n in range(2)]
+    parts = ResourceInventory(state="reported", amount=1, devices=devices, parts={"GPU-one-0": ["MIG-0", "MIG-1"]})
+    whole = fleets.holder("one", 0, worker="whole")
+    part = structs.replace(
+        allocation("one", "part", devices=["MIG-0"]), uses={"GPU-one-0": PoolUse(1, 720_720, "parts")}
+    )
+    part = structs.replace(part, resources={"mig": part.resources["gpu"]})
+    with served([fleets.host("one", ["healthy", "healthy"], mig=parts), part]) as fleet:
+        page = open_page(f"{fleet.url}#device/one/GPU-one-0")
+        panel = page.get_by_role("complementary")
+        expect(panel).to_contain_text("nobody, but somebody holds a part of it")
+        fleet.change(structs.replace(part, state="ended", resources={}, uses=UNSET), whole)
+        expect(panel).to_contain_text("whole")
+        page.goto(f"{fleet.url}#device/one/MIG-1")
+        expect(panel).to_contain_text("Part of")
+        expect(panel).to_contain_text("GPU-one-0")
+        expect(panel).to_contain_text("nobody, but somebody holds a part of it, or what it is a part of")
 
 
 def test_who_waits_for_one_reason_shares_a_row_and_the_longest_wait_comes_first(open_page: OpenPage) -> None:

@@ -12,8 +12,11 @@ const FAILING = new Set(["driver-failed", "misconfigured", "no-driver"]);
 
 export const isFailing = resource => FAILING.has(resource.state);
 
-/** Whether its resource can lend a device to nobody else. A device that workers share is free, too. */
-const isTaken = device => device.holders.some(holder => !holder.shared || device.sharing !== "shared");
+const inTheWay = (holders, device) => holders.filter(holder => !holder.shared || device.sharing !== "shared");
+
+/** Whether its resource can lend a device to nobody else. A device that workers share is free, too, and one of which
+ * there is a replica. */
+const isTaken = device => device.kept || inTheWay(device.holders, device).length >= (device.replicas ?? 1);
 
 /** The operators' orders that take a device out. The host's record names one of them. */
 export const ordersOf = (device, host) => host.orders.filter(({ id, resource, device: name }) =>
@@ -89,8 +92,27 @@ export function totalsOf(fleet) {
  * hold devices), `users` (and how many wait, too), `planned` (no manager serves it, as an operator has planned),
  * `weight` (how bad it is) and `text` to find it by. */
 function completed({ devices, ...host }) {
-  const placed = devices.map(device => ({ device, place: placeOf(device) }));
+  const placed = withKept(devices).map(device => ({ device, place: placeOf(device) }));
   return counted({ ...host, devices: placed.sort(byPlace).map(({ device }) => device) });
+}
+
+/** Devices, with `kept` where somebody holds a part of one, or what it is a part of. */
+function withKept(devices) {
+  if (!devices.some(device => device.part_of || device.kept)) return devices; // nearly always
+  const named = byName(devices), wholes = device => {
+    const found = new Set(), todo = [device];
+    for (const { part_of: whole } of todo)
+      for (const each of whole ? named.get(whole) ?? [] : [])
+        if (each !== device && !found.has(each)) todo.push((found.add(each), each));
+    return found;
+  };
+  const related = new Map(devices.map(device => [device, []]));
+  for (const part of devices)
+    for (const whole of wholes(part)) related.get(part).push(whole), related.get(whole).push(part);
+  return devices.map(device => {
+    const kept = related.get(device).some(other => inTheWay(other.holders, device).length);
+    return kept === (device.kept ?? false) ? device : { ...device, kept };
+  });
 }
 
 /** A device's place: by resource, and in the machine by index, or else by PCI address. */
@@ -228,7 +250,8 @@ export class Fleet {
     const all = namesIn(Object.values(record?.resources ?? {})), devices = [], resources = {};
     const known = byName(host.devices), listedNames = new Set();
     for (const [resource, inventory] of Object.entries(record?.resources ?? {})) {
-      const { state, reason, amount, sharing, devices: listed = [] } = inventory;
+      const { state, reason, amount, sharing, replicas = 1, devices: listed = [] } = inventory;
+      const wholes = wholesIn(inventory);
       const total = inventory.total ?? listed.length;
       const left_out = countedOnly(inventory, listed);
       resources[resource] = { state, reason, amount, sharing, total, healthy: inventory.healthy, left_out };
@@ -236,7 +259,8 @@ export class Fleet {
         const named = [...(all.get(id) ?? [id])], former = named.flatMap(each => known.get(each) ?? []);
         const names = new Set([...named, ...former.filter(each => each.holders.length).flatMap(namesOf)]);
         const device = { host: name, resource, id, health, reason: why ?? null, sharing, state: null, properties };
-        devices.push({ ...device, cordon, aliases: others(names, id), ...holdersIn(former), listed: true });
+        const part_of = wholes.get(id) ?? null;
+        devices.push({ ...device, part_of, replicas, cordon, aliases: others(names, id), ...holdersIn(former), listed: true });
         for (const each of names) listedNames.add(each);
       }
     }
@@ -296,6 +320,10 @@ function namesIn(inventories) {
   }
   return all;
 }
+
+/** What each part in a resource of a host's record is a part of, by its id. */
+const wholesIn = ({ parts = {} }) =>
+  new Map(Object.entries(parts).flatMap(([whole, names]) => names.map(name => [name, whole])));
 
 /** Devices by each of their names. */
 function byName(devices) {

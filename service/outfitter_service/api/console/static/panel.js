@@ -156,7 +156,9 @@ function deviceView(fleet, { host: hostName, name }) {
     ${fact("State", state(stateOf(device, host)))}
     ${device.reason ? fact("Reason", device.reason) : nothing}
     ${ordersOf(device, host).map(order => fact("Cordoned", orderWords(order)))}
-    ${fact("Held by", device.holders.length ? holdersOf(device) : "nobody")}
+    ${device.part_of ? fact("Part of", linkTo("device", [hostName, device.part_of])) : nothing}
+    ${fact("Held by", device.holders.length ? holdersOf(device)
+      : device.kept ? "nobody, but somebody holds a part of it, or what it is a part of" : "nobody")}
     ${properties.map(([key, value]) => fact(key, value))}</dl>`;
 }
 
