@@ -23,8 +23,8 @@ CASES: dict[str, tuple[str, Change, str]] = {
     "a format of a later version": ("@checkpoint/host/h", lambda record: record | {"format": 3}, "format 3"),
     "something that a later version needs": (
         "@checkpoint/host/h",
-        lambda record: record | {"format": 2, "needs": ["orders", "parts"]},
-        "@checkpoint/host/h needs parts, and this version knows orders: run the version of Outfitter ",
+        lambda record: record | {"format": 2, "needs": ["orders", "lanes"]},
+        "@checkpoint/host/h needs lanes, and this version knows ",
     ),
     "much that a later version needs": (
         "@checkpoint/host/h",
