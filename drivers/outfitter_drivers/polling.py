@@ -60,7 +60,11 @@ class PollingDriver(ExternalResourceDriver, Inventory):
             if devices != shown:
                 shown = devices
                 yield list(devices)
-            await anyio.sleep(self._poll_interval)
+            await self.until_next_look()
+
+    async def until_next_look(self) -> None:
+        """Wait for the poll interval, or for less if the driver knows that something has changed."""
+        await anyio.sleep(self._poll_interval)
 
     async def _look_in_time(self) -> list[Device]:
         limit = self.call_timeout + GRACE_S

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from outfitter_drivers.api import DriverParams, ExternalResourceDriver
+from outfitter_drivers.nvidia.testing import FakeGpu, FakeMachine
 from outfitter_drivers.registry import GROUP, load_factory
 from outfitter_drivers.testing import DriverContract
 from support.documents import ROOT
@@ -54,6 +55,18 @@ class TestNvidia(DriverContract):
 
     def make_driver(self) -> ExternalResourceDriver:
         return load_factory("gpu").create_external_resource_driver(DriverParams({}))
+
+
+class TestNvml(DriverContract):
+    amount = 3
+
+    @pytest.fixture(autouse=True)
+    def machine(self, tmp_path: Path) -> None:
+        gpus = [FakeGpu(number, lost=15 if number == 3 else 0) for number in range(4)]
+        self.fake = FakeMachine(tmp_path, gpus)
+
+    def make_driver(self) -> ExternalResourceDriver:
+        return self.fake.driver()
 
 
 class TestScript(DriverContract):

@@ -23,10 +23,16 @@ from aiokafka.protocol.produce import ProduceRequest
 from aiokafka.protocol.transaction import AddPartitionsToTxnRequest, InitProducerIdRequest
 from aiokafka.record._crc32c import crc as crc32c
 
-from outfitter_drivers.api import PermanentDriverError
+from outfitter_drivers.api import Device, PermanentDriverError
 from outfitter_drivers.gpu import coordination as gpu_coordination
 from outfitter_drivers.gpu.compute_processes import Processes
 from outfitter_drivers.gpu.nvidia import NvidiaDriver, parse_gpus
+from outfitter_drivers.nvidia import cdi, inventory, pci
+from outfitter_drivers.nvidia.driver import selected_by_index
+from outfitter_drivers.nvidia.faults import Faults
+from outfitter_drivers.nvidia.protocol import decode_answer
+from outfitter_drivers.nvidia.snapshot import Snapshot
+from outfitter_drivers.nvidia.xid import XidClasses
 from outfitter_drivers.script import ScriptOutcome, parse_indexes
 from outfitter_drivers.support.description import described_device
 from outfitter_drivers.support.device_name import is_blank
@@ -47,6 +53,7 @@ from outfitter_proto.bus.kafka.connecting.protocol import (
 )
 from outfitter_proto.bus.kafka.reading import batches, codecs
 from outfitter_proto.names import check_name
+from outfitter_proto.records import Health
 from outfitter_proto.support.units import parse_duration
 from outfitter_service.config import ConfigurationError, ResourceConfig, options, sources
 from outfitter_service.config.names import resource_names
@@ -184,6 +191,34 @@ def nvidia_smi(data: bytes) -> None:
             assert user.isprintable()
 
 
+def nvml_answers(data: bytes) -> None:
+    """As a line of the NVML process, and what becomes of it."""
+    with suppress(ValueError):
+        answer = decode_answer(data)
+        faults = Faults(XidClasses())
+        earlier: list[Device] = []
+        for machine in (inventory.Machine(), _FUNCTIONS):
+            found = inventory.seen(answer.snapshot or Snapshot(), machine, faults, earlier)
+            earlier = [each.device for each in found]
+            names = [device.id or device.properties["index"] for device in earlier]
+            assert len(set(names)) == len(names), "one device twice"
+            assert all(device.reason or device.health is Health.HEALTHY for device in earlier)
+            selected_by_index(found)
+
+
+_FUNCTIONS = inventory.Machine(functions={"0000:19:00.0": pci.Function(bus_id="0000:19:00.0", is_offered=True)})
+
+
+def gpu_files(data: bytes) -> None:
+    """As a CDI spec, as the driver's facts about a GPU, and as a list of Xids."""
+    text = data.decode("utf-8", "replace")
+    assert all(name.isascii() and name.isprintable() for name in cdi.defined(text))
+    assert all(len(value) <= 200 for value in pci.facts(text).values())
+    pci.normal_bus_id(text)
+    with suppress(ValueError):
+        XidClasses({"reset": text})
+
+
 def device_files(data: bytes) -> None:
     text = data.decode("utf-8", "replace")
     with suppress(ValueError):
@@ -283,6 +318,7 @@ TARGETS: dict[str, Target] = {
     target.__name__: target
     for target in (
         registrations, records, record_batches, packed_records, broker_answers, toml, yaml, flink_conf, script_output,
-        nvidia_smi, device_files, coordination, words, pod_templates, reviews, verifier, embedded_rows,
+        nvidia_smi, nvml_answers, gpu_files, device_files, coordination, words, pod_templates, reviews, verifier,
+        embedded_rows,
     )
 }  # fmt: skip

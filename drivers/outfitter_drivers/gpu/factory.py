@@ -1,10 +1,12 @@
 """The `gpu` driver's factory, with the settings of Flink's GPU plugin.
 
-Without a user's script, `nvidia` lists the GPUs; with one, `discovery_script` calls it. Settings:
+Without a user's script, `outfitter_drivers.nvidia` lists the GPUs; with one, `discovery_script` calls it. Settings:
 
-    param.poll-interval         between two calls of nvidia-smi (default 10 s)
+    param.poll-interval         between two looks (default 10 s)
     param.visible-devices       uuid (default) or index: what a worker's CUDA_VISIBLE_DEVICES has
     param.in-use-check          false: lend a GPU again although a process still computes on it
+    param.interface             auto (default): NVML where it can be used, else nvidia-smi; or one of both
+    param.xid.<class>           codes of Xids in another class than NVIDIA's catalog has them
     param.discovery-script.
         path, args, timeout     the script, its arguments, its time limit (default 10 s)
         builtin                 false: Flink's default path means the script at that path
@@ -28,9 +30,10 @@ from outfitter_drivers.api import (
     ExternalResourceDriverFactory,
     NotOnThisMachineError,
 )
-from outfitter_drivers.gpu.compute_processes import CheckingNvidiaDriver
 from outfitter_drivers.gpu.discovery_script import DEFAULT_TIMEOUT, AllocateReleaseDriver, ScriptDriver
-from outfitter_drivers.gpu.nvidia import DEFAULT_POLL_INTERVAL, NvidiaDriver
+from outfitter_drivers.gpu.nvidia import DEFAULT_POLL_INTERVAL
+from outfitter_drivers.nvidia import options as nvml
+from outfitter_drivers.nvidia.driver import CheckingNvmlDriver, NvmlDriver
 from outfitter_drivers.settings import SettingError
 from outfitter_proto.support import file_ownership
 
@@ -49,7 +52,8 @@ IN_USE_CHECK = "in-use-check"
 VISIBLE_DEVICES = "visible-devices"
 
 VALID = (
-    PATH, ARGS, TIMEOUT, BUILTIN, INVENTORY_AMOUNT, CONTRACT, ENVIRONMENT, POLL_INTERVAL, IN_USE_CHECK, VISIBLE_DEVICES
+    PATH, ARGS, TIMEOUT, BUILTIN, INVENTORY_AMOUNT, CONTRACT, ENVIRONMENT, POLL_INTERVAL, IN_USE_CHECK, VISIBLE_DEVICES,
+    nvml.INTERFACE,
 )  # fmt: skip
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}\*?", re.ASCII)
@@ -63,7 +67,7 @@ class GPUDriverFactory(ExternalResourceDriverFactory):
     """Flink's `org.apache.flink.externalresource.gpu.GPUDriverFactory`."""
 
     def create_external_resource_driver(self, config: DriverParams) -> ExternalResourceDriver:
-        settings.reject_unknown(config, VALID)
+        settings.reject_unknown(config, VALID, prefixes=(nvml.XID,))
         timeout = settings.seconds(config, TIMEOUT, default=DEFAULT_TIMEOUT, maximum=600)
         interval = settings.seconds(config, POLL_INTERVAL, default=DEFAULT_POLL_INTERVAL, maximum=3600)
         inventory_amount = settings.whole_number(config, INVENTORY_AMOUNT, minimum=1, maximum=settings.MAX_DEVICES)
@@ -72,6 +76,7 @@ class GPUDriverFactory(ExternalResourceDriverFactory):
         if contract not in ("", "allocate-release"):
             raise SettingError(CONTRACT, f"is {contract!r}; valid is allocate-release, or nothing")
         by_index = _is_by_index(config)
+        interface, classes = nvml.interface(config), nvml.xid_classes(config)
         arguments = _arguments(config.get(ARGS, ""))
         environment = _variables(config.get(ENVIRONMENT, ""))
         path = config.get(PATH, "").strip() or FLINK_DEFAULT_PATH
@@ -80,10 +85,14 @@ class GPUDriverFactory(ExternalResourceDriverFactory):
             if inventory_amount is not None:
                 raise SettingError(INVENTORY_AMOUNT, f"is for a script of yours; without {PATH} all GPUs are listed")
             _check_default_arguments(without_coordination(arguments, config))
-            driver = CheckingNvidiaDriver if checks else NvidiaDriver
-            return driver(poll_interval=interval, timeout=timeout, by_index=by_index)
+            driver = CheckingNvmlDriver if checks else NvmlDriver
+            return driver(
+                interface=interface, classes=classes, poll_interval=interval, timeout=timeout, by_index=by_index
+            )
         if VISIBLE_DEVICES in config:
             raise SettingError(VISIBLE_DEVICES, "is for the built-in discovery; a script's workers get what it prints")
+        if ours := next((key for key in config if key == nvml.INTERFACE or key.startswith(nvml.XID)), None):
+            raise SettingError(ours, "is for the built-in discovery, and a script names the devices here")
         if contract:
             if inventory_amount is not None:
                 raise SettingError(INVENTORY_AMOUNT, f"and {CONTRACT} = {contract} exclude each other")

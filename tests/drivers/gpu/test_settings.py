@@ -66,6 +66,21 @@ def test_without_a_script_or_with_flinks_own_default_path_nvidia_smi_is_asked(pa
     assert isinstance(gpu(**({} if path is None else {"path": path})), NvidiaDriver)
 
 
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"interface": "nvm"}, "interface is 'nvm'; valid is auto, nvml, nvidia-smi"),
+        ({"xid.fatal": "79"}, r"xid\.fatal names no class of Xids; valid are application, ignore"),
+        ({"xid.reset": "79;x"}, r"xid\.reset has 'x'; valid are codes and ranges split on ;"),
+        ({"interface": "nvml", "discovery-script.path": "/bin/true"}, "interface is for the built-in discovery"),
+        ({"xid.reset": "79", "discovery-script.path": "/bin/true"}, r"xid\.reset is for the built-in discovery"),
+    ],
+)
+def test_a_wrong_setting_of_nvml_is_an_error_that_names_it(settings: dict[str, str], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        GPUDriverFactory().create_external_resource_driver(DriverParams(settings))
+
+
 def test_flinks_default_path_means_the_file_there_when_builtin_is_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

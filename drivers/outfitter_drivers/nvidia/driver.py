@@ -1,0 +1,263 @@
+"""The `gpu` driver where NVIDIA's library is there: NVML in a process of its own, else nvidia-smi.
+
+The driver looks every `poll_interval`, and at once when NVML tells of an event. While nobody can ask NVML, the GPUs are
+unknown. GPUs have the same ids, aliases and properties by either way, so that a change of the way frees nothing.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+import msgspec
+
+from outfitter_drivers.api import Device, DriverError, Grant
+from outfitter_drivers.gpu.compute_processes import CheckingNvidiaDriver
+from outfitter_drivers.gpu.nvidia import DEFAULT_POLL_INTERVAL, NvidiaDriver, cuda_environment, mig_remarks
+from outfitter_drivers.nvidia import inventory
+from outfitter_drivers.nvidia.faults import Faults
+from outfitter_drivers.nvidia.inventory import Seen
+from outfitter_drivers.nvidia.process import NvmlProcess, ReleasedError, UnusableError
+from outfitter_drivers.nvidia.protocol import LONGEST_WAIT_S
+from outfitter_drivers.nvidia.snapshot import Processes, Snapshot
+from outfitter_drivers.nvidia.xid import XidClasses
+from outfitter_drivers.script import HangingError
+from outfitter_drivers.support.tree import Tree
+from outfitter_proto.records import Health
+from outfitter_proto.support.printable import printable
+
+logger = logging.getLogger("outfitter.drivers")
+
+ROOT = Path("/")
+NODES = ("dev/nvidiactl", "dev/dxg")
+"""What NVML needs: the driver's node, or that of Windows' subsystem for Linux."""
+ASK_ANEW_S = 600.0
+"""Seconds after which NVML is tried again where it could not be used."""
+
+_SERVER = "nvidia-cuda-mps-server"
+_MOST_NAMED = 4
+_LONGEST_NAME = 40
+
+
+class Interface(StrEnum):
+    """How the driver asks for GPUs."""
+
+    AUTO = "auto"
+    """By NVML where it can be used, else by nvidia-smi."""
+    NVML = "nvml"
+    NVIDIA_SMI = "nvidia-smi"
+
+
+class NvmlDriver(NvidiaDriver):
+    """Lists all GPUs of its machine. Parameters as `NvidiaDriver`; `timeout` is that of one answer of NVML, too."""
+
+    def __init__(
+        self,
+        *,
+        interface: Interface = Interface.AUTO,
+        classes: XidClasses | None = None,
+        nvml: NvmlProcess | None = None,
+        root: Path | None = None,
+        poll_interval: float = DEFAULT_POLL_INTERVAL,
+        timeout: float = 10.0,
+        by_index: bool = False,
+    ) -> None:
+        self._tree = Tree(ROOT if root is None else root)
+        super().__init__(
+            poll_interval=poll_interval,
+            timeout=timeout,
+            by_index=by_index,
+            sysfs=self._tree.root / "sys/bus/pci/devices",
+        )
+        self._interface = interface
+        self.nvml = NvmlProcess(timeout=timeout) if nvml is None else nvml
+        self._faults = Faults(classes or XidClasses())
+        self._snapshot: Snapshot | None = None
+        self._is_answered = False
+        self._releases = 0
+        self._lost: frozenset[int] = frozenset()
+        self._versions: tuple[str | None, str | None] = (None, None)
+        self._unusable: str | None = None
+        self._anew_at = 0.0
+
+    @property
+    def snapshot(self) -> Snapshot | None:
+        """NVML's last answer. None: NVML is not asked, or has not answered the last look."""
+        return self._snapshot if self._is_answered else None
+
+    async def look(self) -> list[Device]:
+        try:
+            if self._asks_nvml():
+                return await self._look_by_nvml()
+        except UnusableError as error:
+            self._is_answered = False
+            if self._interface is Interface.NVML:
+                raise
+            self._fall_back(str(error))
+        except DriverError:
+            self._is_answered = False
+            raise
+        return await super().look()
+
+    async def until_next_look(self) -> None:
+        end = anyio.current_time() + self._poll_interval
+        while self._is_answered and (left := end - anyio.current_time()) > 0:
+            turn = anyio.current_time() + min(left, LONGEST_WAIT_S)
+            try:
+                events = await self.nvml.wait(left)
+            except DriverError:
+                return  # the look says why
+            if events:
+                self._faults.note(events)
+                return
+            await anyio.sleep_until(turn)  # where NVML tells no events, it does not wait
+        await anyio.sleep(max(0.0, end - anyio.current_time()))
+
+    async def remarks(self) -> list[str]:
+        devices = self._last or await self.look()
+        remarks = mig_remarks(devices)
+        if self._unusable is not None:
+            remarks.append(f"{self._unusable}; nvidia-smi is asked instead, which says less")
+        if self._snapshot is not None and self._snapshot.unwatched is not None:
+            remarks.append(f"{self._snapshot.unwatched}: an Xid is not seen, and the driver looks in its interval only")
+        return remarks
+
+    async def aclose(self) -> None:
+        await self.nvml.aclose()
+
+    def _asks_nvml(self) -> bool:
+        if self._interface is not Interface.AUTO:
+            return self._interface is Interface.NVML
+        if time.monotonic() < self._anew_at or not any(map(self._tree.exists, NODES)):
+            return False
+        return importlib.util.find_spec("pynvml") is not None
+
+    def _fall_back(self, words: str) -> None:
+        if words != self._unusable:
+            logger.warning("%s; nvidia-smi is asked instead", words)
+        self._unusable = words
+        self._anew_at = time.monotonic() + ASK_ANEW_S
+
+    async def _look_by_nvml(self) -> list[Device]:
+        try:
+            snapshot, machine = await self._told()
+        except (HangingError, ReleasedError) as error:
+            if not self._last:
+                raise
+            self._is_answered = False
+            return [msgspec.structs.replace(each, health=Health.UNKNOWN, reason=str(error)) for each in self._last]
+        found = inventory.seen(snapshot, machine, self._faults, self._last)
+        await self._renew_if_lost(snapshot)
+        self._last = [each.device for each in found]
+        self._snapshot, self._is_answered, self._unusable = snapshot, True, None
+        return selected_by_index(found) if self._by_index else self._last
+
+    async def _told(self) -> tuple[Snapshot, inventory.Machine]:
+        """NVML's answer, by a process that has the library of the driver that the kernel runs."""
+        machine = await anyio.to_thread.run_sync(inventory.read_machine, self._tree, abandon_on_cancel=True)
+        snapshot = await self.nvml.look()
+        versions = machine.driver_version, snapshot.driver_version
+        if None not in versions and versions[0] != versions[1] and versions != self._versions:
+            await self.nvml.renew()
+            snapshot = await self.nvml.look()
+        self._versions = versions
+        self._faults.at_driver(snapshot.driver_version)
+        if self.nvml.releases != self._releases:
+            self._releases = self.nvml.releases
+            self._faults.forget()
+        return snapshot, machine
+
+    async def _renew_if_lost(self, snapshot: Snapshot) -> None:
+        """After the loss of a GPU only a new process sees what is left of the machine."""
+        lost = frozenset(gpu.index for gpu in snapshot.gpus if gpu.failure is not None)
+        if lost - self._lost:
+            await self.nvml.renew()
+        self._lost = lost
+
+
+class CheckingNvmlDriver(NvmlDriver, CheckingNvidiaDriver):
+    """Does not let a GPU be lent again while a process uses it."""
+
+    async def in_use(self, grant: Grant) -> str | None:
+        """As `CheckingNvidiaDriver.in_use`, by NVML where it is asked.
+
+        Raises:
+            TemporaryDriverError: NVML does not answer.
+        """
+        lists = await self._processes_by_nvml()
+        if lists is None:
+            return await super().in_use(grant)
+        owner = grant.worker.owner_pid if grant.is_given_back else None
+        users = [
+            user
+            for device in grant.devices
+            if (uuid := device.get("uuid")) in lists
+            for user in self._users(uuid or "", lists[uuid or ""], owner)
+        ]
+        more = f" and {len(users) - _MOST_NAMED} more" if len(users) > _MOST_NAMED else ""
+        return f"{', '.join(users[:_MOST_NAMED])}{more}" or None
+
+    async def _processes_by_nvml(self) -> dict[str, Processes] | None:
+        """Who uses each device; None: nvidia-smi is to be asked."""
+        if not self._asks_nvml():
+            return None
+        try:
+            return processes(await self.nvml.look())
+        except UnusableError:
+            if self._interface is Interface.NVML:
+                raise
+            return None
+
+    def _users(self, uuid: str, listed: Processes, owner: int | None) -> list[str]:
+        users: list[str] = []
+        for pid in listed.pids:
+            name = self._program(pid)
+            if pid != owner and name != _SERVER:
+                users.append(f"process {pid}{f' ({name})' if name else ''} on {uuid}")
+        return users
+
+    def _program(self, pid: int) -> str:
+        command = self._tree.line(f"proc/{pid}/cmdline") or ""
+        return printable(command.partition("\0")[0].rpartition("/")[2])[:_LONGEST_NAME]
+
+
+def processes(snapshot: Snapshot) -> dict[str, Processes]:
+    """Who uses each device, by the UUID of the GPU or the MIG instance."""
+    lists: dict[str, Processes] = {}
+    for gpu in snapshot.gpus:
+        if gpu.uuid is not None and gpu.failure is None:
+            lists[gpu.uuid] = gpu.processes
+            lists |= {instance.uuid: instance.processes for instance in gpu.instances}
+    return lists
+
+
+def selected_by_index(seen: Sequence[Seen]) -> list[Device]:
+    """The devices with variables that select them by index. While CUDA may not count one GPU, nobody knows which GPU
+    the index of another one means: no healthy one is lent."""
+    lost = next((each.device for each in seen if not each.is_counted), None)
+    devices = [_by_index(each.device) for each in seen]
+    if lost is None:
+        return devices
+    words = (
+        f"CUDA may count the GPUs without GPU {lost.properties.get('index') or lost.id}, which is lost; with "
+        "param.visible-devices = uuid nothing depends on that"
+    )
+    return [
+        msgspec.structs.replace(device, health=Health.UNKNOWN, reason=words)
+        if device.health is Health.HEALTHY
+        else device
+        for device in devices
+    ]
+
+
+def _by_index(device: Device) -> Device:
+    if not device.env:
+        return device
+    env: Mapping[str, str] = cuda_environment(device.properties["index"])
+    return msgspec.structs.replace(device, env=dict(env))

@@ -1,0 +1,209 @@
+"""The devices of one look: what NVML says of each GPU, what the kernel says beside it, and what was known before.
+
+A GPU that NVML does not speak of keeps the identity that it had. Only a GPU that neither NVML nor the kernel has any
+more is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+from msgspec import Struct
+
+from outfitter_drivers.api import Device
+from outfitter_drivers.gpu.fields import MIG_MODE
+from outfitter_drivers.gpu.nvidia import cuda_environment
+from outfitter_drivers.nvidia import cdi, nvlink, pci
+from outfitter_drivers.nvidia.faults import Faults
+from outfitter_drivers.nvidia.health import Verdict
+from outfitter_drivers.nvidia.snapshot import Gpu, Snapshot
+from outfitter_drivers.support.tree import Tree
+from outfitter_proto.records import Health
+
+FELL_OFF = "it fell off the bus: the driver still has its PCI function, and NVML does not list it"
+NOT_NAMED = "NVML does not name it any more, and the kernel's list of devices cannot be read"
+
+
+class Machine(Struct, frozen=True, kw_only=True):
+    """What files say of the GPUs."""
+
+    functions: Mapping[str, pci.Function] | None = None
+    """By bus id. None: nobody knows."""
+    numa_nodes: Mapping[str, str] = {}
+    cdi_names: frozenset[str] = frozenset()
+    driver_version: str | None = None
+    """Of the driver that the kernel runs."""
+
+
+class Seen(NamedTuple):
+    """A device, and whether CUDA counts it: a lost GPU may have no index."""
+
+    device: Device
+    is_counted: bool
+
+
+def read_machine(tree: Tree) -> Machine:
+    """Read the files. It blocks as long as the kernel does."""
+    functions = pci.functions(tree)
+    nodes = {bus_id: pci.numa_node(tree, bus_id) for bus_id in functions or ()}
+    return Machine(
+        functions=functions,
+        numa_nodes={bus_id: node for bus_id, node in nodes.items() if node is not None},
+        cdi_names=cdi.names(tree),
+        driver_version=pci.driver_version(tree),
+    )
+
+
+def seen(snapshot: Snapshot, machine: Machine, faults: Faults, earlier: Sequence[Device]) -> list[Seen]:
+    """All devices. `earlier`: those of the look before."""
+    links = _links(snapshot)
+    known = {uuid for gpu in snapshot.gpus if gpu.failure is None and (uuid := gpu.uuid)}
+    found: dict[str, Seen] = {}
+    for gpu in snapshot.gpus:
+        verdict = faults.verdict(gpu)
+        if gpu.failure is None and gpu.uuid:
+            devices = [_gpu(gpu, snapshot, machine, verdict, links)]
+        else:
+            gone = [device for device in earlier if device.id not in known]
+            devices = _silent(gpu, verdict, gone)
+        for device in devices:
+            found.setdefault(_name(device), Seen(device, gpu.failure is None))
+    for device in _missing(machine, [each.device for each in found.values()], earlier):
+        found.setdefault(_name(device), Seen(device, is_counted=False))
+    return list(found.values())
+
+
+def _gpu(
+    gpu: Gpu, snapshot: Snapshot, machine: Machine, verdict: Verdict, links: Mapping[str, Mapping[str, str]]
+) -> Device:
+    uuid, index = gpu.uuid or "", str(gpu.index)
+    bus_id = pci.normal_bus_id(gpu.bus_id)
+    properties = {"index": index, "uuid": uuid, **_facts(gpu, snapshot, machine)}
+    if gpu.memory_bytes is not None:
+        properties["memory.total_bytes"] = str(gpu.memory_bytes)
+    if gpu.mig:
+        properties[MIG_MODE] = "Enabled"
+    if gpu.mig is not None and gpu.mig_pending is not None and gpu.mig_pending != gpu.mig:
+        properties["mig.mode.pending"] = "Enabled" if gpu.mig_pending else "Disabled"
+    properties |= links.get(bus_id or "", {})
+    return Device(
+        properties=properties,
+        id=uuid,
+        aliases=(f"pci:{bus_id}",) if bus_id else (),
+        health=verdict.health,
+        reason=verdict.reason,
+        env=cuda_environment(uuid),
+        cdi=_cdi((uuid, index), machine),
+    )
+
+
+def _facts(gpu: Gpu, snapshot: Snapshot, machine: Machine) -> dict[str, str]:
+    """What a GPU and its instances share."""
+    bus_id = pci.normal_bus_id(gpu.bus_id)
+    told = {
+        "model": gpu.name,
+        "pci.bus_id": bus_id,
+        "numa_node": machine.numa_nodes.get(bus_id or ""),
+        "minor": None if gpu.minor is None else str(gpu.minor),
+        "compute_capability": gpu.compute_capability,
+        "driver_version": snapshot.driver_version,
+        "cuda_version": snapshot.cuda_version,
+    }
+    return {name: value for name, value in told.items() if value}
+
+
+def _cdi(names: Iterable[str], machine: Machine) -> tuple[str, ...]:
+    """The first of the names that a spec defines."""
+    name = next((name for name in names if name in machine.cdi_names), None)
+    return () if name is None else (f"{cdi.KIND}={name}",)
+
+
+def _links(snapshot: Snapshot) -> dict[str, dict[str, str]]:
+    """The properties about NVLink, by bus id. In MIG mode a GPU uses none."""
+    gpus = {
+        bus_id: gpu
+        for gpu in snapshot.gpus
+        if gpu.failure is None and not gpu.mig and (bus_id := pci.normal_bus_id(gpu.bus_id))
+    }
+    ends = {
+        bus_id: [end if end == nvlink.SWITCH else pci.normal_bus_id(end) or "" for end in gpu.nvlinks]
+        for bus_id, gpu in gpus.items()
+    }
+    reached = nvlink.peers(ends)
+    return {
+        bus_id: {
+            "nvlink.group": ",".join(map(str, numbers)),
+            "nvlink.peers": ",".join(str(index) for index in sorted(gpus[other].index for other in reached[bus_id])),
+        }
+        for bus_id, numbers in nvlink.groups(reached).items()
+        if numbers
+    }
+
+
+# --- GPUs of which NVML does not speak ---
+
+
+def _silent(gpu: Gpu, verdict: Verdict, earlier: Sequence[Device]) -> list[Device]:
+    """What is known of a GPU that NVML refuses to speak of: by its UUID, its bus id, or at last its index."""
+    bus_id = pci.normal_bus_id(gpu.bus_id)
+    wholes = [device for device in earlier if _is_whole(device)]
+    for name, value in (("uuid", gpu.uuid), ("pci.bus_id", bus_id), ("index", str(gpu.index))):
+        for device in wholes:
+            if value and device.properties.get(name) == value:
+                return _with_parts(device, earlier, verdict)
+    properties = {"index": str(gpu.index), "uuid": gpu.uuid, "pci.bus_id": bus_id}
+    return [_unknown_before({name: value for name, value in properties.items() if value}, verdict)]
+
+
+def _missing(machine: Machine, found: Sequence[Device], earlier: Sequence[Device]) -> Iterator[Device]:
+    """The GPUs that NVML does not list although the kernel has them, or nobody knows whether it has."""
+    names = {name for device in found for name in _names(device)}
+    unnamed = [device for device in earlier if _is_whole(device) and names.isdisjoint(_names(device))]
+    if machine.functions is None:
+        for device in unnamed:
+            yield from _with_parts(device, earlier, Verdict(Health.UNKNOWN, NOT_NAMED))
+        return
+    fell = Verdict(Health.UNHEALTHY, FELL_OFF)
+    for bus_id, function in machine.functions.items():
+        if f"pci:{bus_id}" in names or function.uuid in names:
+            continue
+        known = next((device for device in unnamed if f"pci:{bus_id}" in device.aliases), None)
+        if known is not None:
+            yield from _with_parts(known, earlier, fell)
+        elif function.is_offered:
+            properties = {"pci.bus_id": bus_id} | ({"uuid": function.uuid} if function.uuid else {})
+            yield _unknown_before(properties, fell)
+
+
+def _unknown_before(properties: dict[str, str], verdict: Verdict) -> Device:
+    aliases = (f"pci:{properties['pci.bus_id']}",) if "pci.bus_id" in properties else ()
+    return Device(
+        properties=properties,
+        id=properties.get("uuid") or (aliases[0] if aliases else None),
+        aliases=aliases,
+        health=verdict.health,
+        reason=verdict.reason,
+    )
+
+
+def _with_parts(whole: Device, earlier: Iterable[Device], verdict: Verdict) -> list[Device]:
+    """A GPU as it was known, and its instances, with another verdict."""
+    return [
+        msgspec.structs.replace(device, health=verdict.health, reason=verdict.reason)
+        for device in earlier
+        if device is whole or (whole.id is not None and device.part_of == whole.id)
+    ]
+
+
+def _is_whole(device: Device) -> bool:
+    return device.part_of is None
+
+
+def _name(device: Device) -> str:
+    return device.id or f"index {device.properties.get('index')}"
+
+
+def _names(device: Device) -> Collection[str]:
+    return {_name(device), *device.aliases}

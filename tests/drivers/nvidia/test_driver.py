@@ -1,0 +1,238 @@
+"""The driver on a fake of NVIDIA's library: real processes, real marshalling, real files."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import pytest
+
+from outfitter_drivers.api import Device, DriverParams, Grant, PermanentDriverError, TemporaryDriverError, Worker
+from outfitter_drivers.nvidia.driver import CheckingNvmlDriver, Interface, NvmlDriver
+from outfitter_drivers.nvidia.testing import FakeGpu, FakeGpuDriverFactory, FakeMachine
+from outfitter_proto.records import Health
+from support.drivers.gpu_machine import nvidia_smi
+
+LONG_S = 60.0
+WORKER = Worker(host="h", resource="gpu", worker="w", incarnation="1", owner_pid=4711)
+ROWS = "0, GPU-00000000-0000-4000-8000-000000000000, 143771, 00000000:19:00.0, NVIDIA H200, [N/A], Disabled\n"
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> FakeMachine:
+    return FakeMachine(tmp_path / "machine", [FakeGpu(0), FakeGpu(1)])
+
+
+@asynccontextmanager
+async def driving(machine: FakeMachine, **more: object) -> AsyncIterator[NvmlDriver]:
+    driver = machine.driver(**{"timeout": LONG_S, **more})
+    try:
+        yield driver
+    finally:
+        await driver.aclose()
+
+
+def smi(folder: Path, monkeypatch: pytest.MonkeyPatch, rows: str = ROWS) -> None:
+    monkeypatch.setenv("PATH", f"{nvidia_smi(folder, rows)}:{os.environ['PATH']}")
+
+
+def healths(devices: list[Device]) -> list[str]:
+    return [str(device.health) for device in devices]
+
+
+def grant(machine: FakeMachine, number: int, *, is_given_back: bool = False) -> Grant:
+    uuid = machine.state.gpus[number].uuid
+    return Grant(
+        allocation="h/w/1",
+        token=1,
+        worker=WORKER,
+        device_ids=(uuid,),
+        devices=({"uuid": uuid},),
+        is_given_back=is_given_back,
+    )
+
+
+async def test_a_gpu_that_falls_ill_is_unhealthy_alone_and_heals(machine: FakeMachine) -> None:
+    async with driving(machine) as driver:
+        assert healths(await driver.look()) == ["healthy", "healthy"]
+        machine.change(1, recovery_action=1)
+        _, ill = await driver.look()
+        assert (str(ill.health), ill.reason) == ("unhealthy", "NVML's recovery action is Reset")
+        machine.change(1, recovery_action=0)
+        assert healths(await driver.look()) == ["healthy", "healthy"]
+
+
+async def test_after_the_loss_of_a_gpu_a_new_process_looks_once(machine: FakeMachine) -> None:
+    async with driving(machine) as driver:
+        await driver.look()
+        machine.change(1, lost=15)
+        for _ in range(4):
+            assert healths(await driver.look()) == ["healthy", "unhealthy"]
+        assert driver.nvml.starts == 2
+
+
+async def test_while_nobody_can_ask_nvml_no_gpu_is_healthy_and_none_is_gone(machine: FakeMachine) -> None:
+    async with driving(machine) as driver:
+        await driver.look()
+        machine.change(hangs=True)
+        driver.nvml.timeout = 0.05
+        with pytest.raises(TemporaryDriverError, match="NVML did not answer within"):
+            await driver.look()
+        machine.change(hangs=False)
+        driver.nvml.timeout = LONG_S
+        assert healths(await driver.look()) == ["healthy", "healthy"]
+
+
+async def test_a_new_driver_in_the_kernel_needs_a_new_process(machine: FakeMachine) -> None:
+    async with driving(machine) as driver:
+        await driver.look()
+        (machine.root / "sys/module/nvidia/version").write_text("580.65.06\n")
+        for _ in range(3):
+            await driver.look()
+        assert driver.nvml.starts == 2  # and not one for each look, if both go on to differ
+
+
+async def test_an_event_is_a_reason_to_look_at_once(machine: FakeMachine, caplog: pytest.LogCaptureFixture) -> None:
+    async with driving(machine, poll_interval=3600.0) as driver:
+        sets = driver.inventory("h")
+        assert healths(list(await anext(sets))) == ["healthy", "healthy"]
+        machine.change(0, recovery_action=2)
+        machine.xid(79, 0)
+        with anyio.fail_after(LONG_S), caplog.at_level(logging.WARNING):
+            assert healths(list(await anext(sets))) == ["unhealthy", "healthy"]
+        await sets.aclose()  # type: ignore[attr-defined]
+        assert f"NVML reports Xid 79 on {machine.state.gpus[0].uuid}: reboot" in caplog.text
+
+
+async def test_with_an_old_driver_an_xid_makes_a_gpu_ill(machine: FakeMachine) -> None:
+    machine.change(0, recovery_action=None)
+    async with driving(machine, poll_interval=3600.0) as driver:
+        await driver.look()
+        machine.xid(62, 0)
+        with anyio.fail_after(LONG_S):
+            await driver.until_next_look()
+        ill, _ = await driver.look()
+        assert ill.reason == "its last Xid is 62, after which NVIDIA advises a reset"
+
+
+# --- which way ---
+
+
+async def test_where_nothing_of_nvidia_is_there_nvidia_smi_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    smi(tmp_path, monkeypatch)
+    driver = NvmlDriver(root=tmp_path)
+    (device,) = await driver.look()
+    assert "driver_version" not in device.properties
+    assert driver.nvml.starts == 0
+
+
+async def test_where_nvml_cannot_be_used_nvidia_smi_is_asked_under_the_same_ids_and_the_driver_says_so(
+    machine: FakeMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    smi(tmp_path, monkeypatch)
+    async with driving(machine) as driver:
+        by_nvml, _ = await driver.look()
+        machine.change(codes={"nvmlDeviceGetCount_v2": 12})
+        for _ in range(2):
+            (by_smi,) = await driver.look()
+        assert (by_smi.id, by_smi.aliases, by_smi.env) == (by_nvml.id, by_nvml.aliases, by_nvml.env)
+        assert by_smi.properties.items() <= by_nvml.properties.items()
+        words = "NVML cannot be used: there is no NVML library (libnvidia-ml.so.1) (NVML code 12); nvidia-smi is asked"
+        assert sum(words in record.message for record in caplog.records) == 1
+        assert any(words in remark for remark in await driver.remarks())
+
+
+async def test_the_interface_can_be_set(machine: FakeMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    smi(tmp_path, monkeypatch)
+    async with driving(machine, interface=Interface.NVIDIA_SMI) as driver:
+        assert len(await driver.look()) == 1
+        assert driver.nvml.starts == 0
+    machine.change(init=12)
+    async with driving(machine, interface=Interface.NVML) as driver:
+        with pytest.raises(PermanentDriverError, match="NVML cannot be used"):
+            await driver.look()
+
+
+async def test_gpus_that_nobody_watches_are_remarked_on(machine: FakeMachine) -> None:
+    machine.change(1, codes={"nvmlDeviceRegisterEvents": 3})
+    async with driving(machine) as driver:
+        assert healths(await driver.look()) == ["healthy", "healthy"]
+        (remark,) = await driver.remarks()
+        assert remark.startswith(f"NVML does not watch {machine.state.gpus[1].uuid}")
+
+
+# --- by index ---
+
+
+async def test_by_index_the_variables_have_indexes_and_a_lost_gpu_keeps_all_others(machine: FakeMachine) -> None:
+    async with driving(machine, by_index=True) as driver:
+        assert [device.env["CUDA_VISIBLE_DEVICES"] for device in await driver.look()] == ["0", "1"]
+        machine.change(0, recovery_action=1)
+        assert healths(await driver.look()) == ["unhealthy", "healthy"]
+        machine.change(0, recovery_action=0, lost=15)
+        first, second = await driver.look()
+        assert (first.health, second.health) == (Health.UNHEALTHY, Health.UNKNOWN)
+        assert second.reason is not None
+        assert "param.visible-devices = uuid" in second.reason
+
+
+# --- who uses a GPU ---
+
+
+async def test_a_process_on_a_gpu_is_named_and_one_of_another_gpu_is_not(machine: FakeMachine) -> None:
+    machine.change(1, processes=[os.getpid()])
+    proc = machine.root / f"proc/{os.getpid()}"
+    proc.mkdir(parents=True)
+    (proc / "cmdline").write_bytes(b"/usr/bin/train\0--fast\0")
+    async with driving(machine) as driver:
+        assert isinstance(driver, CheckingNvmlDriver)
+        await driver.look()
+        assert await driver.in_use(grant(machine, 0)) is None
+        uuid = machine.state.gpus[1].uuid
+        assert await driver.in_use(grant(machine, 1)) == f"process {os.getpid()} (train) on {uuid}"
+
+
+async def test_neither_the_owner_that_gave_a_gpu_back_nor_the_server_of_mps_uses_it(machine: FakeMachine) -> None:
+    machine.change(0, processes=[4711, 4712])
+    proc = machine.root / "proc/4712"
+    proc.mkdir(parents=True)
+    (proc / "cmdline").write_bytes(b"/usr/bin/nvidia-cuda-mps-server\0")
+    async with driving(machine) as driver:
+        assert isinstance(driver, CheckingNvmlDriver)
+        assert await driver.in_use(grant(machine, 0, is_given_back=True)) is None
+        assert (await driver.in_use(grant(machine, 0)) or "").startswith("process 4711 on ")
+
+
+async def test_where_nvml_is_not_asked_nvidia_smi_says_who_uses_a_gpu(
+    machine: FakeMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    smi(tmp_path, monkeypatch, f"{machine.state.gpus[0].uuid}, 5, train\n")
+    async with driving(machine, interface=Interface.NVIDIA_SMI) as driver:
+        assert isinstance(driver, CheckingNvmlDriver)
+        assert "process 5 (train)" in (await driver.in_use(grant(machine, 0)) or "")
+
+
+async def test_where_nvml_cannot_be_used_nvidia_smi_says_who_uses_a_gpu(
+    machine: FakeMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    smi(tmp_path, monkeypatch, f"{machine.state.gpus[0].uuid}, 5, train\n")
+    machine.change(init=12)
+    async with driving(machine) as driver:
+        assert isinstance(driver, CheckingNvmlDriver)
+        assert "process 5 (train)" in (await driver.in_use(grant(machine, 0)) or "")
+
+
+# --- the fake as a driver of its own ---
+
+
+async def test_the_fake_can_be_configured_by_its_path(machine: FakeMachine) -> None:
+    params = DriverParams({"machine": "machine", "xid.reset": "63"}, directory=machine.folder.parent)
+    driver = FakeGpuDriverFactory().create_external_resource_driver(params)
+    assert healths(await driver.look()) == ["healthy", "healthy"]
+    await driver.aclose()
