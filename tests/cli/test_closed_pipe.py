@@ -43,6 +43,7 @@ PRINTING: dict[str, list[str]] = {
     "demo": ["demo"],
     "register": ["register", "--help"],
     "deregister": ["deregister", "--help"],
+    "nvidia": ["nvidia", "--help"],
     "ledger": ["ledger", "--help"],
     "backup": ["backup", "--help"],
     "restore": ["restore", "--help"],

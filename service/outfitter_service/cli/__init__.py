@@ -64,6 +64,7 @@ COMMANDS = {
     "cordon": _entry("operator.cordon", "Take devices of a host out: nobody gets them any more."),
     "uncordon": _entry("operator.uncordon", "End orders that take devices out."),
     "orders": _entry("operator.orders", "List the orders that take devices out, and whether they are in effect."),
+    "nvidia": _entry("manager.nvidia", "Work on NVIDIA's GPUs beside the managers.", failure=RUN_FAILED),
     "ledger": _entry("manager.ledger", "Repair the ledger by hand."),
     "backup": _entry("manager.backup", "Copy the ledger into a file."),
     "restore": _entry("manager.restore", "Write a backup into a new, empty ledger."),
