@@ -13,7 +13,8 @@ unexport PYTHONDONTWRITEBYTECODE
 # Kinds of tests that run only if they are asked for: tests/tools/table.py.
 KINDS := asyncapi chaos clusters console deploy examples image kube recover upgrade wild
 
-.PHONY: demo test test-slow test-all check bench simulate fuzz docs dist kafka constraints clean $(KINDS)
+.PHONY: demo test test-slow test-all check bench simulate fuzz docs dist kafka constraints clean gpu-wheels gpu-check \
+	$(KINDS)
 
 demo: $(RUNNABLE)
 	@echo "A manager and three workers on this machine, for a few seconds."
@@ -53,6 +54,21 @@ simulate: $(READY)
 
 fuzz: $(TOOLS)
 	$(RUN) fuzz $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) $(TARGETS)
+
+# What `make gpu-check` installs where there is a GPU and no network, for each Python that may be there.
+gpu-wheels: $(READY)
+	rm -rf build/gpu-wheels && mkdir -p build
+	sed -n '/^nvidia-ml-py==/,/[^\\]$$/p' constraints.txt | cat constraints-service.txt - > build/gpu-wheels.txt
+	for version in 3.11 3.12 3.13; do \
+		$(BIN)/python -m pip download --quiet --disable-pip-version-check --dest build/gpu-wheels --no-deps --only-binary :all: --python-version $$version \
+			--require-hashes -r build/gpu-wheels.txt || exit 1; \
+	done
+	rm build/gpu-wheels.txt
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation \
+		--wheel-dir build/gpu-wheels .
+
+gpu-check:
+	@sh tests/gpu/run.sh "$(PYTHON)"
 
 # The site in build/docs, out of the pages where they are. A warning is an error.
 docs: $(TOOLS)
