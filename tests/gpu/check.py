@@ -113,7 +113,9 @@ def by_cuda(machine: Machine) -> str:
     seen = 0
     for device in _healthy(machine):
         with _cuda(machine, device) as told:
-            assert told["uuids"] == [device.id], f"CUDA sees {told['uuids']} where {device.id} was meant"
+            assert told["uuids"] == [(device.id or "").partition("-")[2]], (
+                f"CUDA sees {told['uuids']} where {device.id} was meant"
+            )
             seen += 1
     return f"{seen} GPUs, each alone"
 
@@ -132,9 +134,9 @@ def in_use(machine: Machine) -> str:
         return f"NVML cannot tell here: {unsaid}"
     assert before is None, f"before: {before}"
     with _cuda(machine, device) as told:
-        machine.uses(int(device.properties["index"]), [told["pid"]])
+        machine.uses(device.id, [told["pid"]])
         during, _ = _asked(machine, Interface.NVML, ask)
-        machine.uses(int(device.properties["index"]), [])
+        machine.uses(device.id, [])
     assert during is not None, "nobody was named"
     assert str(told["pid"]) in during, f"named {during} where process {told['pid']} was meant"
     after, _ = _asked(machine, Interface.NVML, ask)

@@ -1,7 +1,7 @@
 """A process that uses the GPUs that CUDA shows it: a context and some memory on each, by libcuda alone.
 
-It prints their UUIDs as JSON, and stays until its input ends. `--pretend` takes CUDA_VISIBLE_DEVICES for the answer.
-Standard library only: no CUDA toolkit is needed.
+It prints their UUIDs, without `GPU-` or `MIG-`, as JSON, and stays until its input ends. `--pretend` takes
+CUDA_VISIBLE_DEVICES for the answer. Standard library only: no CUDA toolkit is needed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ MEMORY_BYTES = 64 * 1024 * 1024
 
 
 def main() -> None:
-    uuids = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if "--pretend" in sys.argv else uuids_in_use()
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    uuids = [each.partition("-")[2] for each in shown] if "--pretend" in sys.argv else uuids_in_use()
     print(json.dumps({"pid": os.getpid(), "uuids": uuids}), flush=True)
     sys.stdin.read()
 
@@ -37,7 +38,7 @@ def uuids_in_use() -> list[str]:
         checked(cuda.cuDeviceGetUuid_v2(raw, device), "cuDeviceGetUuid_v2")
         checked(cuda.cuCtxCreate_v2(ctypes.byref(context), 0, device), "cuCtxCreate_v2")
         checked(cuda.cuMemAlloc_v2(ctypes.byref(memory), ctypes.c_size_t(MEMORY_BYTES)), "cuMemAlloc_v2")
-        found.append(f"GPU-{uuid.UUID(bytes=bytes(raw))}")
+        found.append(str(uuid.UUID(bytes=bytes(raw))))
     return found
 
 

@@ -32,7 +32,7 @@ class Machine:
         """A command line of ours."""
         return [sys.executable, "-c", "from outfitter_service.cli import main; main()", *arguments]
 
-    def uses(self, number: int, pids: list[int]) -> None:
+    def uses(self, uuid: str | None, pids: list[int]) -> None:
         """These processes use that GPU."""
 
     def smi(self) -> list[dict[str, str]]:
@@ -83,5 +83,6 @@ class PretendedMachine(Machine):
         )
         return [sys.executable, "-c", launch, *arguments]
 
-    def uses(self, number: int, pids: list[int]) -> None:
+    def uses(self, uuid: str | None, pids: list[int]) -> None:
+        number = next(gpu.number for gpu in self.fake.state.gpus if gpu.uuid == uuid)
         self.fake.change(number, processes=pids)

@@ -158,10 +158,11 @@ class Reader:
                 )
 
     def _nvlinks(self, uuid: str, handle: Any) -> tuple[str, ...]:
-        """The other ends of its links. Read once: a GPU has dozens of links, and they stay."""
-        if uuid not in self._links:
-            self._links[uuid] = tuple(dict.fromkeys(self._ends(handle)))
-        return self._links[uuid]
+        """The other ends of its links. They are read until there are any, as NVSwitches need their fabric manager. Then
+        they stay: a GPU has dozens of links."""
+        ends = self._links.get(uuid) or tuple(dict.fromkeys(self._ends(handle)))
+        self._links[uuid] = ends
+        return ends
 
     def _ends(self, handle: Any) -> Iterator[str]:
         nvml = self._nvml

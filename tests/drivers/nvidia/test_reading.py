@@ -163,3 +163,11 @@ def test_a_driver_that_lies_about_processes_cannot_tell(machine: Callable[..., F
 def test_the_other_ends_of_links_are_gpus_or_switches(machine: Callable[..., FakeMachine]) -> None:
     machine(gpu(links=["0000:2a:00.0", "0000:2a:00.0", "", "switch"]))
     assert look().gpus[0].nvlinks == ("00000000:2A:00.0", "switch")
+
+
+def test_links_that_come_up_later_are_seen(machine: Callable[..., FakeMachine]) -> None:
+    made = machine(gpu(links=["", ""]))
+    reader = Reader(pynvml)
+    assert reader.look().gpus[0].nvlinks == ()
+    made.change(0, links=["switch", "switch"])
+    assert reader.look().gpus[0].nvlinks == ("switch",)
