@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from outfitter_drivers.api import DriverParams, ExternalResourceDriver
-from outfitter_drivers.nvidia.testing import FakeGpu, FakeMachine
+from outfitter_drivers.nvidia.testing import FakeGpu, FakeInstance, FakeMachine
 from outfitter_drivers.registry import GROUP, load_factory
 from outfitter_drivers.testing import DriverContract
 from support.documents import ROOT
@@ -64,6 +64,18 @@ class TestNvml(DriverContract):
     def machine(self, tmp_path: Path) -> None:
         gpus = [FakeGpu(number, lost=15 if number == 3 else 0) for number in range(4)]
         self.fake = FakeMachine(tmp_path, gpus)
+
+    def make_driver(self) -> ExternalResourceDriver:
+        return self.fake.driver()
+
+
+class TestMig(DriverContract):
+    amount = 3
+
+    @pytest.fixture(autouse=True)
+    def machine(self, tmp_path: Path) -> None:
+        instances = [FakeInstance(slot=slot, uuid=f"MIG-{slot}", gpu_instance=slot) for slot in (0, 1)]
+        self.fake = FakeMachine(tmp_path, [FakeGpu(0, mig=(1, 1), instances=instances), FakeGpu(1)])
 
     def make_driver(self) -> ExternalResourceDriver:
         return self.fake.driver()

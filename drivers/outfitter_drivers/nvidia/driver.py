@@ -17,8 +17,9 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from outfitter_drivers.api import Device, DriverError, Grant
+from outfitter_drivers.api import Device, DriverError, Grant, TemporaryDriverError
 from outfitter_drivers.gpu.compute_processes import CheckingNvidiaDriver
+from outfitter_drivers.gpu.fields import MIG_MODE
 from outfitter_drivers.gpu.nvidia import DEFAULT_POLL_INTERVAL, NvidiaDriver, cuda_environment, mig_remarks
 from outfitter_drivers.nvidia import inventory
 from outfitter_drivers.nvidia.faults import Faults
@@ -49,7 +50,7 @@ class Interface(StrEnum):
     """How the driver asks for GPUs."""
 
     AUTO = "auto"
-    """By NVML where it can be used, else by nvidia-smi."""
+    """By NVML where it can be used, else by nvidia-smi. Once NVML has answered, by NVML."""
     NVML = "nvml"
     NVIDIA_SMI = "nvidia-smi"
 
@@ -79,6 +80,7 @@ class NvmlDriver(NvidiaDriver):
         self.nvml = NvmlProcess(timeout=timeout) if nvml is None else nvml
         self._faults = Faults(classes or XidClasses())
         self._snapshot: Snapshot | None = None
+        self._seen: list[Device] = []
         self._is_answered = False
         self._releases = 0
         self._lost: frozenset[int] = frozenset()
@@ -97,6 +99,8 @@ class NvmlDriver(NvidiaDriver):
                 return await self._look_by_nvml()
         except UnusableError as error:
             self._is_answered = False
+            if self._snapshot is not None:  # as in the middle of a driver's upgrade
+                raise TemporaryDriverError(str(error)) from error
             if self._interface is Interface.NVML:
                 raise
             self._fall_back(str(error))
@@ -121,7 +125,7 @@ class NvmlDriver(NvidiaDriver):
 
     async def remarks(self) -> list[str]:
         devices = self._last or await self.look()
-        remarks = mig_remarks(devices)
+        remarks = [] if self._is_answered else mig_remarks(devices)
         if self._unusable is not None:
             remarks.append(f"{self._unusable}; nvidia-smi is asked instead, which says less")
         if self._snapshot is not None and self._snapshot.unwatched is not None:
@@ -134,6 +138,8 @@ class NvmlDriver(NvidiaDriver):
     def _asks_nvml(self) -> bool:
         if self._interface is not Interface.AUTO:
             return self._interface is Interface.NVML
+        if self._snapshot is not None:
+            return True
         if time.monotonic() < self._anew_at or not any(map(self._tree.exists, NODES)):
             return False
         return importlib.util.find_spec("pynvml") is not None
@@ -152,9 +158,10 @@ class NvmlDriver(NvidiaDriver):
                 raise
             self._is_answered = False
             return [msgspec.structs.replace(each, health=Health.UNKNOWN, reason=str(error)) for each in self._last]
-        found = inventory.seen(snapshot, machine, self._faults, self._last)
+        found = inventory.seen(snapshot, machine, self._faults, self._seen or self._last)
         await self._renew_if_lost(snapshot)
-        self._last = [each.device for each in found]
+        self._seen = [each.device for each in found]
+        self._last = [each.device for each in found if each.is_reported]
         self._snapshot, self._is_answered, self._unusable = snapshot, True, None
         return selected_by_index(found) if self._by_index else self._last
 
@@ -240,20 +247,28 @@ def processes(snapshot: Snapshot) -> dict[str, Processes]:
 def selected_by_index(seen: Sequence[Seen]) -> list[Device]:
     """The devices with variables that select them by index. While CUDA may not count one GPU, nobody knows which GPU
     the index of another one means: no healthy one is lent."""
-    lost = next((each.device for each in seen if not each.is_counted), None)
-    devices = [_by_index(each.device) for each in seen]
-    if lost is None:
+    devices = [_by_index(each.device) for each in seen if each.is_reported]
+    words = _why_uncountable(seen)
+    if words is None:
         return devices
-    words = (
-        f"CUDA may count the GPUs without GPU {lost.properties.get('index') or lost.id}, which is lost; with "
-        "param.visible-devices = uuid nothing depends on that"
-    )
+    reason = f"{words}; with param.visible-devices = uuid nothing depends on that"
     return [
-        msgspec.structs.replace(device, health=Health.UNKNOWN, reason=words)
+        msgspec.structs.replace(device, health=Health.UNKNOWN, reason=reason)
         if device.health is Health.HEALTHY
         else device
         for device in devices
     ]
+
+
+def _why_uncountable(seen: Sequence[Seen]) -> str | None:
+    """Why nobody knows how CUDA counts the GPUs; None: it counts as NVML does."""
+    for device, is_counted, _ in seen:
+        name = device.properties.get("index") or device.id
+        if not is_counted:
+            return f"CUDA may count the GPUs without GPU {name}, which is lost"
+        if MIG_MODE in device.properties:
+            return f"CUDA counts MIG instances otherwise, and GPU {name} is in MIG mode"
+    return None
 
 
 def _by_index(device: Device) -> Device:

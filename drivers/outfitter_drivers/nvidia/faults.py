@@ -11,8 +11,9 @@ from collections.abc import Iterable
 
 from outfitter_drivers.nvidia import health
 from outfitter_drivers.nvidia.health import Verdict
-from outfitter_drivers.nvidia.snapshot import Event, Gpu
+from outfitter_drivers.nvidia.snapshot import Event, Gpu, MigInstance
 from outfitter_drivers.nvidia.xid import ILL, XidClasses
+from outfitter_proto.records import Health
 from outfitter_proto.support.printable import printable
 
 logger = logging.getLogger("outfitter.drivers")
@@ -61,3 +62,11 @@ class Faults:
 
     def verdict(self, gpu: Gpu) -> Verdict:
         return health.of_gpu(gpu, self._last.get((gpu.uuid or "", None, None)), self._classes)
+
+    def verdict_of_instance(self, gpu: Gpu, instance: MigInstance) -> Verdict:
+        """An instance is as ill as its GPU, and by events about itself alone."""
+        whole = self.verdict(gpu)
+        own = self._last.get((gpu.uuid or "", instance.gpu_instance, instance.compute_instance))
+        if whole.health is not Health.HEALTHY or own is None:
+            return health.of_parts(gpu, whole)
+        return health.of_gpu(gpu, own, self._classes)

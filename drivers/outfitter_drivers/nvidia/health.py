@@ -25,7 +25,7 @@ _ILL_BY_CODE = frozenset((codes.GPU_IS_LOST, codes.RESET_REQUIRED))
 
 
 def of_gpu(gpu: Gpu, last_xid: int | None, classes: XidClasses) -> Verdict:
-    """Its health."""
+    """Its health, apart from its MIG mode."""
     if gpu.failure is not None:
         health = Health.UNHEALTHY if gpu.failure in _ILL_BY_CODE else Health.UNKNOWN
         return Verdict(health, f"NVML: {codes.in_words(gpu.failure)}")
@@ -43,6 +43,24 @@ def of_gpu(gpu: Gpu, last_xid: int | None, classes: XidClasses) -> Verdict:
         said = ", ".join(f"{name.replace('_', ' ')}: {codes.in_words(code)}" for name, code in gpu.unreadable.items())
         return Verdict(Health.UNKNOWN, f"NVML does not tell its health ({said})")
     return HEALTHY
+
+
+def of_parts(gpu: Gpu, verdict: Verdict) -> Verdict:
+    """The health of a GPU's MIG instances. While another mode is pending, a reset is owed that ends them."""
+    if verdict.health is Health.HEALTHY and gpu.mig_pending is not None and gpu.mig_pending != gpu.mig:
+        return Verdict(
+            Health.UNKNOWN, f"its MIG mode is switched {'on' if gpu.mig_pending else 'off'} at its next reset"
+        )
+    return verdict
+
+
+def of_whole(gpu: Gpu, verdict: Verdict) -> Verdict | None:
+    """The health of a GPU as a whole, for which its MIG mode counts, too. None: it is well, and only its MIG instances
+    are devices."""
+    as_parts = of_parts(gpu, verdict)
+    if as_parts.health is Health.HEALTHY and gpu.mig:
+        return None if gpu.instances else Verdict(Health.UNKNOWN, "it is in MIG mode, and has no MIG instances")
+    return as_parts
 
 
 def _ill(reason: str) -> Verdict:

@@ -6,6 +6,7 @@ more is gone.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -15,7 +16,7 @@ from msgspec import Struct
 from outfitter_drivers.api import Device
 from outfitter_drivers.gpu.fields import MIG_MODE
 from outfitter_drivers.gpu.nvidia import cuda_environment
-from outfitter_drivers.nvidia import cdi, nvlink, pci
+from outfitter_drivers.nvidia import cdi, health, nvlink, pci
 from outfitter_drivers.nvidia.faults import Faults
 from outfitter_drivers.nvidia.health import Verdict
 from outfitter_drivers.nvidia.snapshot import Gpu, Snapshot
@@ -24,6 +25,8 @@ from outfitter_proto.records import Health
 
 FELL_OFF = "it fell off the bus: the driver still has its PCI function, and NVML does not list it"
 NOT_NAMED = "NVML does not name it any more, and the kernel's list of devices cannot be read"
+_PROFILE = re.compile(r"\bMIG (\S{1,40})")
+"""In a name such as `NVIDIA H200 MIG 1g.18gb`."""
 
 
 class Machine(Struct, frozen=True, kw_only=True):
@@ -38,10 +41,13 @@ class Machine(Struct, frozen=True, kw_only=True):
 
 
 class Seen(NamedTuple):
-    """A device, and whether CUDA counts it: a lost GPU may have no index."""
+    """A device of a look."""
 
     device: Device
-    is_counted: bool
+    is_counted: bool = True
+    """CUDA counts it. A lost GPU may have no index."""
+    is_reported: bool = True
+    """It is a device to others. A GPU that is lent in MIG instances is none."""
 
 
 def read_machine(tree: Tree) -> Machine:
@@ -57,19 +63,21 @@ def read_machine(tree: Tree) -> Machine:
 
 
 def seen(snapshot: Snapshot, machine: Machine, faults: Faults, earlier: Sequence[Device]) -> list[Seen]:
-    """All devices. `earlier`: those of the look before."""
+    """All devices, whole GPUs among them that are not reported. `earlier`: those of the look before."""
     links = _links(snapshot)
     known = {uuid for gpu in snapshot.gpus if gpu.failure is None and (uuid := gpu.uuid)}
     found: dict[str, Seen] = {}
     for gpu in snapshot.gpus:
         verdict = faults.verdict(gpu)
         if gpu.failure is None and gpu.uuid:
-            devices = [_gpu(gpu, snapshot, machine, verdict, links)]
+            of_whole = health.of_whole(gpu, verdict)
+            whole = _gpu(gpu, snapshot, machine, of_whole or verdict, links)
+            found.setdefault(_name(whole), Seen(whole, is_reported=of_whole is not None))
+            devices = [*_instances(gpu, snapshot, machine, faults), *_unread(gpu, verdict, earlier)]
         else:
-            gone = [device for device in earlier if device.id not in known]
-            devices = _silent(gpu, verdict, gone)
+            devices = _silent(gpu, verdict, [device for device in earlier if device.id not in known])
         for device in devices:
-            found.setdefault(_name(device), Seen(device, gpu.failure is None))
+            found.setdefault(_name(device), Seen(device, is_counted=gpu.failure is None))
     for device in _missing(machine, [each.device for each in found.values()], earlier):
         found.setdefault(_name(device), Seen(device, is_counted=False))
     return list(found.values())
@@ -97,6 +105,47 @@ def _gpu(
         env=cuda_environment(uuid),
         cdi=_cdi((uuid, index), machine),
     )
+
+
+def _instances(gpu: Gpu, snapshot: Snapshot, machine: Machine, faults: Faults) -> Iterator[Device]:
+    """A GPU's MIG instances. CUDA and CDI number them by their slots, which are given again after a repartition."""
+    for instance in gpu.instances:
+        index = f"{gpu.index}:{instance.slot}"
+        profile = _PROFILE.search(instance.name or "")
+        told = {
+            "index": index,
+            "uuid": instance.uuid,
+            **_facts(gpu, snapshot, machine),
+            "memory.total_bytes": instance.memory_bytes,
+            "mig.profile": profile[1] if profile else None,
+            "mig.parent": gpu.uuid,
+            "mig.gpu_instance": instance.gpu_instance,
+            "mig.compute_instance": instance.compute_instance,
+        }
+        verdict = faults.verdict_of_instance(gpu, instance)
+        yield Device(
+            properties={name: str(value) for name, value in told.items() if value is not None},
+            id=instance.uuid,
+            health=verdict.health,
+            reason=verdict.reason,
+            env=cuda_environment(instance.uuid),
+            cdi=_cdi((instance.uuid, index), machine),
+            part_of=_whole_name(gpu),
+        )
+
+
+def _whole_name(gpu: Gpu) -> str | None:
+    """What parts call their GPU: in MIG mode no device has its UUID, and the PCI address is a name that others know."""
+    bus_id = pci.normal_bus_id(gpu.bus_id)
+    return f"pci:{bus_id}" if bus_id else gpu.uuid
+
+
+def _unread(gpu: Gpu, verdict: Verdict, earlier: Iterable[Device]) -> Iterator[Device]:
+    """The MIG instances that a GPU had, where NVML did not tell which it has now: they are not gone."""
+    if not gpu.unreadable.keys().isdisjoint(("mig", "instances")):
+        for device in earlier:
+            if device.part_of == _whole_name(gpu):
+                yield msgspec.structs.replace(device, health=verdict.health, reason=verdict.reason)
 
 
 def _facts(gpu: Gpu, snapshot: Snapshot, machine: Machine) -> dict[str, str]:
@@ -193,7 +242,7 @@ def _with_parts(whole: Device, earlier: Iterable[Device], verdict: Verdict) -> l
     return [
         msgspec.structs.replace(device, health=verdict.health, reason=verdict.reason)
         for device in earlier
-        if device is whole or (whole.id is not None and device.part_of == whole.id)
+        if device is whole or device.part_of in _names(whole)
     ]
 
 

@@ -145,8 +145,10 @@ class Reader:
             handle = self._told(
                 nvml.nvmlDeviceGetMigDeviceHandleByIndex, None, parent, slot, name="instances", unreadable=unreadable
             )
-            uuid = None if handle is None else self._told(nvml.nvmlDeviceGetUUID, _text, handle)
-            if handle is not None and uuid is not None:
+            if handle is None:
+                continue
+            uuid = self._told(nvml.nvmlDeviceGetUUID, _text, handle, name="instances", unreadable=unreadable)
+            if uuid is not None:
                 yield MigInstance(
                     slot=slot,
                     uuid=uuid,

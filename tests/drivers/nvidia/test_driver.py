@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,8 +14,9 @@ import anyio
 import pytest
 
 from outfitter_drivers.api import Device, DriverParams, Grant, PermanentDriverError, TemporaryDriverError, Worker
+from outfitter_drivers.nvidia import process
 from outfitter_drivers.nvidia.driver import CheckingNvmlDriver, Interface, NvmlDriver
-from outfitter_drivers.nvidia.testing import FakeGpu, FakeGpuDriverFactory, FakeMachine
+from outfitter_drivers.nvidia.testing import FakeGpu, FakeGpuDriverFactory, FakeInstance, FakeMachine
 from outfitter_proto.records import Health
 from support.drivers.gpu_machine import nvidia_smi
 
@@ -87,6 +90,45 @@ async def test_while_nobody_can_ask_nvml_no_gpu_is_healthy_and_none_is_gone(mach
         assert healths(await driver.look()) == ["healthy", "healthy"]
 
 
+async def test_while_the_process_hangs_in_the_kernel_the_gpus_are_unknown(
+    machine: FakeMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with driving(machine) as driver:
+        await driver.look()
+        machine.change(hangs=True)
+        monkeypatch.setattr(process, "kill", lambda _process: None)  # as in the kernel's state D
+        monkeypatch.setattr(process, "_END_S", 0.05)
+        driver.nvml.timeout = 0.05
+        with pytest.raises(TemporaryDriverError, match="did not answer"):
+            await driver.look()
+        for device in await driver.look():
+            assert device.health is Health.UNKNOWN
+            assert "has hung since" in (device.reason or "")
+        machine.change(hangs=False)
+        driver.nvml.timeout = LONG_S
+        with anyio.fail_after(LONG_S):
+            while healths(await driver.look()) != ["healthy", "healthy"]:  # noqa: ASYNC110  until the process has ended
+                await anyio.sleep(0.01)
+        monkeypatch.undo()
+
+
+async def test_after_the_gpus_were_let_go_of_an_xid_of_before_counts_no_more(machine: FakeMachine) -> None:
+    """Without a recovery action nothing else says that a GPU was reset."""
+    machine.change(0, recovery_action=None)
+    program = "import os, signal, sys\nos.kill(int(sys.argv[1]), signal.SIGUSR1)\nsys.stdin.read()"
+    async with driving(machine, poll_interval=3600.0) as driver:
+        await driver.look()
+        machine.xid(62, 0)
+        with anyio.fail_after(LONG_S):
+            await driver.until_next_look()
+        assert healths(await driver.look()) == ["unhealthy", "healthy"]
+        with subprocess.Popen([sys.executable, "-c", program, str(driver.nvml.pid)], stdin=subprocess.PIPE):
+            with anyio.fail_after(LONG_S):
+                await driver.until_next_look()
+            assert healths(await driver.look()) == ["unknown", "unknown"]
+        assert healths(await driver.look()) == ["healthy", "healthy"]
+
+
 async def test_a_new_driver_in_the_kernel_needs_a_new_process(machine: FakeMachine) -> None:
     async with driving(machine) as driver:
         await driver.look()
@@ -138,7 +180,8 @@ async def test_where_nvml_cannot_be_used_nvidia_smi_is_asked_under_the_same_ids_
     smi(tmp_path, monkeypatch)
     async with driving(machine) as driver:
         by_nvml, _ = await driver.look()
-        machine.change(codes={"nvmlDeviceGetCount_v2": 12})
+    machine.change(init=12)
+    async with driving(machine) as driver:
         for _ in range(2):
             (by_smi,) = await driver.look()
         assert (by_smi.id, by_smi.aliases, by_smi.env) == (by_nvml.id, by_nvml.aliases, by_nvml.env)
@@ -146,6 +189,21 @@ async def test_where_nvml_cannot_be_used_nvidia_smi_is_asked_under_the_same_ids_
         words = "NVML cannot be used: there is no NVML library (libnvidia-ml.so.1) (NVML code 12); nvidia-smi is asked"
         assert sum(words in record.message for record in caplog.records) == 1
         assert any(words in remark for remark in await driver.remarks())
+
+
+async def test_once_nvml_has_answered_nvidia_smi_is_asked_no_more(
+    machine: FakeMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the middle of an upgrade neither library nor node may be there. By nvidia-smi a GPU in MIG mode is a whole."""
+    smi(tmp_path, monkeypatch)
+    async with driving(machine) as driver:
+        await driver.look()
+        machine.change(codes={"nvmlDeviceGetCount_v2": 12})
+        (machine.root / "dev/nvidiactl").unlink()
+        with pytest.raises(TemporaryDriverError, match="NVML cannot be used: there is no NVML library"):
+            await driver.look()
+        machine.change(codes={})
+        assert healths(await driver.look()) == ["healthy", "healthy"]
 
 
 async def test_the_interface_can_be_set(machine: FakeMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,6 +238,56 @@ async def test_by_index_the_variables_have_indexes_and_a_lost_gpu_keeps_all_othe
         assert (first.health, second.health) == (Health.UNHEALTHY, Health.UNKNOWN)
         assert second.reason is not None
         assert "param.visible-devices = uuid" in second.reason
+
+
+async def test_by_index_nothing_is_lent_beside_a_gpu_in_mig_mode(machine: FakeMachine) -> None:
+    machine.change(1, mig=(1, 1), instances=[FakeInstance(slot=0, uuid="MIG-a")])
+    async with driving(machine, by_index=True) as driver:
+        first, *_ = devices = await driver.look()
+        assert healths(devices) == ["unknown", "unknown"]
+        assert first.reason is not None
+        assert first.reason.startswith("CUDA counts MIG instances otherwise, and GPU 1 is in MIG mode; with param.")
+
+
+# --- MIG ---
+
+
+async def test_mig_that_is_made_anew_is_seen_at_the_next_look(machine: FakeMachine) -> None:
+    async with driving(machine) as driver:
+        assert healths(await driver.look()) == ["healthy", "healthy"]
+        machine.change(
+            0, mig=(1, 1), instances=[FakeInstance(slot=0, uuid="MIG-a"), FakeInstance(slot=1, uuid="MIG-b")]
+        )
+        devices = await driver.look()
+        assert [(device.id, device.part_of) for device in devices] == [
+            ("MIG-a", "pci:0000:19:00.0"),
+            ("MIG-b", "pci:0000:19:00.0"),
+            (machine.state.gpus[1].uuid, None),
+        ]
+        assert healths(devices) == ["healthy", "healthy", "healthy"]
+        machine.change(0, lost=15)
+        assert healths(await driver.look()) == ["unhealthy", "unhealthy", "unhealthy", "healthy"]
+        machine.change(0, lost=0)
+        machine.change(0, instances=[FakeInstance(slot=0, uuid="MIG-c", profile="3g.71gb")])
+        first, *_ = await driver.look()
+        assert first.id == "MIG-c"
+        assert await driver.remarks() == []
+        machine.change(0, mig=(0, 0), instances=[])
+        assert healths(await driver.look()) == ["healthy", "healthy"]
+
+
+async def test_a_process_of_an_instance_uses_that_instance(machine: FakeMachine) -> None:
+    one, two = FakeInstance(slot=0, uuid="MIG-a", processes=[4711]), FakeInstance(slot=1, uuid="MIG-b")
+    machine.change(0, mig=(1, 1), instances=[one, two])
+    async with driving(machine) as driver:
+
+        async def user(uuid: str) -> str | None:
+            assert isinstance(driver, CheckingNvmlDriver)
+            grant = Grant(allocation="a", token=1, worker=WORKER, device_ids=(uuid,), devices=({"uuid": uuid},))
+            return await driver.in_use(grant)
+
+        assert await user("MIG-a") == "process 4711 on MIG-a"
+        assert await user("MIG-b") is None
 
 
 # --- who uses a GPU ---

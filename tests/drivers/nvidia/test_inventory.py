@@ -11,7 +11,7 @@ from outfitter_drivers.api import Device
 from outfitter_drivers.nvidia.faults import Faults
 from outfitter_drivers.nvidia.inventory import FELL_OFF, NOT_NAMED, Machine, seen
 from outfitter_drivers.nvidia.pci import Function
-from outfitter_drivers.nvidia.snapshot import Gpu, Snapshot
+from outfitter_drivers.nvidia.snapshot import XID, Event, Gpu, MigInstance, Snapshot
 from outfitter_drivers.nvidia.xid import XidClasses
 
 A = Gpu(index=0, uuid="GPU-a", bus_id="00000000:19:00.0", name="NVIDIA H200", minor=3, memory_bytes=10)
@@ -20,9 +20,12 @@ BUS_A, BUS_B = "0000:19:00.0", "0000:3b:00.0"
 BOTH = Machine(functions={BUS_A: Function(bus_id=BUS_A), BUS_B: Function(bus_id=BUS_B)})
 
 
-def look(*gpus: Gpu, machine: Machine = BOTH, earlier: Sequence[Device] = (), **more: str) -> list[Device]:
+def look(
+    *gpus: Gpu, machine: Machine = BOTH, earlier: Sequence[Device] = (), all_of_them: bool = False, **more: str
+) -> list[Device]:
     snapshot = Snapshot(gpus=gpus, **more)
-    return [each.device for each in seen(snapshot, machine, Faults(XidClasses()), earlier)]
+    found = seen(snapshot, machine, Faults(XidClasses()), earlier)
+    return [each.device for each in found if each.is_reported or all_of_them]
 
 
 def changed(gpu: Gpu, **fields: object) -> Gpu:
@@ -126,3 +129,146 @@ def test_a_pending_mode_is_said() -> None:
     (device,) = look(changed(A, mig=False, mig_pending=True), machine=Machine())
     assert device.properties["mig.mode.pending"] == "Enabled"
     assert "mig.mode.current" not in device.properties
+
+
+# --- MIG ---
+
+ONE = MigInstance(
+    slot=0, uuid="MIG-1", name="NVIDIA H200 MIG 3g.71gb", memory_bytes=7, gpu_instance=2, compute_instance=0
+)
+TWO = MigInstance(slot=3, uuid="MIG-2", name="NVIDIA H200 MIG 1c.3g.71gb", gpu_instance=5, compute_instance=1)
+SPLIT = changed(A, mig=True, mig_pending=True, instances=(ONE, TWO), nvlinks=("switch",))
+
+
+def known() -> list[Device]:
+    """What is remembered of a look at a GPU with two instances: the GPU, too."""
+    return look(SPLIT, machine=Machine(), all_of_them=True)
+
+
+def test_in_mig_mode_the_instances_are_devices_and_not_the_whole() -> None:
+    one, two = look(SPLIT, machine=Machine(cdi_names=frozenset(("0:0", "MIG-2"))))
+    assert one == Device(
+        id="MIG-1",
+        part_of="pci:0000:19:00.0",
+        properties={
+            "index": "0:0",
+            "uuid": "MIG-1",
+            "model": "NVIDIA H200",
+            "pci.bus_id": BUS_A,
+            "minor": "3",
+            "memory.total_bytes": "7",
+            "mig.profile": "3g.71gb",
+            "mig.parent": "GPU-a",
+            "mig.gpu_instance": "2",
+            "mig.compute_instance": "0",
+        },
+        env={"CUDA_VISIBLE_DEVICES": "MIG-1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"},
+        cdi=("nvidia.com/gpu=0:0",),
+    )
+    assert (two.properties["mig.profile"], two.properties["index"], two.cdi) == (
+        "1c.3g.71gb",
+        "0:3",
+        ("nvidia.com/gpu=MIG-2",),
+    )
+
+
+def test_a_gpu_in_mig_mode_uses_no_nvlink() -> None:
+    *_, other = look(SPLIT, changed(B, nvlinks=("switch",)), machine=Machine())
+    assert other.id == "GPU-b"
+    assert "nvlink.group" not in other.properties
+
+
+def test_instances_that_are_made_anew_are_other_devices() -> None:
+    again = changed(SPLIT, instances=(changed_instance(ONE, uuid="MIG-9"),))
+    assert [device.id for device in look(again, machine=Machine(), earlier=known())] == ["MIG-9"]
+
+
+def test_a_gpu_in_mig_mode_without_instances_is_a_device_that_nobody_gets() -> None:
+    (whole,) = look(changed(SPLIT, instances=()), machine=Machine())
+    assert (whole.id, str(whole.health), whole.reason) == (
+        "GPU-a",
+        "unknown",
+        "it is in MIG mode, and has no MIG instances",
+    )
+    assert whole.properties["mig.mode.current"] == "Enabled"
+    assert "nvlink.group" not in whole.properties
+
+
+def changed_instance(instance: MigInstance, **fields: object) -> MigInstance:
+    return msgspec.structs.replace(instance, **fields)
+
+
+def test_while_another_mode_is_pending_neither_whole_nor_parts_are_lent() -> None:
+    for devices in (
+        look(changed(SPLIT, mig_pending=False), machine=Machine()),
+        look(changed(A, mig=False, mig_pending=True), machine=Machine()),
+    ):
+        assert {str(device.health) for device in devices} == {"unknown"}
+        assert all("at its next reset" in (device.reason or "") for device in devices)
+
+
+@pytest.mark.parametrize("ill", [changed(SPLIT, recovery_action=1), Gpu(index=0, failure=15, uuid="GPU-a")])
+def test_parts_are_as_ill_as_their_whole(ill: Gpu) -> None:
+    devices = look(ill, machine=Machine(), earlier=known())
+    assert told(devices) == [("GPU-a", "unhealthy"), ("MIG-1", "unhealthy"), ("MIG-2", "unhealthy")]
+    assert len({device.reason for device in devices}) == 1
+
+
+def test_the_parts_of_a_gpu_that_fell_off_the_bus_are_there_and_ill() -> None:
+    devices = look(B, earlier=look(SPLIT, B, all_of_them=True))
+    assert told(devices) == [
+        ("GPU-b", "healthy"),
+        ("GPU-a", "unhealthy"),
+        ("MIG-1", "unhealthy"),
+        ("MIG-2", "unhealthy"),
+    ]
+
+
+@pytest.mark.parametrize("name", ["instances", "mig"])
+def test_instances_that_cannot_be_asked_for_are_unknown_and_not_gone(name: str) -> None:
+    blind = changed(SPLIT, instances=(ONE,) if name == "instances" else (), unreadable={name: 999})
+    devices = look(blind, machine=Machine(), earlier=known())
+    assert sorted(told(devices), key=str) == [("GPU-a", "unknown"), ("MIG-1", "unknown"), ("MIG-2", "unknown")]
+
+
+def test_an_xid_of_one_instance_is_no_other_ones_and_one_of_the_whole_is_all_of_theirs() -> None:
+    split = changed(SPLIT, recovery_action=None)
+
+    def after(**place: int) -> list[str]:
+        faults = Faults(XidClasses())
+        faults.note([Event(uuid="GPU-a", kind=XID, data=62, **place)])
+        devices = seen(Snapshot(gpus=(split,)), Machine(), faults, [])
+        return [str(each.device.health) for each in devices if each.is_reported]
+
+    assert after(gpu_instance=2, compute_instance=0) == ["unhealthy", "healthy"]
+    assert after() == ["unhealthy", "unhealthy", "unhealthy"]
+
+
+def test_two_compute_instances_of_one_gpu_instance_say_that_they_share_its_memory() -> None:
+    """As on an H200 in MIG mode with driver 590.48: utkuozdemir/nvidia_gpu_exporter, internal/captures."""
+    mib = 1024 * 1024
+    rows = (
+        ("1c.3g.71gb", 71424, 2, 0),
+        ("2c.3g.71gb", 71424, 2, 1),
+        ("2g.35gb", 33280, 3, 0),
+        ("1g.18gb", 16384, 9, 0),
+    )
+    instances = tuple(
+        MigInstance(
+            slot=slot,
+            uuid=f"MIG-{slot}",
+            name=f"NVIDIA H200 MIG {profile}",
+            memory_bytes=memory * mib,
+            gpu_instance=gpu_instance,
+            compute_instance=compute_instance,
+        )
+        for slot, (profile, memory, gpu_instance, compute_instance) in enumerate(rows)
+    )
+    devices = look(changed(SPLIT, instances=instances), machine=Machine())
+    names = ("mig.profile", "memory.total_bytes", "mig.gpu_instance", "mig.compute_instance")
+    assert [tuple(device.properties[name] for name in names) for device in devices] == [
+        ("1c.3g.71gb", str(71424 * mib), "2", "0"),
+        ("2c.3g.71gb", str(71424 * mib), "2", "1"),
+        ("2g.35gb", str(33280 * mib), "3", "0"),
+        ("1g.18gb", str(16384 * mib), "9", "0"),
+    ]
