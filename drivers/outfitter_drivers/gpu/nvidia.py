@@ -35,6 +35,9 @@ logger = logging.getLogger("outfitter.drivers")
 DEFAULT_POLL_INTERVAL = 10.0
 """Seconds between two calls of nvidia-smi, which takes up to a second."""
 
+IN_MIG_MODE = "it is in MIG mode, of which nvidia-smi does not tell enough; install the extra nvidia (nvidia-ml-py)"
+"""The reason of a GPU whose instances may be lent as others' devices."""
+
 SYSFS_PCI = Path("/sys/bus/pci/devices")
 
 _NONE_FOUND = b"No devices were found"
@@ -168,11 +171,11 @@ class NvidiaDriver(PollingDriver, Remarks):
 
 
 def mig_remarks(devices: Sequence[Device]) -> list[str]:
-    """A warning about each GPU that has MIG, which this driver does not know yet."""
+    """A warning about each GPU that has MIG, of which nvidia-smi does not tell enough."""
     return [
-        f"GPU {device.properties.get('index', '?')} ({device.id}) has MIG enabled: it is lent as one device, beside "
-        "its instances, and a worker can use one of these only; switch MIG off (nvidia-smi -mig 0), or name the "
-        "instances by a discovery script"
+        f"GPU {device.properties.get('index', '?')} ({device.id}) has MIG enabled, and is lent to nobody: nvidia-smi "
+        "does not tell enough of its instances; install the extra nvidia (nvidia-ml-py), or switch MIG off (nvidia-smi "
+        "-mig 0)"
         for device in devices
         if MIG_MODE in device.properties
     ]
@@ -311,9 +314,9 @@ def selected_by_index(devices: Sequence[Device]) -> list[Device]:
 
 
 def _is_lost(device: Device) -> bool:
-    """Whether CUDA may not count a GPU. One that only waits for its recovery action has its place."""
+    """Whether CUDA may not count a GPU. One that only awaits its recovery action, or is in MIG mode, has its place."""
     only_waits = (device.reason or "").startswith(f"nvidia-smi reports {RECOVERY_ACTION}: ")
-    return device.health is not Health.HEALTHY and not only_waits
+    return device.health is not Health.HEALTHY and not only_waits and device.reason != IN_MIG_MODE
 
 
 def _gpu(row: Mapping[str, str], sysfs: Path) -> Device:
@@ -331,8 +334,11 @@ def _gpu(row: Mapping[str, str], sysfs: Path) -> Device:
     memory = reported.get("memory.total", "")
     if memory.isascii() and memory.isdigit():
         properties["memory.total_bytes"] = str(int(memory[:12]) * 1024 * 1024)
+    health, reason = (Health.UNHEALTHY, f"nvidia-smi reports {', '.join(errors)}") if errors else (Health.HEALTHY, None)
     if reported.get(MIG_MODE, "").lower() == "enabled":
         properties[MIG_MODE] = "Enabled"
+        if not errors:
+            health, reason = Health.UNKNOWN, IN_MIG_MODE
     aliases: tuple[str, ...] = ()
     if match := BUS_ID.fullmatch(reported.get("pci.bus_id", "")):
         properties["pci.bus_id"] = linux_bus_id(match)
@@ -343,8 +349,8 @@ def _gpu(row: Mapping[str, str], sysfs: Path) -> Device:
         properties=properties,
         id=uuid,
         aliases=aliases,
-        health=Health.UNHEALTHY if errors else Health.HEALTHY,
-        reason=f"nvidia-smi reports {', '.join(errors)}" if errors else None,
+        health=health,
+        reason=reason,
         env=cuda_environment(uuid or row["index"]),
         cdi=(f"nvidia.com/gpu={uuid or row['index']}",),
     )

@@ -10,7 +10,8 @@ import pytest
 
 from outfitter_drivers.api import Device
 from outfitter_drivers.gpu import fields
-from outfitter_drivers.gpu.nvidia import NvidiaDriver
+from outfitter_drivers.gpu.nvidia import IN_MIG_MODE, NvidiaDriver
+from outfitter_proto.records import Health
 from support.drivers.gpu_machine import executable
 from support.processes.command_line import outfitter
 
@@ -126,7 +127,7 @@ async def test_the_same_nvidia_smi_is_asked_anew_after_a_while(smi: Smi, monkeyp
 # --- MIG ---
 
 MIG_CONFIG = 'external-resources = ["gpu"]\n[external-resource.gpu]\namount = 1\ndriver = "gpu"\n'
-WARNED = f"GPU 1 ({B}) has MIG enabled: it is lent as one device"
+WARNED = f"GPU 1 ({B}) has MIG enabled, and is lent to nobody"
 
 
 def test_a_card_with_mig_is_warned_of_by_config_check_discover_and_doctor(smi: Smi, tmp_path: Path) -> None:
@@ -142,6 +143,16 @@ def test_a_card_with_mig_is_warned_of_by_config_check_discover_and_doctor(smi: S
     one = outfitter("discover", "gpu", *config, "--amount", "1", cwd=tmp_path, environment=path)
     assert (one.returncode, one.stderr.count(WARNED)) == (0, 1)
     assert outfitter("doctor", *config, cwd=tmp_path, environment=path).stdout.count(WARNED) == 1
+
+
+async def test_a_card_with_mig_is_unknown_and_makes_no_other_so_unless_it_is_ill_itself(smi: Smi) -> None:
+    smi.install(recovery=("None", "None"), mig=("Disabled", "Enabled"))
+    for driver in (NvidiaDriver(), NvidiaDriver(by_index=True)):
+        other, card = await driver.look()
+        assert (other.health, card.health, card.reason) == (Health.HEALTHY, Health.UNKNOWN, IN_MIG_MODE)
+    smi.install(recovery=("None", "Reset"), mig=("Disabled", "Enabled"))
+    _, card = await NvidiaDriver().look()
+    assert card.health is Health.UNHEALTHY
 
 
 async def test_the_driver_logs_mig_once_and_again_only_after_it_was_off(
