@@ -61,11 +61,11 @@ class HangingError(TemporaryDriverError):
 
 
 _hung: dict[str, tuple[Hung, str]] = {}
-"""By program: its last call that hangs, and since when."""
+"""By program, or by what its caller calls it: its last call that hangs, and since when."""
 
 
 def _hanging(name: str) -> str | None:
-    """Which process of the program hangs; None: none."""
+    """Which process of the call hangs; None: none."""
     if name not in _hung:
         return None
     hung, since = _hung[name]
@@ -75,10 +75,13 @@ def _hanging(name: str) -> str | None:
     return None
 
 
-async def run_script(command: Sequence[str], *, timeout: float, env: Mapping[str, str] | None = None) -> ScriptOutcome:
+async def run_script(
+    command: Sequence[str], *, timeout: float, env: Mapping[str, str] | None = None, hangs_as: str | None = None
+) -> ScriptOutcome:
     """Run a program for at most `timeout` seconds, then kill its whole session. Cancellation kills it as well.
 
-    `env` None: the part of this process's environment that `program.inherited` returns.
+    `env` None: the part of this process's environment that `program.inherited` returns. `hangs_as`: while a call hangs
+    in the kernel, no other one of this name is started; None: of this program.
 
     Raises:
         PermanentDriverError: the program cannot be executed, or printed more than 1 MiB.
@@ -97,7 +100,7 @@ async def run_script(command: Sequence[str], *, timeout: float, env: Mapping[str
     with ours, theirs:
         async with anyio.create_task_group() as tasks:
             await tasks.start(stop_at_cancellation)
-            outcome = await anyio.to_thread.run_sync(_run, tuple(command), timeout, env, theirs)
+            outcome = await anyio.to_thread.run_sync(_run, tuple(command), timeout, env, theirs, hangs_as)
             tasks.cancel_scope.cancel()
     await checkpoint_if_cancelled()
     if isinstance(outcome, Exception):
@@ -191,10 +194,15 @@ def _is_address(address: object) -> bool:
 
 
 def _run(
-    command: Sequence[str], timeout: float, env: Mapping[str, str] | None, stop: socket.socket
+    command: Sequence[str],
+    timeout: float,
+    env: Mapping[str, str] | None,
+    stop: socket.socket,
+    hangs_as: str | None,
 ) -> ScriptOutcome | PermanentDriverError | TemporaryDriverError:
     name = command[0]
-    if hangs := _hanging(name):
+    call = name if hangs_as is None else hangs_as
+    if hangs := _hanging(call):
         return HangingError(hangs)
     try:
         run = _start(command, timeout, env, stop)
@@ -203,11 +211,11 @@ def _run(
     except (OSError, ValueError) as error:
         return PermanentDriverError(f"cannot run {name}: {_why(name, error)}")
     if run.left is not None:
-        _hung[name] = run.left, time.strftime("%Y-%m-%d %H:%M:%S")
+        _hung[call] = run.left, time.strftime("%Y-%m-%d %H:%M:%S")
         pids = run.left.pids() or [run.pid]
         logger.error("process %d of a discovery script does not end although it was killed", pids[0])
     if run.code is None:
-        return HangingError(_hanging(name) or f"process {run.pid} of {name} has ended only now")
+        return HangingError(_hanging(call) or f"process {run.pid} of {name} has ended only now")
     if run.why is Why.EXITED:
         return ScriptOutcome(run.code, run.stdout, run.stderr)
     outputs = f"stdout: {shortened(run.stdout)}; stderr: {shortened(run.stderr)}"

@@ -48,7 +48,7 @@ PENDING_REASONS = (
 )  # fmt: skip
 EVENT_KINDS = ("register", "heartbeat", "deregister", "repeated", "late", *INTERNAL_KINDS, "dead-letter", "defect")
 
-DRIVER_CALLS = ("inventory", "retrieve", "prepare", "unprepare", "withdraw", "in-use")
+DRIVER_CALLS = ("inventory", "retrieve", "prepare", "unprepare", "withdraw", "in-use", "health-script")
 ALLOCATION_BUCKETS = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10,
     15, 20, 30, 45, 60, 90, 120, 180, 300, 450, 600, 900, 1800, 3600, 7200,

@@ -18,6 +18,8 @@ from outfitter_service.core.model import DriverFailure, KnownDevice
 from outfitter_service.core.state import names_room
 from outfitter_service.core.state.resource_state import RefusedNames, ResourceState
 from outfitter_service.runtime.drivers.building import ServableDriver, build_served
+from outfitter_service.runtime.drivers.health_checks import merged, words_of
+from outfitter_service.runtime.drivers.health_script import HealthScript
 from outfitter_service.runtime.drivers.translation import DriverCallError, foreign_code, known_devices
 
 ANSWER_WITHIN_S = 15.0
@@ -26,8 +28,11 @@ CLOSE_WITHIN_S = 2.0
 """Time limit for closing a driver."""
 
 
-def lists(settings: Settings) -> Iterator[tuple[ResourceConfig, tuple[KnownDevice, ...] | DriverCallError]]:
-    """Each resource whose driver can be built and has a list, with its devices or why it gave none."""
+def lists(
+    settings: Settings, *, with_scripts: bool = False
+) -> Iterator[tuple[ResourceConfig, tuple[KnownDevice, ...] | DriverCallError]]:
+    """Each resource whose driver can be built and has a list, with its devices or why it gave none. `with_scripts`: ask
+    health scripts, too."""
     for config in settings.resources:
         if config.driver is None:
             continue
@@ -38,7 +43,10 @@ def lists(settings: Settings) -> Iterator[tuple[ResourceConfig, tuple[KnownDevic
         if (inventory := served.inventory) is None:
             continue
         try:
-            yield config, anyio.run(_listed, config.name, served, inventory.inventory(settings.host))
+            found = anyio.run(_listed, config.name, served, inventory.inventory(settings.host))
+            if with_scripts and served.health_script is not None:
+                found = anyio.run(_with_words, served.health_script, settings.host, config.name, found)
+            yield config, found
         except DriverCallError as error:
             yield config, error
 
@@ -60,6 +68,13 @@ async def _listed(
     finally:
         with anyio.move_on_after(CLOSE_WITHIN_S, shield=True), contextlib.suppress(DriverCallError), foreign_code():
             await served.driver.aclose()
+
+
+async def _with_words(
+    script: HealthScript, host: str, resource: str, devices: tuple[KnownDevice, ...]
+) -> tuple[KnownDevice, ...]:
+    words = await words_of(script, host, resource, devices, within_s=ANSWER_WITHIN_S)
+    return tuple([merged(device, words[device.id]) for device in devices])
 
 
 def refused(found: Mapping[str, tuple[KnownDevice, ...]]) -> dict[str, str]:

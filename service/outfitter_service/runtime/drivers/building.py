@@ -6,10 +6,12 @@ import math
 from collections.abc import Callable
 from contextlib import suppress
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from outfitter_drivers import api, registry
+from outfitter_drivers.settings import SettingError
 from outfitter_service.config import ResourceConfig
+from outfitter_service.runtime.drivers import health_script
 from outfitter_service.runtime.drivers.translation import REASON_LENGTH, words_of, written
 
 
@@ -40,6 +42,7 @@ class ServableDriver(Struct, frozen=True, kw_only=True):
     preparation: api.Preparation | None
     offers: api.Offers | None
     in_use_check: api.InUseCheck | None
+    health_script: health_script.HealthScript | None = None
 
     @property
     def on_demand(self) -> bool:
@@ -68,7 +71,7 @@ def build(resource: ResourceConfig, warn: Callable[[str], object]) -> api.Extern
     """
     if resource.driver is None:
         raise ValueError("no driver is configured")
-    params = api.DriverParams(resource.params, directory=resource.directory)
+    params = api.DriverParams(health_script.divided(resource.params)[1], directory=resource.directory)
     try:
         driver = registry.create_driver(resource.driver, params)
     finally:
@@ -105,7 +108,30 @@ def build_served(resource: ResourceConfig, scope: str, warn: Callable[[str], obj
                 f"driver {resource.driver} looks at the machine that it runs on, so it cannot serve a manager of "
                 "cluster scope; valid is one that looks from afar (static), or scope = host",
             )
-    return served
+    script = health_script.read(health_script.divided(resource.params)[0], resource.directory, warn)
+    if script is not None:
+        _check_script(served, scope)
+    return structs.replace(served, health_script=script)
+
+
+def _check_script(served: ServableDriver, scope: str) -> None:
+    """Check that a driver may have a health script, in a manager of that scope.
+
+    Raises:
+        SettingError: it may not.
+    """
+    if served.on_demand:
+        raise SettingError(
+            health_script.SCRIPT,
+            "does not go with its driver, which is asked for each worker and has no list of devices; valid is a driver "
+            "with a list, or a discovery script that leaves out what is ill",
+        )
+    if scope == "cluster":
+        raise SettingError(
+            health_script.SCRIPT,
+            "looks at the machine that it runs on, so it does not go with a manager of cluster scope; valid is scope = "
+            "host",
+        )
 
 
 def _check_replicas(resource: ResourceConfig, served: ServableDriver) -> None:

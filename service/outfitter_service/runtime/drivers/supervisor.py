@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, aclosing, contextmanager, nullcontext, suppress
+from functools import partial
 from typing import Any, TypeVar
 
 import anyio
@@ -23,6 +24,8 @@ from outfitter_service.core import delays
 from outfitter_service.core import model as m
 from outfitter_service.metrics import Metrics
 from outfitter_service.runtime.drivers.building import ServableDriver
+from outfitter_service.runtime.drivers.health_checks import HealthChecks, asked
+from outfitter_service.runtime.drivers.health_script import HealthScript, Word
 from outfitter_service.runtime.drivers.offers import FIRST_DELAY_S, LONGEST_DELAY_S, OutstandingOffers, delay_after
 from outfitter_service.runtime.drivers.silence import Silence
 from outfitter_service.runtime.drivers.translation import SHORTEST_DELAY_S, DriverCallError, foreign_code, known_devices
@@ -130,8 +133,6 @@ class Supervisor:
     async def keep_inventory(self, driver: api.Inventory) -> None:
         """Report every inventory that the driver yields, and every failure, for ever. A failure says as well which
         devices nobody knows any more, once the driver has not answered for long."""
-        backoff = Backoff(FIRST_DELAY_S, LONGEST_DELAY_S)
-        silence = Silence()
         last: m.DriverReport | None = None
 
         def emit(report: m.DriverReport) -> None:
@@ -140,6 +141,28 @@ class Supervisor:
                 last = report
                 self._emit(report)
 
+        script = self.served.health_script
+        if script is None:
+            await self._report_inventory(driver, emit)
+            return
+        checks = HealthChecks(script, partial(self._ask_script, script), emit, self._log)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(checks.run)
+            await self._report_inventory(driver, checks.report)
+
+    async def _ask_script(self, script: HealthScript, device: m.KnownDevice) -> Word:
+        """What the health script says of a device.
+
+        Raises:
+            DriverCallError: it says nothing.
+        """
+        with self._measured("health-script"):
+            return await asked(script, self.host, self.name, device)
+
+    async def _report_inventory(self, driver: api.Inventory, report: Callable[[m.DriverReport], object]) -> None:
+        backoff = Backoff(FIRST_DELAY_S, LONGEST_DELAY_S)
+        silence = Silence()
+        failure: m.DriverFailure | None = None
         while True:
             try:
                 async with aclosing(self._inventories(driver)) as inventories:
@@ -148,16 +171,17 @@ class Supervisor:
                         with foreign_code():
                             checked = await known_devices(self.name, devices)
                         silence.answered(checked)
-                        emit(m.DriverReport(host=self.host, resource=self.name, devices=checked))
+                        failure = None
+                        report(m.DriverReport(host=self.host, resource=self.name, devices=checked))
                         backoff.reset()
                         await anyio.sleep_until(begun + SHORTEST_DELAY_S)
             except DriverCallError as error:
-                failure = error.failure
-                if last is None or last.failure != failure:
+                if failure != error.failure:
+                    failure = error.failure
                     self._log.warning("driver failed", error=failure.reason, permanent=failure.permanent)
                 pause = delay_after(backoff, error)
                 unknown = silence.failed(failure.reason, pause_s=pause)
-                emit(m.DriverReport(host=self.host, resource=self.name, devices=unknown, failure=failure))
+                report(m.DriverReport(host=self.host, resource=self.name, devices=unknown, failure=failure))
                 await anyio.sleep(pause)
 
     async def _inventories(self, driver: api.Inventory) -> AsyncGenerator[Sequence[api.Device], None]:

@@ -32,6 +32,7 @@ from outfitter_service.runtime.changelog.topic_layout import backup_id
 from outfitter_service.runtime.machine_lock import LockHolder, socket_name
 from support.api import checkpoint
 from support.documents import ROOT
+from support.drivers.gpu_machine import executable
 from support.kafka.broker import KafkaBroker
 from support.kafka.small_disk import SmallDisk
 from support.managers.process import OUTFITTER, StartManager, add_device
@@ -214,6 +215,14 @@ def test_a_driver_that_finds_nothing_and_an_ill_device_are_warnings(tmp_path: Pa
     add_device(folder, 1, health="unhealthy")
     (found,) = found_devices(tmp_path, driver)
     assert (found["verdict"], found["seen"].startswith("gpu: GPU-1 is unhealthy")) == ("warning", True)
+
+
+def test_a_device_that_the_health_script_calls_ill_is_a_warning_with_its_reason(tmp_path: Path) -> None:
+    (folder := tmp_path / "gpus").mkdir()
+    add_device(folder, 0)
+    script = executable(tmp_path / "check", "echo 91 degrees; exit 1")
+    (found,) = found_devices(tmp_path, f'driver = "files"\nparam.path = "{folder}"\nparam.health-script = "{script}"')
+    assert (found["verdict"], found["seen"]) == ("warning", "gpu: GPU-0 is unhealthy: health script: 91 degrees")
 
 
 def test_names_for_which_a_hosts_record_has_no_room_are_a_problem_with_the_numbers(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def devices(machine: Machine) -> Iterator[Finding]:
         yield UNCONFIGURED
         return
     found: dict[str, tuple[KnownDevice, ...]] = {}
-    for config, listed in lists(settings):
+    for config, listed in lists(settings, with_scripts=True):
         if isinstance(listed, Exception):
             remedy = f"correct that, then run `outfitter discover {config.name}`"
             yield Finding(Grade.PROBLEM, f"{config.name}: its driver fails: {listed}", remedy)

@@ -19,12 +19,16 @@ from outfitter_service.query.errors import OutfitterCliError
 if TYPE_CHECKING:
     from outfitter_drivers.api import Device, ExternalResourceDriver, ExternalResourceInfo, Inventory, Worker
     from outfitter_service.config import Inspection, ResourceConfig
+    from outfitter_service.runtime.drivers.building import ServableDriver
+    from outfitter_service.runtime.drivers.health_script import HealthScript
 
 
 T = TypeVar("T")
 
 CLOSE_WITHIN = 5.0
 """Time limit in seconds for closing a driver."""
+SCRIPT_WITHIN_S = 60.0
+"""Time limit for the health script's runs for all devices."""
 
 
 @click.command()
@@ -53,10 +57,12 @@ def discover(resource: str, config: str | None, host: str | None, amount: int | 
     if not least:
         raise OutfitterCliError(chosen.reason or f"{chosen.key('amount')} is not known; use --amount")
     with contextlib.redirect_stdout(sys.stderr):  # a driver's prints are no data
-        driver = _build(chosen)
+        served = _build(chosen)
+        driver = served.driver
         worker = Worker(host=host or default_host(), resource=resource)
         if isinstance(driver, Inventory) and amount is None:
-            found = anyio.run(_call_until_signal, driver, resource, partial(_inventory, driver, worker))
+            ask = partial(_inventory, driver, worker, served.health_script)
+            found = anyio.run(_call_until_signal, driver, resource, ask)
             infos = [_with_health(device) for device in found]
             _warn_of_few(found, least, resource)
             _warn_of_variables(resource, found)
@@ -111,7 +117,7 @@ def _chosen(inspection: Inspection, resource: str) -> ResourceConfig:
     return resources[resource]
 
 
-def _build(config: ResourceConfig) -> ExternalResourceDriver:
+def _build(config: ResourceConfig) -> ServableDriver:
     from outfitter_service.runtime.drivers.building import build_error_text, build_served
 
     if config.driver is None:
@@ -120,7 +126,7 @@ def _build(config: ResourceConfig) -> ExternalResourceDriver:
         )
     try:
         # build it for host scope, whatever is configured: this command looks at its own machine
-        return build_served(config, "host", lambda warning: warn(f"{config.key('param.')}{warning}")).driver
+        return build_served(config, "host", lambda warning: warn(f"{config.key('param.')}{warning}"))
     except Exception as error:
         # foreign code: report any error of it
         raise OutfitterCliError(f"the driver of {config.name} cannot be built: {build_error_text(error)}") from error
@@ -196,8 +202,8 @@ def _within_its_limit(driver: ExternalResourceDriver, resource: str) -> Iterator
         raise OutfitterCliError(f"the driver of {resource} failed: {error}") from error
 
 
-async def _inventory(driver: Inventory, worker: Worker) -> list[Device]:
-    """All devices that the driver names at first, also the ill ones.
+async def _inventory(driver: Inventory, worker: Worker, script: HealthScript | None) -> list[Device]:
+    """All devices that the driver names at first, also the ill ones, with what a health script says of them.
 
     Raises:
         OutfitterCliError: it failed, took too long, named none, or named what is no device.
@@ -217,7 +223,31 @@ async def _inventory(driver: Inventory, worker: Worker) -> list[Device]:
         raise OutfitterCliError(f"the driver of {worker.resource} returned {wrong[0]!r}, which is no Device")
     if not found:
         raise OutfitterCliError(f"the driver of {worker.resource} names no device")
-    return found
+    return found if script is None else await _with_words(script, worker, found)
+
+
+async def _with_words(script: HealthScript, worker: Worker, devices: Sequence[Device]) -> list[Device]:
+    """The devices, each as ill as its driver or the health script says.
+
+    Raises:
+        OutfitterCliError: one of them cannot be lent as it is.
+    """
+    from msgspec import structs
+
+    from outfitter_service.runtime.drivers.health_checks import merged, words_of
+    from outfitter_service.runtime.drivers.translation import DriverCallError, foreign_code, known_devices
+
+    try:
+        with foreign_code():
+            known = await known_devices(worker.resource, devices)
+    except DriverCallError as error:
+        raise OutfitterCliError(f"the driver of {worker.resource} failed: {error}") from error
+    words = await words_of(script, worker.host, worker.resource, known, within_s=SCRIPT_WITHIN_S)
+    told = [merged(each, words[each.id]) for each in known]
+    return [
+        structs.replace(device, health=each.health, reason=each.reason)
+        for device, each in zip(devices, told, strict=True)
+    ]
 
 
 async def _ask(driver: ExternalResourceDriver, amount: int, worker: Worker) -> list[ExternalResourceInfo]:
