@@ -12,6 +12,7 @@ import pytest
 import outfitter
 from outfitter_drivers import api
 from outfitter_proto.records import NobodysCode, ReasonCode, Unwatched
+from outfitter_service.api import troubles
 from outfitter_service.cli import COMMANDS
 from support.documents import DOCUMENTS, ROOT
 
@@ -70,6 +71,36 @@ def test_the_failure_matrix_names_alerts_that_there_are() -> None:
 @pytest.mark.parametrize("alert", [name for name, severity in ALERTS.items() if severity == "critical"])
 def test_the_failure_matrix_says_what_each_critical_alert_follows(alert: str) -> None:
     assert f"`{alert}`" in FAILURES
+
+
+ALERTING = (ROOT / "deploy/prometheus/README.md").read_text()
+RULES = (ROOT / "deploy/prometheus/rules.yml").read_text()
+TROUBLESHOOTING = (ROOT / "service/troubleshooting.md").read_text()
+
+
+def from_on(text: str, start: str, end: str) -> str:
+    """The part of a text from `start` to the next `end`."""
+    return text.partition(start)[2].partition(end)[0]
+
+
+@pytest.mark.parametrize(
+    ("meets_it", "part"),
+    [
+        ("troubleshooting", from_on(TROUBLESHOOTING, "### A device is unhealthy\n", "\n### ")),
+        ("the alert's section", from_on(ALERTING, "## OutfitterDevicesUnhealthy\n", "\n## ")),
+        ("the section of a failing driver", from_on(ALERTING, "## OutfitterDriverFails\n", "\n## ")),
+        ("the alert", from_on(RULES, "alert: OutfitterDevicesUnhealthy\n", "- alert")),
+    ],
+    ids=lambda value: value if " " not in value or len(value) < 40 else "",
+)
+def test_whoever_meets_an_ill_device_is_led_to_the_page_that_says_what_makes_it_ill(meets_it: str, part: str) -> None:
+    assert "drivers/health.md" in part, meets_it
+
+
+def test_each_trouble_of_the_console_about_ill_devices_names_that_page() -> None:
+    ill = [troubles.UNHEALTHY, troubles.UNKNOWN]
+    remedies = {kind: remedy for kind, _, remedy in troubles.ILLNESSES}
+    assert all("`drivers/health.md`" in remedies[kind] for kind in ill)
 
 
 # --- lines of a log ---

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
 
 import anyio
@@ -102,6 +103,29 @@ def test_a_function_that_is_made_anew_gets_the_devices_of_the_one_that_is_gone(s
         function = Function()
         assert len(function.devices.get_external_resource_infos("gpu")) == 2
     function.devices.leave()
+
+
+@pytest.mark.parametrize("how", ["plain", "operator", "shared"])
+def test_whoever_holds_a_device_that_falls_ill_is_told_with_the_reason_and_keeps_it(served: Manager, how: str) -> None:
+    gpus = served.folder / "gpus"
+    operators = {"infer": {"gpu": 1}} if how == "operator" else {}
+    options = {"shared": "scorer"} if how == "shared" else {}
+    with ExitStack() as contexts:
+        enter = [context(served, {"gpu": 1}, operators, worker="w", **options) for _ in range(2 if options else 1)]
+        entered = [contexts.enter_context(each) for each in enter]
+        told = [each.for_operator("infer") for each in entered] if operators else entered
+        changes = [each.changes("gpu") for each in told]
+        (before, *others) = [device for each in changes for device in next(each)]
+        assert others == [before] * (len(entered) - 1)
+        assert "health" not in before
+        index = int(before["id"].removeprefix("GPU-"))
+        add_device(gpus, index, health="unhealthy", reason="Xid 79")
+        for each in changes:
+            (ill,) = next(each)
+            assert (ill["id"], ill["health"], ill["health.reason"]) == (before["id"], "unhealthy", "Xid 79")
+        add_device(gpus, index)
+        for each in changes:
+            assert list(next(each)) == [before]
 
 
 def test_a_waiting_worker_enters_when_a_device_turns_up(served: Manager) -> None:

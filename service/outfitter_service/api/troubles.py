@@ -242,12 +242,22 @@ def _failing_drivers(picture: _Picture) -> Iterator[Trouble]:
         yield _trouble(kind, f"{title.format(name)} on {_where(hosts)}", text, remedy, host=hosts[0].name)
 
 
+ILLNESSES = (
+    (
+        UNHEALTHY, "{} on {} {} unhealthy",
+        "Look at it, or replace it: `drivers/health.md` says what makes a device ill.",
+    ),
+    (HELD_BACK, "{} on {} {} held back", "End that worker, or let the driver report the old id as an alias."),
+    (
+        UNKNOWN, "The health of {} on {} is unknown",
+        "Nobody gets it before it is known to be well: `drivers/health.md` says when that is.",
+    ),
+)  # fmt: skip
+"""Kinds of ill devices, each with the title and the remedy of its trouble."""
+
+
 def _ill_devices(picture: _Picture) -> Iterator[Trouble]:
-    for kind, title, remedy in (
-        (UNHEALTHY, "{} on {} {} unhealthy", "Look at it, or replace it."),
-        (HELD_BACK, "{} on {} {} held back", "End that worker, or let the driver report the old id as an alias."),
-        (UNKNOWN, "The health of {} on {} is unknown", "Nobody gets it before its driver reports it healthy."),
-    ):
+    for kind, title, remedy in ILLNESSES:
         hosts = [host for host in picture.managed if kind in host.records.ill]
         ill = [line for host in hosts for line in host.records.ill[kind]]
         for line in ill[:1]:
