@@ -412,6 +412,9 @@ class ResourceInventory(Struct, frozen=True, kw_only=True):
     """Names of devices that were known before. It is set while a worker holds a device that is no longer reported: a
     new device may be the same one under another name, and is held back. After a restart the former names stay until the
     driver has reported. Left out: all devices are known."""
+    unwell: dict[str, Utc | None] | UnsetType = UNSET
+    """The devices that are ill (null), or were so: from when each is lent again if it stays well. Some of them may be
+    named no longer. After a restart the former ones stay until the driver has reported. Left out: there is none."""
     names_left_out: int | UnsetType = UNSET
     """Version 0.2 had no room for the names of so many more devices. Nobody writes it any more."""
     names_digest: str | UnsetType = UNSET

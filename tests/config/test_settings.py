@@ -85,6 +85,20 @@ def test_every_option_says_what_it_is_for() -> None:
         assert option.type
 
 
+@pytest.mark.parametrize(("text", "seconds"), [("", 30.0), ("0s", 0.0), ("5m", 300.0)])
+def test_a_device_that_was_ill_must_be_well_for_the_stated_time(look: Look, text: str, seconds: float) -> None:
+    line = f"external-resource.gpu.min-healthy-time: {text}\n" if text else ""
+    found = look(f"external-resources: gpu\nexternal-resource.gpu.amount: 1\n{line}").settings
+    assert [resource.min_healthy for resource in found.resources] == [seconds]
+
+
+@pytest.mark.parametrize("text", ["none", "-1s", "367d", "soon"])
+def test_a_wrong_time_for_which_a_device_must_be_well_is_an_error_of_its_resource(look: Look, text: str) -> None:
+    lines = f"external-resource.gpu.amount: 1\nexternal-resource.gpu.min-healthy-time: {text}\n"
+    (problem,) = [each for each in look(f"external-resources: gpu\n{lines}").problems if each.severity == "error"]
+    assert problem.key == "external-resource.gpu.min-healthy-time"
+
+
 def test_the_command_line_wins_over_the_environment_the_file_and_the_default(look: Look) -> None:
     environment = {"OUTFITTER_LEASE_GRACE": "3s"}
     text = "outfitter.lease-grace: 4s\noutfitter.lease: 5s\n"

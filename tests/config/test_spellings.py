@@ -16,6 +16,7 @@ from msgspec import Struct, structs, to_builtins
 from outfitter_service.cli._lib import options, setting_flags
 from outfitter_service.cli.commands.manager.serve import serve
 from outfitter_service.config import ConfigurationError, connection, inspect
+from outfitter_service.config.resources import MIN_HEALTHY_S
 
 GOLDEN = Path(__file__).with_name("spellings.json")
 
@@ -65,6 +66,7 @@ OPTIONS = {
     "replicas-same-device": "true",
     "on-failure": "wait",
     "driver-timeout": "3s",
+    "min-healthy-time": "5m",
     "param.discovery-script.path": "/a",
     "discovery-script": "/a",
     "param.any.thing": "x",
@@ -94,7 +96,7 @@ USUAL = {
     if name not in {"resources", "origins", "problems", "file"}
 }
 CONNECTED = {name: USUAL.get(name, {}) for name in ("bus", "host", "cluster", "history", "login")}
-NEW = [("replicas", 1), ("replicas_same_device", False)]
+NEW = [("replicas", 1), ("replicas_same_device", False), ("min_healthy", MIN_HEALTHY_S)]
 UNSAID: tuple[Any, ...] = ("gpu", None, {}, "exclusive", "fail-worker")
 
 

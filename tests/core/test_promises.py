@@ -103,6 +103,7 @@ class Core(RuleBasedStateMachine):
         confirms=st.booleans(),
         on_failure=st.sampled_from(m.OnFailure),
         npu_shared=st.booleans(),
+        min_healthy_s=st.sampled_from([0, 0, 4, 50]),
         disk_state=st.sampled_from([m.SpecState.OK, m.SpecState.OK, m.SpecState.MISCONFIGURED]),
         bounds=st.sampled_from(
             [
@@ -124,14 +125,15 @@ class Core(RuleBasedStateMachine):
         confirms: bool,
         on_failure: m.OnFailure,
         npu_shared: bool,
+        min_healthy_s: int,
         disk_state: m.SpecState,
         bounds: dict[str, int],
     ) -> None:
         specs = [
-            m.ResourceSpec(name="gpu", amount=1, prepares=prepares, on_failure=on_failure),
+            m.ResourceSpec(name="gpu", amount=1, prepares=prepares, on_failure=on_failure, min_healthy_s=min_healthy_s),
             m.ResourceSpec(name="fpga", amount=1, confirms=confirms),
             m.ResourceSpec(name="cuda", amount=1, on_failure=on_failure),
-            m.ResourceSpec(name="net", amount=1, shared=True),
+            m.ResourceSpec(name="net", amount=1, shared=True, min_healthy_s=min_healthy_s),
             m.ResourceSpec(name="mon", amount=1, shared=True),
             m.ResourceSpec(name="disk", amount=1, on_demand=True, on_failure=on_failure, state=disk_state),
             m.ResourceSpec(name="npu", amount=1, confirms=confirms, shared=npu_shared),

@@ -229,6 +229,9 @@ SAMPLES = {
     ),
     "host": HOST,
     "host-with-names": structs.replace(HOST, resources={"gpu": NAMED}),
+    "host-with-a-device-that-was-ill": structs.replace(
+        HOST, resources={"gpu": structs.replace(NAMED, unwell={"GPU-8a56": LATER, "GPU-9b67": None})}
+    ),
     "host-with-names-left-out": structs.replace(HOST, resources={"gpu": structs.replace(NAMED, names_left_out=40)}),
     "host-with-a-digest-of-its-names": structs.replace(
         HOST, resources={"gpu": structs.replace(NAMED, names_left_out=40, names_digest="4cc1e8ae8b0d9c05")}

@@ -412,6 +412,11 @@ RESOURCE_OPTIONS: tuple[ResourceOption, ...] = (
         "driver-timeout", "duration", duration(least=0.001), None,
         "How long one call of the driver may take. The driver's own limit by default.",
     ),
+    ResourceOption(
+        "min-healthy-time", "duration", duration(), "30s",
+        "How long a device that was ill must be healthy before a worker gets it. The default is three looks of the gpu "
+        "driver: one good look lends no device that is ill and well in turns. 0s: at once.",
+    ),
 )  # fmt: skip
 
 PARAM = "param."

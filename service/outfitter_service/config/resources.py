@@ -17,6 +17,9 @@ from outfitter_service.config.problems import ConfigProblem, Severity, nearest
 from outfitter_service.config.sources import Value
 from outfitter_service.core.model import OnFailure, SpecState
 
+MIN_HEALTHY_S = 30.0
+"""The default of `min-healthy-time`, in seconds."""
+
 
 class ResourceConfig(Struct, frozen=True, kw_only=True):
     """The configuration of one resource in `external-resources`."""
@@ -38,6 +41,8 @@ class ResourceConfig(Struct, frozen=True, kw_only=True):
     on_failure: OnFailure = OnFailure.FAIL_WORKER
     timeout: float | None = None
     """Time limit of one driver call in seconds, None for the driver's own."""
+    min_healthy: float = MIN_HEALTHY_S
+    """Seconds for which a device that was ill must be healthy before a worker gets it."""
     directory: Path | None = None
     """The configuration file's folder."""
 
@@ -230,6 +235,7 @@ class _ResourceBuilder:
             replicas_same_device=bool(values["replicas-same-device"]),
             on_failure=OnFailure(values["on-failure"] or OnFailure.FAIL_WORKER),
             timeout=values["driver-timeout"],
+            min_healthy=MIN_HEALTHY_S if values["min-healthy-time"] is None else values["min-healthy-time"],
             directory=directory,
         )
 

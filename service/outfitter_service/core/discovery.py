@@ -7,12 +7,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from msgspec import UNSET, UnsetType, structs
 
 from outfitter_proto.keys import AllocationKey, allocation_names
-from outfitter_proto.records import HOLDING_STATES, Allocation, Health, PoolUse, ReasonCode
+from outfitter_proto.records import HOLDING_STATES, Allocation, Health, PoolUse, ReasonCode, ResourceInventory
 from outfitter_service.core import model as m
 from outfitter_service.core.decision import DecisionBuilder, Rules
 from outfitter_service.core.hosts import host_record, refreshed, with_health
 from outfitter_service.core.placement import policy
-from outfitter_service.core.state import cordons, held_back_devices, names_room
+from outfitter_service.core.state import cordons, held_back_devices, names_room, recovery
 from outfitter_service.core.state.device_names import Links
 from outfitter_service.core.state.host_state import HostState, QueueEntry, queue_entry
 from outfitter_service.core.state.infos import names_held, other_names
@@ -71,9 +71,31 @@ def _reported(
         return same, {}
     inventory = structs.replace(inventory, linked=_still_linked(host_state, event.resource, inventory))
     if event.resource in specs:
+        unwell = before.unwell if before.reported else recovery.recorded(_recorded(host_state, event.resource))
+        unwell = recovery.after_report(unwell, inventory.as_reported, specs[event.resource], builder.now)
+        inventory = inventory.with_unwell(unwell) if unwell else inventory
         inventory = held_back_devices.with_known_names(host_state, specs[event.resource], before, inventory)
     changed = _reassessed(builder, host_state, {**host_state.devices.inventories, event.resource: inventory})
     return changed.pop(event.resource, inventory), changed
+
+
+def _recorded(host_state: HostState, resource: str) -> ResourceInventory | None:
+    """What the host's record has of a resource."""
+    return host_state.record.resources.get(resource) if host_state.record is not None else None
+
+
+def recover(builder: DecisionBuilder, host_state: HostState) -> None:
+    """Lend the devices again that were ill and have been well for long enough."""
+    specs, inventories = builder.rules.specs, host_state.devices.inventories
+    still = {
+        name: recovery.still(inventory.unwell, specs.get(name), builder.now)
+        for name, inventory in inventories.items()
+        if inventory.unwell
+    }
+    changed = {name: inventories[name].with_unwell(unwell) for name, unwell in still.items()}
+    changed = {name: inventory for name, inventory in changed.items() if inventory != inventories[name]}
+    if changed:
+        put_inventories(builder, host_state, changed, host_state.waiters.queue)
 
 
 def _concerned(
@@ -298,7 +320,10 @@ def _current_infos(
     for info in infos:
         positions = free_list.positions.get(overlay.devices.canonical(info["id"])) if free_list is not None else None
         if free_list is not None and positions:
-            result.append(refreshed(info, free_list.devices[positions[0]]))
+            device = free_list.devices[positions[0]]
+            if overlay.inventory(resource).is_recovering(device.id):  # its holder is told what its driver says
+                device = structs.replace(device, health=Health.HEALTHY, reason=None)
+            result.append(refreshed(info, device))
         else:
             # an on-demand driver names only what it was asked for, so a missing device need not be gone
             result.append(info if spec.on_demand else refreshed(info, None))

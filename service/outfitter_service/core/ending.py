@@ -16,7 +16,7 @@ from msgspec import UNSET, structs
 
 from outfitter_proto.keys import AllocationKey, host_key
 from outfitter_proto.records import FINAL_STATES, NO_TOKEN, Allocation, AllocationState, ReasonCode
-from outfitter_service.core import delays, orders, queue
+from outfitter_service.core import delays, discovery, orders, queue
 from outfitter_service.core import model as m
 from outfitter_service.core.decision import DecisionBuilder, Rules
 from outfitter_service.core.state.host_state import Ending, HostState
@@ -155,12 +155,16 @@ def is_due(ledger: Ledger, rules: Rules, host: str, now: datetime) -> bool:
 
 
 def tick(builder: DecisionBuilder, event: m.Tick) -> None:
-    """Time has passed: end orders whose time is over, fail the waiters whose `wait_s` is over, and delete final records
-    after their retention."""
+    """Time has passed: end orders whose time is over, lend devices that have been well for long enough, fail the
+    waiters whose `wait_s` is over, and delete final records after their retention."""
     host, rules = event.host, builder.rules
     host_state = builder.host_state(host)
     if host_state.has_ended_cordon(builder.now):
         orders.end_due(builder, host_state)
+        builder.follow_up(event)
+        return
+    if host_state.has_recovered(builder.now):
+        discovery.recover(builder, host_state)
         builder.follow_up(event)
         return
     late, full = _give_up_late(builder, host_state)
@@ -191,6 +195,7 @@ def _correct_clock(builder: DecisionBuilder, host: str) -> None:
     with suppress(FullError):
         if host_state.record is not None and host_state.record.since > now:
             builder.put_record(structs.replace(host_state.record, since=now))
+            discovery.recover(builder, host_state)
         for key in host_state.from_future(now, builder.rules.chunk - len(builder.decision.changes)):
             record = builder.record(key)
             if record is None or record.since <= now:

@@ -12,7 +12,7 @@ from outfitter_proto.records import MAX_LISTED_DEVICES, Health, Host, InventoryD
 from outfitter_service.core import reasons
 from outfitter_service.core.decision import Rules
 from outfitter_service.core.model import KnownDevice, ResourceSpec, SpecState
-from outfitter_service.core.state import names_room
+from outfitter_service.core.state import names_room, recovery
 from outfitter_service.core.state.device_names import by_whole
 from outfitter_service.core.state.held_back_devices import names_to_keep
 from outfitter_service.core.state.infos import info
@@ -45,8 +45,8 @@ def fitting(resources: dict[str, ResourceInventory], most: int) -> dict[str, Res
     """The resources of a host, shortened to `most` bytes.
 
     The largest resource is shortened again and again. It loses half of its listed devices, then its reason, half of the
-    known names, and is left out at last. The numbers of devices stay. The names of devices with several names stay, and
-    whatever has some: see `names_room`.
+    known names, half of those that were ill, and is left out at last. The numbers of devices stay. The names of devices
+    with several names stay, and whatever has some: see `names_room`.
     """
     resources = dict(resources)
     sizes = {name: len(name) + len(encode(inventory)) for name, inventory in resources.items()}
@@ -72,6 +72,8 @@ def _shorter(inventory: ResourceInventory) -> ResourceInventory | None:
         return structs.replace(inventory, reason=None)
     if inventory.known:
         return structs.replace(inventory, known=inventory.known[: len(inventory.known) // 2])
+    if inventory.unwell:
+        return structs.replace(inventory, unwell=recovery.shorter(inventory.unwell))
     return None
 
 
@@ -126,7 +128,18 @@ def _inventory(
         names=names,
         parts=parts,
         replicas=spec.replicas if spec.replicas > 1 else UNSET,
+        unwell=_unwell(spec, inventory, before),
     )
+
+
+def _unwell(
+    spec: ResourceSpec, inventory: ResourceState | None, before: ResourceInventory | None
+) -> dict[str, datetime | None] | UnsetType:
+    """The devices that are ill, or were so. They stay as recorded until the driver's first report."""
+    if not recovery.is_damped(spec):
+        return UNSET
+    has_reported = inventory is not None and inventory.reported
+    return dict(inventory.unwell if inventory is not None and has_reported else recovery.recorded(before)) or UNSET
 
 
 def _connected(

@@ -64,6 +64,8 @@ class ResourceSpec(Struct, frozen=True, kw_only=True):
     """One worker may get several replicas of the same device."""
     hint: str | None = None
     """Advice for workers that wait although the driver reported enough devices."""
+    min_healthy_s: float = 0.0
+    """A device that was ill is lent only after it has been healthy for so many seconds; see `recovery`."""
 
 
 class KnownDevice(Struct, frozen=True, kw_only=True):

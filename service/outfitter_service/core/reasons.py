@@ -9,6 +9,7 @@ from msgspec import UNSET
 
 from outfitter_proto.records import MAX_REASON, Cordon
 from outfitter_service.core.model import ResourceSpec, SpecState
+from outfitter_service.core.state import recovery
 from outfitter_service.core.state.resource_state import RefusedNames, ResourceState
 
 NAMED_DEVICES = 8
@@ -136,8 +137,17 @@ def too_ill(spec: ResourceSpec, amount: int, inventory: ResourceState, cordons: 
     ended = " and enough orders have ended" if inventory.cordoned else ""
     return (
         f"{amount} {spec.name} requested, {inventory.healthy} of {len(inventory.devices)} healthy"
-        f"{taken_out(inventory, cordons)}; {HEALING}{ended}{held_back(inventory)}"
+        f"{taken_out(inventory, cordons)}; {HEALING}{ended}{recovering(inventory)}{held_back(inventory)}"
     )
+
+
+def recovering(inventory: ResourceState) -> str:
+    """How many devices of a resource were ill, and when the first of them is lent again."""
+    lent = recovery.earliest([inventory.unwell])
+    if lent is None:
+        return ""
+    count = sum(each is not None for each in inventory.unwell.values())
+    return f"; {count} well again, {'lent' if count == 1 else 'the first lent'} from {recovery.in_words(lent)} on"
 
 
 def cordoned(spec: ResourceSpec, amount: int, inventory: ResourceState, cordons: Mapping[str, Cordon]) -> str:

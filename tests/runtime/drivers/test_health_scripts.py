@@ -22,7 +22,7 @@ from support.drivers.reporting import SOURCES, Source, reporting
 from support.managers.in_process import register
 from support.processes.ending import wait_until_ended
 
-FAST = 'param.health-script-interval = "50ms"\nparam.health-script-timeout = "5s"\n'
+FAST = 'min-healthy-time = "0s"\nparam.health-script-interval = "50ms"\nparam.health-script-timeout = "5s"\n'
 
 
 def static(script: Path, extra: str = FAST) -> str:

@@ -201,7 +201,7 @@ def source(monkeypatch: pytest.MonkeyPatch) -> Source:
 async def test_nobody_loses_or_gets_a_device_of_a_silent_driver_and_who_waits_is_granted_afterwards(
     serve: Serve, source: Source
 ) -> None:
-    async with serve(reporting("gpu")) as manager:
+    async with serve(reporting("gpu", extra='min-healthy-time = "0s"\n')) as manager:
         await manager.say(register("holder", gpu=1))
         token = (await manager.state("holder", "allocated"))["token"]
         source.fail(TemporaryDriverError("the bus is gone", delay=0.05))

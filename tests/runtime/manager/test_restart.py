@@ -104,7 +104,7 @@ async def test_a_device_file_that_is_edited_changes_what_its_holder_is_told(serv
 async def test_a_device_that_falls_ill_is_said_so_to_its_holder_and_lent_to_nobody_until_it_heals(
     serve: Serve, tmp_path: Path
 ) -> None:
-    config = files_config(tmp_path / "gpus", gpus=1)
+    config = files_config(tmp_path / "gpus", gpus=1) + 'min-healthy-time = "0s"\n'
     async with serve(config) as manager:
         await manager.say(register("w", gpu=1))
         await manager.state("w", "allocated")

@@ -202,6 +202,13 @@ class World:
             out = self.cordoned()
             given_out = [info["id"] for infos in record.resources.values() for info in infos if info["id"] in out]
             assert not given_out, f"{record.key} was given {given_out}, which are cordoned"
+            given_unwell = [
+                info["id"]
+                for name, infos in record.resources.items()
+                for info in infos
+                if info["id"] in self.unwell(name)
+            ]
+            assert not given_unwell, f"{record.key} was given {given_unwell}, which were ill just now"
             alone, shared = has_alone(record), has_shared(record)
             for _, _, key in self.ledger.host_state(HOST).waiters.queue:
                 waiter = self.ledger.allocations[key]
@@ -296,6 +303,7 @@ class World:
                 self._check_orders()
                 self._check_releases()
                 self._check_time()
+                self._check_recovery()
                 for key in self.registered - self.gone:
                     assert key in self.topic, f"{key} was registered and has no answer"
                 return
@@ -346,6 +354,13 @@ class World:
             for device in self.ledger.host_state(HOST).devices.inventory(resource).devices
             if (device.health == Health.HEALTHY and device.id not in out) or not healthy
         }
+
+    def unwell(self, resource: str) -> set[str]:
+        """The devices of a resource that are ill or were so just now, as the host's record has them."""
+        host = self.ledger.host_state(HOST).record
+        inventory = host.resources.get(resource) if host is not None else None
+        unwell = inventory.unwell or {} if inventory is not None else {}
+        return {name for name, lent in unwell.items() if lent is None or lent > self.now}
 
     def cordoned(self) -> set[str]:
         """The names of all devices that some order in effect takes out, as far as drivers or the host's record connect
@@ -530,6 +545,15 @@ class World:
                 assert wait_s is not None
                 assert record.wait_until <= soon + timedelta(seconds=wait_s), f"{key} waits too long"
                 assert self.now < record.wait_until or self._is_unanswered(record), f"{key} waits too long"
+
+    def _check_recovery(self) -> None:
+        """At rest no device that has been well for long enough is kept back, and none for longer than it may be."""
+        host_state = self.ledger.host_state(HOST)
+        for resource, inventory in host_state.devices.inventories.items():
+            spec = self.rules.specs.get(resource)
+            longest = timedelta(seconds=2 + (spec.min_healthy_s if spec is not None else 0))
+            ends = [lent for lent in inventory.unwell.values() if lent is not None]
+            assert all(self.now < lent <= self.now + longest for lent in ends), f"{resource}: {ends}"
 
     def _is_unanswered(self, record: Allocation) -> bool:
         """A driver has yet to answer."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
+from datetime import datetime
 
 from msgspec import UNSET, UnsetType
 
 from outfitter_proto.keys import AllocationKey
 from outfitter_proto.records import Allocation, PoolUse, ResourceInventory
 from outfitter_service.core.model import Devices, SpecState
+from outfitter_service.core.state import recovery
 from outfitter_service.core.state.device_names import (
     NO_CLASSES,
     CanonicalName,
@@ -71,6 +73,8 @@ class DeviceIndex:
         """The keys of records because of which an inventory holds back devices."""
         self.has_refused = False
         """The names of some resource have no room in the host's record."""
+        self.recovers_at: datetime | None = None
+        """When the first device that was ill may be lent again; None: there is none, see `recovery`."""
         self.has_old_names = False
         """The host's record has names of resources that are not in effect any more; it has them while somebody holds a
         device."""
@@ -204,6 +208,7 @@ class DeviceIndex:
         else:
             self.inventories[resource] = inventory
         self.has_refused = any(state.refused is not None for state in self.inventories.values())
+        self.recovers_at = recovery.earliest(state.unwell for state in self.inventories.values())
         self.suspects = frozenset(
             [state.suspect.key for state in self.inventories.values() if state.suspect is not None]
         )

@@ -274,14 +274,15 @@ class HostState:
         return self.holders.items + self.waiters.items
 
     def has_due(self, *, now: datetime, over_before: datetime, max_final: int) -> bool:
-        """Whether a waiter's deadline or an order's end has passed, a record ended before `over_before`, or more than
-        `max_final` records are final."""
+        """Whether a waiter's deadline or an order's end has passed, a device has been well for long enough, a record
+        ended before `over_before`, or more than `max_final` records are final."""
         runs, waiters = self.runs, self.waiters
         if (
             runs.final_count > max_final
             or (waiters.deadlines and waiters.deadlines[0][0] <= now)
             or waiters.scan_from is not None
             or (bool(self.cordons) and self.has_ended_cordon(now))
+            or self.has_recovered(now)
         ):
             return True
         return (bool(runs.endings) and runs.endings[0][0] < over_before) or self.is_ahead(now)
@@ -308,6 +309,11 @@ class HostState:
     def has_ended_cordon(self, now: datetime) -> bool:
         """Whether an order's time is over."""
         return any(cordon.until is not UNSET and cordon.until <= now for cordon in self.cordons.values())
+
+    def has_recovered(self, now: datetime) -> bool:
+        """Whether a device that was ill has been well for long enough."""
+        recovers_at = self.devices.recovers_at
+        return recovers_at is not None and recovers_at <= now
 
     def is_ahead(self, now: datetime) -> bool:
         """Whether a record began in the future. Then the clock has been set back."""

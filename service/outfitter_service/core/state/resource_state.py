@@ -9,6 +9,7 @@ from msgspec import Struct, structs
 from outfitter_proto.keys import AllocationKey
 from outfitter_proto.records import Health
 from outfitter_service.core.model import DriverFailure, KnownDevice
+from outfitter_service.core.state import recovery
 from outfitter_service.core.state.device_names import NO_LINKS, Links, one_name_each
 from outfitter_service.core.state.lending import HELD_BACK, block_of
 
@@ -39,7 +40,8 @@ class ResourceState(Struct, frozen=True, kw_only=True):
     """The state of one resource on one host: its inventory, by its driver's last report."""
 
     devices: tuple[KnownDevice, ...] = ()
-    """The devices for grants. Those that are `held_back` have unknown health here, and `cordoned` ones say so."""
+    """The devices for grants. Those that are `held_back` or were ill have unknown health here, and `cordoned` ones say
+    so."""
     as_reported: tuple[KnownDevice, ...] = ()
     """The devices as the driver named them."""
     linked: Links = NO_LINKS
@@ -57,6 +59,8 @@ class ResourceState(Struct, frozen=True, kw_only=True):
     """How many devices nothing blocks; see `lending`."""
     cordoned: Mapping[str, str] = {}
     """The devices to which an operator's order applies, by id, each with the id of such an order; see `cordons`."""
+    unwell: recovery.Unwell = {}
+    """The devices that are ill, or were so a moment ago; see `recovery`."""
     refused: RefusedNames | None = None
     """Why the host's record has no room for the names, so that nobody is granted a device; see `names_room`."""
 
@@ -106,8 +110,16 @@ class ResourceState(Struct, frozen=True, kw_only=True):
         """A copy to whose devices exactly these orders apply: each device's id with the id of an order."""
         return structs.replace(self, cordoned=cordoned)._marked()
 
+    def with_unwell(self, unwell: recovery.Unwell) -> ResourceState:
+        """A copy in which exactly these devices are ill, or were so."""
+        return structs.replace(self, unwell=unwell)._marked()
+
+    def is_recovering(self, device: str) -> bool:
+        """Whether a device is healthy by its driver's word, and is not lent because it was ill."""
+        return self.unwell.get(device) is not None and device not in self.held_back
+
     def _marked(self) -> ResourceState:
-        """A copy whose devices say what is held back and what is cordoned, with their numbers."""
+        """A copy whose devices say what is held back, what was ill, and what is cordoned, with their numbers."""
         devices = tuple([self._mark(device) for device in self.as_reported])
         if devices == self.devices:
             devices = self.devices
@@ -119,6 +131,8 @@ class ResourceState(Struct, frozen=True, kw_only=True):
         if device.id in self.held_back:
             reason = f"{HELD_BACK}{self.suspect} and may be this device"
             device = structs.replace(device, health=Health.UNKNOWN, reason=reason)
+        elif (lent := self.unwell.get(device.id)) is not None:
+            device = structs.replace(device, health=Health.UNKNOWN, reason=recovery.reason(lent))
         cordon = self.cordoned.get(device.id)
         return device if cordon is None else structs.replace(device, cordon=cordon)
 

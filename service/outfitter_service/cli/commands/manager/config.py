@@ -153,6 +153,7 @@ def _resource(item: ResourceConfig) -> dict[str, Any]:
         "sharing": item.sharing,
         "on_failure": str(item.on_failure),
         "driver_timeout": item.timeout,
+        "min_healthy_time": item.min_healthy,
         "state": str(item.state),
     }
 
@@ -184,6 +185,7 @@ def _rows(settings: Settings) -> list[tuple[object, ...]]:
             "sharing": item.sharing,
             "on-failure": item.on_failure,
             "driver-timeout": item.timeout,
+            "min-healthy-time": item.min_healthy,
             **{f"param.{key}": mask(key, value) for key, value in item.params.items()},
         }
         rows += [
