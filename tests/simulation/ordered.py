@@ -25,7 +25,7 @@ def lent_although_ordered(host: Host, ledger: model.Log) -> list[str]:
     had: dict[str, dict[str, Any]] = {}
     told: dict[str, Any] = {}
     before: dict[str, dict[str, Any]] = {}
-    for commit in _commits(ledger):
+    for commit in commits(ledger):
         after, connected = dict(before), _connected(told)
         granted: list[tuple[str, str, str, datetime]] = []
         for key, body in commit:
@@ -56,7 +56,7 @@ def lent_although_ordered(host: Host, ledger: model.Log) -> list[str]:
     return sorted(set(wrong))[:5]
 
 
-def _commits(ledger: model.Log) -> Iterable[list[tuple[str, Any]]]:
+def commits(ledger: model.Log) -> Iterable[list[tuple[str, Any]]]:
     """The records of each commit: up to its checkpoint."""
     commit: list[tuple[str, Any]] = []
     for record, _ in ledger.committed():

@@ -17,7 +17,7 @@ from outfitter_service.runtime.dead_letter_quota import A_MINUTE
 from outfitter_service.runtime.processor.processor import Processor
 from outfitter_verify import Control, Log, Partition, Reading, Record, Report, Violation
 from outfitter_verify import check as verify
-from simulation import ordered
+from simulation import ailing, ordered
 from simulation.hosts.hardware import physical
 from simulation.hosts.managers import CLUSTER, EPOCH, TOPICS, Host
 from simulation.model import log as model
@@ -69,6 +69,7 @@ def check(world: World) -> tuple[list[str], dict[str, int]]:
         wrong += _lent_too_early(world, lives, host)
         wrong += [each for ledger in lives for each in _held_twice(host, ledger)]
         wrong += [each for ledger in lives for each in ordered.lent_although_ordered(host, ledger)]
+        wrong += [each for ledger in lives for each in ailing.lent_while_ailing(world, host, ledger)]
         wrong += [each for ledger in lives for each in _blamed_for_an_outage(world, host, ledger)]
         wrong += _asked_otherwise(world, host.name, host.partition)
         wrong += _at_rest(world, host.name, report)

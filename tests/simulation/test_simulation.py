@@ -41,6 +41,8 @@ QUICKLY_FOUND = (
     "lifted-by-anothers-end",
     "ordered-under-one-name",
     "read-and-never-taken",
+    "illness-forgotten-by-a-restart",
+    "lent-at-the-first-good-report",
 )
 TESTS = Path(__file__).parents[1]
 

@@ -6,7 +6,19 @@ several times what was measured. Most sit in the bus, where they are independent
 
 from __future__ import annotations
 
-from simulation.bugs import books, client, core, liveness, orders, processor, readers, survivors, sweeper, writers
+from simulation.bugs import (
+    ailing,
+    books,
+    client,
+    core,
+    liveness,
+    orders,
+    processor,
+    readers,
+    survivors,
+    sweeper,
+    writers,
+)
 from simulation.bugs.bug import Bug, Hunt, hunt
 
 __all__ = ["BUGS", "Bug", "Hunt", "hunt"]
@@ -18,6 +30,7 @@ BUGS: tuple[Bug, ...] = (
     *liveness.BUGS,
     *core.BUGS,
     *orders.BUGS,
+    *ailing.BUGS,
     *survivors.BUGS,
     *sweeper.BUGS,
     *books.BUGS,

@@ -12,6 +12,8 @@ import random
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from typing import NamedTuple
 
+from msgspec import structs
+
 from outfitter_drivers.api import (
     Device,
     ExternalResourceDriver,
@@ -24,6 +26,7 @@ from outfitter_drivers.api import (
     TemporaryDriverError,
     Worker,
 )
+from outfitter_proto.records import Health
 from outfitter_service.core.model import ResourceSpec
 from outfitter_service.runtime.drivers.building import inspected
 from outfitter_service.runtime.drivers.loading import with_driver
@@ -57,6 +60,8 @@ class Catalogue(NamedTuple):
     maps: bool = False
     ports: bool = False
     books: bool = False
+    min_healthy_s: float = 0.0
+    """A device that was ill is lent only after it has been healthy for so many seconds; 0: none falls ill."""
 
     @property
     def names(self) -> list[str]:
@@ -103,6 +108,7 @@ class Bench:
         self.ids = [f"{host}-{RESOURCE}-{index}" for index in range(count)]
         self.cards = [f"{host}-{CARD}-{index}" for index in range(cards)] if catalogue.cards else []
         self.missing: set[str] = set()
+        self.ill: set[str] = set()
         self.parted_at: dict[str, float] = {}
         self.slow_s = 0.0
         self.failing = 0.0
@@ -134,6 +140,7 @@ class Bench:
     def recover(self) -> None:
         """All devices are there, answer at once, and say no more of themselves than keeps them healthy."""
         self.missing.clear()
+        self.ill.clear()
         self.slow_s = self.failing = 0.0
         self._most_info_bytes = ACCEPTED_BYTES
 
@@ -148,7 +155,14 @@ class Bench:
         self.ready_for.clear()
 
     def devices(self, resource: str) -> list[Device]:
-        """What a driver finds."""
+        """What a driver finds, and how it is."""
+        return [self._with_health(resource, device) for device in self._found(resource)]
+
+    def _with_health(self, resource: str, device: Device) -> Device:
+        is_ill = device.id is not None and _named(device.id, resource) in self.ill
+        return structs.replace(device, health=Health.UNHEALTHY, reason="ill") if is_ill else device
+
+    def _found(self, resource: str) -> list[Device]:
         if resource == RESOURCE:
             return [self._device(name) for name in self.ids if name not in self.missing]
         if resource == CARD:
@@ -228,7 +242,8 @@ def load(
         else:
             kind = PreparingDriver if own else ListingDriver
             driver = kind(benches, name, backwards=oddities.backwards)
-        found[name] = with_driver(ResourceSpec(name=name, amount=1, shared=shared), inspected(driver))
+        spec = ResourceSpec(name=name, amount=1, shared=shared, min_healthy_s=catalogue.min_healthy_s)
+        found[name] = with_driver(spec, inspected(driver))
     return found
 
 

@@ -32,6 +32,7 @@ class Faults:
         self.loop, self.dice, self.setting = world.loop, world.dice, world.setting
         self.count = 0
         self._deaf_dice = random.Random(f"{world.seed}/deaf")
+        self._illnesses = random.Random(f"{world.seed}/illnesses")
         self._refusals = random.Random(f"{world.seed}/refusals")
         self._ambushed: dict[Process, float] = {}
         """Workers that are stopped, for so many seconds, as soon as the broker has their next registration."""
@@ -103,9 +104,15 @@ class Faults:
         elif kind == "device":
             bench = dice.choice(self.world.hosts).bench
             name = dice.choice(bench.places)
-            bench.lose(name, self.loop.time())
-            self.world.note(bench.host, f"device {name} is gone")
-            self.world.later(dice.random() * 20, bench.missing.discard, name)
+            seconds = dice.random() * 20
+            if bench.catalogue.min_healthy_s and self._illnesses.random() < settings.ILL:
+                bench.ill.add(name)
+                self.world.note(bench.host, f"device {name} is ill")
+                self.world.later(seconds, bench.ill.discard, name)
+            else:
+                bench.lose(name, self.loop.time())
+                self.world.note(bench.host, f"device {name} is gone")
+                self.world.later(seconds, bench.missing.discard, name)
         elif kind == "slow":
             bench = dice.choice(self.world.hosts).bench
             bench.slow_s, bench.failing = dice.choice((0.0, 1.0, 8.0)), dice.choice((0.0, 0.3))

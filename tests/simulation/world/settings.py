@@ -58,6 +58,11 @@ THROTTLED = (0.0, 0.0, 0.0, 0.05, 0.3)
 """The share of answers that throttle: in most of the worlds there are no quotas."""
 ORDERED = 0.4
 """How many of the worlds have operators who give orders."""
+AILING = 0.25
+"""How many of the worlds have devices that fall ill, and that are lent again after `MIN_HEALTHY_S`."""
+MIN_HEALTHY_S = 12.0
+ILL = 0.7
+"""How many of the devices to which something happens in such a world fall ill, and are not gone."""
 FLOOD = 300
 SMALL_BATCH_BYTES = 6000
 """Little more than the least that one event's effects are cut to, and a checkpoint."""
@@ -140,7 +145,10 @@ def setting(seed: int) -> Setting:
         ),
         transaction_timeout_s=dice.choice((1.0, 5.0, 15.0)),
         flood=FLOOD if flooded else 0,
-        catalogue=_catalogue(random.Random(f"{seed}/catalogue"))._replace(books=booked),
+        catalogue=_catalogue(random.Random(f"{seed}/catalogue"))._replace(
+            books=booked,
+            min_healthy_s=MIN_HEALTHY_S if random.Random(f"{seed}/ailing").random() < AILING else 0.0,
+        ),
         jumps=jumps,
         changes=random.Random(f"{seed}/changes").random() < CHANGING,
         walled=not replicas and random.Random(f"{seed}/walls").random() < WALLED,
