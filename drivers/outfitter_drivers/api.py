@@ -114,6 +114,27 @@ class Worker(Struct, frozen=True, kw_only=True):
     """The process whose death ends the allocation. None: there is none."""
 
 
+class DeviceUser(Struct, frozen=True, kw_only=True):
+    """A process that uses a device."""
+
+    pid: int | None = None
+    """As the kernel numbers it for the driver's process. None: somebody uses the device, and cannot be named."""
+    program: str | None = None
+    """The name of its program, without folders and arguments."""
+    user: str | None = None
+    """Its user's name. A driver need not know it: the manager looks it up."""
+
+
+class CannotTell(Struct, frozen=True):
+    """Nobody can tell who uses a device. `reason`: why, for people."""
+
+    reason: str
+
+
+Users = tuple[DeviceUser, ...] | CannotTell
+"""Who uses a device: these processes, nobody (none of them), or nobody can tell."""
+
+
 class Device(Struct, frozen=True, kw_only=True):
     """One device of an inventory."""
 
@@ -140,6 +161,9 @@ class Device(Struct, frozen=True, kw_only=True):
     makes the report an error."""
     cdi: tuple[str, ...] = ()
     """Its names in the Container Device Interface, such as `nvidia.com/gpu=0`."""
+    users: Users | None = None
+    """Who uses it at this moment; it counts of an `InUseCheck`. A process to which the manager did not lend it keeps it
+    from being lent. None: this driver does not look."""
 
     def info(self) -> ExternalResourceInfo:
         return ExternalResourceInfo(self.properties)
@@ -270,11 +294,19 @@ class Preparation(ABC):
 
 
 class InUseCheck(ABC):
-    """A driver that can check whether a device is in use."""
+    """A driver that can check whether a device is in use: when a worker has given it back, and, by `Device.users` of
+    its inventory, before a grant. No call is made on the way of a grant: what the last look said counts."""
 
     @abstractmethod
-    async def in_use(self, grant: Grant) -> str | None:
-        """Describe for people who uses any of the devices; None if they are unused."""
+    async def in_use(self, grant: Grant) -> str | CannotTell | None:
+        """Describe for people who uses any of the devices; None if they are unused.
+
+        The manager asks again while somebody uses them, and after an error. `CannotTell`: there is no way to know. Then
+        the devices are free, and history says `unconfirmed`.
+
+        Raises:
+            TemporaryDriverError, PermanentDriverError: nobody knows now, but may later.
+        """
 
 
 class Remarks(ABC):

@@ -18,7 +18,9 @@ from typing import Any
 import anyio
 
 from outfitter_drivers.api import (
+    CannotTell,
     Device,
+    DeviceUser,
     DriverError,
     ExternalResourceDriver,
     ExternalResourceInfo,
@@ -235,7 +237,7 @@ class DriverContract:
     async def test_it_says_who_uses_a_device_in_words_or_nothing(self, driver: ExternalResourceDriver) -> None:
         if isinstance(driver, InUseCheck):
             user = await driver.in_use(await self._grant(driver, token=1))
-            assert user is None or user
+            assert user is None or (user.reason if isinstance(user, CannotTell) else user)
 
     @_checked
     async def test_its_remarks_are_words(self, driver: ExternalResourceDriver) -> None:
@@ -288,3 +290,8 @@ def _assert_device(device: Device) -> None:
     for name, value in device.env.items():
         assert environment.refusal(name, value) is None, f"no driver may set {name}: {environment.refusal(name, value)}"
     assert device.health is Health.HEALTHY or device.reason, f"unhealthy without a reason: {device}"
+    if isinstance(device.users, CannotTell):
+        assert device.users.reason, f"nobody can tell who uses it, without a reason: {device}"
+    for user in () if device.users is None or isinstance(device.users, CannotTell) else device.users:
+        assert isinstance(user, DeviceUser), f"no process: {user!r}"
+        assert user.pid is None or user.pid > 0, f"no pid: {user}"

@@ -170,14 +170,21 @@ def test_a_second_end_while_releasing_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("confirmed", "told"), [(True, "released"), (False, "released (unconfirmed: no in-use check)")]
+    ("confirmed", "untold", "told"),
+    [
+        (True, None, "released"),
+        (False, None, "released (unconfirmed: no in-use check)"),
+        (False, "nvidia-smi knows nothing", "released (unconfirmed: nvidia-smi knows nothing)"),
+    ],
 )
-def test_history_says_whether_an_in_use_check_confirmed_the_release(confirmed: bool, told: str) -> None:
+def test_history_says_whether_an_in_use_check_confirmed_the_release(
+    confirmed: bool, untold: str | None, told: str
+) -> None:
     core = CoreDriver(CONFIRMS)
     core.report("a")
     core.register("w", 1)
     core.deregister("w")
-    unprepared(core, "w", confirmed=confirmed)
+    core.say(m.Unprepared(allocation="h/w/1", token=1, confirmed=confirmed, untold=untold))
     _, step = core.decisions[-1].history[0]
     assert (step.explanation, step.confirmed) == (told, confirmed)
 

@@ -1,26 +1,28 @@
-"""Asks nvidia-smi which processes compute on a GPU, before the manager lends it again.
+"""Asks nvidia-smi which processes compute on a GPU: beside each look, and before the manager lends it again.
 
-A worker's child may outlive it, as PyFlink's Python workers outlive their task manager by more than a second. Only
-compute processes count. nvidia-smi lists no process of a display, and the server of CUDA's Multi-Process Service stays
-without a client (NVIDIA's MPS documentation, "nvidia-cuda-mps-server").
+A worker's child may outlive it, as PyFlink's Python workers outlive their task manager by more than a second. And
+somebody may compute to whom the manager lent nothing. Only compute processes count: nvidia-smi lists no process of a
+display among them.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from outfitter_drivers.api import Grant, InUseCheck, TemporaryDriverError
+import msgspec
+
+from outfitter_drivers.api import CannotTell, Device, DriverError, Grant, InUseCheck, TemporaryDriverError, Users
 from outfitter_drivers.gpu.complaints import Complaint, Complaints
 from outfitter_drivers.gpu.nvidia import NvidiaDriver, nvidia_smi
-from outfitter_drivers.script import ScriptOutcome
+from outfitter_drivers.gpu.users import LONGEST_NAME, MPS_SERVER, device_users, program_name
+from outfitter_drivers.script import ScriptOutcome, shortened
 from outfitter_proto.support.printable import printable
 
 FIELDS = ("gpu_uuid", "pid", "process_name")
 """The queried fields. The name comes last because only it may contain a comma."""
 
-_SERVER = "nvidia-cuda-mps-server"
 _CODES = frozenset((0, 14))
 """The exit codes of a whole answer: success, and the warning that an infoROM is corrupted."""
 _CODES_OF_CANNOT_SAY = _CODES | {2, 3, 6, 13}
@@ -38,18 +40,40 @@ _ROW = re.compile(rf"\s*{_UUID}\s*(?:$|[,;|\t]|\s(?=\d))", re.IGNORECASE)
 _ROW_WITHIN = re.compile(rf"""{_UUID}(?:{_BETWEEN}(?=["']?(?:\d|\[))|\s+(?=\d))""", re.IGNORECASE)
 """A row behind a line that has no end."""
 _PID = re.compile(rf"""["']?(\d+)["']?(?:{_BETWEEN}|\s+|$)(.*)""")
+_NUMBER = re.compile(r"[0-9]{1,10}")
 _NOTHING = frozenset(("n/a", "[n/a]", "[not supported]", "[requested functionality has been deprecated]"))
 _MOST_NAMED = 4
-_LONGEST_NAME = 40
+_WITHOUT_UUID = CannotTell("a GPU has no UUID by which nvidia-smi could be asked who computes on it")
 
 
 class CheckingNvidiaDriver(NvidiaDriver, InUseCheck):
-    """Does not let a GPU be lent again while a process computes on it."""
+    """Does not let a GPU be lent while a process computes on it to which it was not lent."""
 
-    async def in_use(self, grant: Grant) -> str | None:
-        """See `InUseCheck.in_use`. A GPU without a UUID is not checked. On a lost one nobody computes, unless a row
-        names a process. The owner that has given the devices back does not count: CUDA keeps its context until the
-        process ends.
+    def __init__(self, *, timeout: float = 10.0, **settings: Any) -> None:
+        """As `NvidiaDriver`."""
+        super().__init__(timeout=timeout, **settings)
+        self.call_timeout += timeout  # for the one call more
+
+    async def look(self) -> list[Device]:
+        """See `PollingDriver.look`. One more call of nvidia-smi says who computes. If it fails, nobody can tell who
+        does, and the devices are what they are. While nvidia-smi hangs, there is no further call."""
+        devices = await super().look()
+        answer: Processes | CannotTell
+        try:
+            answer = Processes(await self._processes())
+        except DriverError as error:
+            answer = CannotTell(str(error))
+        return [msgspec.structs.replace(device, users=users_of(device, answer)) for device in devices]
+
+    async def _processes(self, *uuids: str) -> ScriptOutcome:
+        """Ask for the compute processes on these GPUs; without any, on all."""
+        of_these = [f"--id={','.join(uuids)}"] if uuids else []
+        query = f"--query-compute-apps={','.join(FIELDS)}"
+        return await nvidia_smi(*of_these, query, "--format=csv,noheader", timeout=self.timeout)
+
+    async def in_use(self, grant: Grant) -> str | CannotTell | None:
+        """See `InUseCheck.in_use`. On a lost GPU nobody computes, unless a row names a process. The owner that has
+        given the devices back does not count: CUDA keeps its context until the process ends.
 
         Raises:
             TemporaryDriverError: nvidia-smi fails, does not end in time, or prints what is not known here, so nobody
@@ -57,26 +81,21 @@ class CheckingNvidiaDriver(NvidiaDriver, InUseCheck):
         """
         owner_pid = str(grant.worker.owner_pid) if grant.is_given_back else None
         left = {uuid: device for device in grant.devices if (uuid := device.get("uuid"))}
+        untold = None if len(left) == len(grant.devices) else _WITHOUT_UUID
         while left:
-            answer = Processes(
-                await nvidia_smi(
-                    f"--id={','.join(left)}",
-                    f"--query-compute-apps={','.join(FIELDS)}",
-                    "--format=csv,noheader",
-                    timeout=self.timeout,
-                )
-            )
+            answer = Processes(await self._processes(*left))
             if users := list(dict.fromkeys(answer.users(left, owner_pid))):
                 more = f" and {len(users) - _MOST_NAMED} more" if len(users) > _MOST_NAMED else ""
                 return f"{', '.join(users[:_MOST_NAMED])}{more}"
             if answer.is_whole:
-                return None
+                return answer.unable or untold
             # One lost GPU must not hide who uses the others.
             rest = {uuid: device for uuid, device in left.items() if not answer.accounts_for(device)}
             if len(rest) == len(left):
                 raise TemporaryDriverError(f"nvidia-smi {answer.outcome}")
+            untold = next(filter(None, [answer.untold(left[uuid]) for uuid in left.keys() - rest.keys()]), untold)
             left = rest
-        return None
+        return untold
 
 
 class _Process(NamedTuple):
@@ -88,7 +107,7 @@ class _Process(NamedTuple):
 
     @property
     def name(self) -> str:
-        return printable(self.path.rpartition("/")[2])[:_LONGEST_NAME]
+        return program_name(self.path)
 
     @property
     def says_nothing(self) -> bool:
@@ -111,6 +130,12 @@ class Processes:
         self._complaints = Complaints(others).all
 
     @property
+    def unable(self) -> CannotTell | None:
+        """What it says if it knows no processes on any GPU."""
+        said = next((complaint for complaint in self._complaints if _knows_no_processes(complaint)), None)
+        return None if said is None else CannotTell(f"nvidia-smi knows no processes here: {shortened(said.text)}")
+
+    @property
     def is_whole(self) -> bool:
         """Whether a process that has no row does not exist, as far as nvidia-smi can know. It must have ended by itself
         with a known exit code, and all that it printed must be known."""
@@ -127,24 +152,51 @@ class Processes:
         although nvidia-smi may not tell its pid."""
         names = {uuid.lower(): uuid for uuid in uuids}
         for row in self._rows:
-            if row.uuid not in names or row.name == _SERVER or row.pid == owner_pid:
+            if row.uuid not in names or row.name == MPS_SERVER or row.pid == owner_pid:
                 continue
             if row.pid.isdecimal():
                 name = f" ({row.name})" if row.name else ""
-                yield f"process {row.pid[:_LONGEST_NAME]}{name} on {names[row.uuid]}"
+                yield f"process {row.pid[:LONGEST_NAME]}{name} on {names[row.uuid]}"
             elif not row.says_nothing:
-                told = printable(f"{row.pid}, {row.path}")[: 2 * _LONGEST_NAME]
+                told = printable(f"{row.pid}, {row.path}")[: 2 * LONGEST_NAME]
                 yield f"a process that nvidia-smi does not name ({told}) on {names[row.uuid]}"
+
+    def named(self, uuid: str) -> Iterator[tuple[int | None, str]]:
+        """The pid and the path of each process on this GPU; None: it has no pid that can be told."""
+        for row in self._rows:
+            if row.uuid == uuid.lower() and not row.says_nothing:
+                yield (int(row.pid) if _NUMBER.fullmatch(row.pid) else None), row.path
 
     def accounts_for(self, device: Mapping[str, str]) -> bool:
         """Whether it reports this GPU as lost, or as one of which it knows no processes."""
         uuid = device["uuid"].lower()
-        names = {uuid, device.get("pci.bus_id", ""), device.get("index", "")}
-        about = [complaint for complaint in self._complaints if not names.isdisjoint(complaint.names)]
         return any(row.uuid == uuid and _LOST.match(row.pid) for row in self._rows) or any(
             (_GONE.search(complaint.text) and not _BROKEN.search(complaint.text)) or _CANNOT_SAY.search(complaint.text)
-            for complaint in about
+            for complaint in self._about(device)
         )
+
+    def untold(self, device: Mapping[str, str]) -> CannotTell | None:
+        """What it says if it knows no processes on this GPU, which is not lost."""
+        told = [complaint for complaint in self._about(device) if _CANNOT_SAY.search(complaint.text)]
+        return CannotTell(f"nvidia-smi knows no processes on it: {shortened(told[0].text)}") if told else None
+
+    def _about(self, device: Mapping[str, str]) -> list[Complaint]:
+        names = {device["uuid"].lower(), device.get("pci.bus_id", ""), device.get("index", "")}
+        return [complaint for complaint in self._complaints if not names.isdisjoint(complaint.names)]
+
+
+def users_of(device: Device, answer: Processes | CannotTell) -> Users:
+    """Who computes on a GPU, by an answer about all of them. A process that has a row counts, whatever else is printed.
+    That there is none counts only if the answer is whole."""
+    if isinstance(answer, CannotTell):
+        return answer
+    uuid = device.properties.get("uuid")
+    if uuid is None:
+        return _WITHOUT_UUID
+    users = device_users(answer.named(uuid))
+    if users or (answer.is_whole and answer.unable is None):
+        return users
+    return answer.unable or CannotTell(f"nvidia-smi {answer.outcome}")
 
 
 def _rows(line: str) -> tuple[str, list[_Process]]:

@@ -114,7 +114,7 @@ def unprepared(builder: DecisionBuilder, event: m.Unprepared) -> None:
     if record is None or record.state != RELEASING or record.token != event.token:
         return
     step = Step.GIVE_UP if record.outcome == FAILED else Step.END
-    explanation = "released" if event.confirmed else "released (unconfirmed: no in-use check)"
+    explanation = "released" if event.confirmed else f"released (unconfirmed: {event.untold or 'no in-use check'})"
     builder.step(
         step,
         f"{explanation}; {event.survivors}" if event.survivors else explanation,

@@ -174,13 +174,15 @@ class Prepared(Struct, frozen=True, kw_only=True):
 
 
 class Unprepared(Struct, frozen=True, kw_only=True):
-    """`Unprepare` succeeded. `confirmed`: an in-use check found the devices unused. `survivors`: the result of the
-    search for processes that the worker left behind, for people; None: it asked for no search."""
+    """`Unprepare` succeeded. `confirmed`: an in-use check found the devices unused. `untold`: else, why nobody could
+    tell; None: there is no check. `survivors`: the result of the search for processes that the worker left behind, for
+    people; None: it asked for no search."""
 
     kind: ClassVar = "unprepared"
     allocation: AllocationKey
     token: Token
     confirmed: bool
+    untold: str | None = None
     survivors: str | None = None
 
 

@@ -9,7 +9,15 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from outfitter_drivers.api import DriverParams, Grant, InUseCheck, PermanentDriverError, TemporaryDriverError, Worker
+from outfitter_drivers.api import (
+    CannotTell,
+    DriverParams,
+    Grant,
+    InUseCheck,
+    PermanentDriverError,
+    TemporaryDriverError,
+    Worker,
+)
 from outfitter_drivers.gpu.factory import GPUDriverFactory
 from support.drivers.gpu_machine import executable, nvidia_smi
 from support.managers.process import StartManager
@@ -35,10 +43,17 @@ def smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Smi:
     return install
 
 
-async def user(grant: Grant = GRANT) -> str | None:
+async def user(grant: Grant = GRANT) -> str | CannotTell | None:
     driver = GPUDriverFactory().create_external_resource_driver(DriverParams({}))
     assert isinstance(driver, InUseCheck)
     return await driver.in_use(grant)
+
+
+async def untold(grant: Grant = GRANT) -> str:
+    """Why nobody can tell."""
+    answer = await user(grant)
+    assert isinstance(answer, CannotTell), answer
+    return answer.reason
 
 
 async def test_a_process_on_a_device_of_the_grant_is_named_and_others_do_not_count(smi: Smi) -> None:
@@ -79,15 +94,15 @@ async def test_only_the_first_of_many_processes_are_named_without_signs_that_a_t
 
 @pytest.mark.parametrize(
     "answer",
-    [
-        'Field "gpu_uuid" is not a valid field to query.\n',
-        "Not Supported\n",
-        "No devices were found\n",
-        "Unable to determine the device handle for GPU0000:19:00.0: GPU is lost.\n",
-    ],
+    ['Field "gpu_uuid" is not a valid field to query.\n', "Not Supported\n", "No devices were found\n"],
 )
 async def test_a_device_is_not_held_for_ever_where_nvidia_smi_cannot_know(smi: Smi, answer: str) -> None:
     smi(answer, exit_code=2)
+    assert await untold() == f"nvidia-smi knows no processes here: {answer.strip()}"
+
+
+async def test_on_a_lost_gpu_nobody_computes(smi: Smi) -> None:
+    smi("Unable to determine the device handle for GPU0000:19:00.0: GPU is lost.\n", exit_code=2)
     assert await user() is None
 
 
@@ -125,7 +140,15 @@ async def test_a_machine_without_nvidia_smi_says_nothing_either(
 async def test_a_device_without_a_uuid_is_not_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     by_index = structs.replace(GRANT, devices=({"index": "0"},))
-    assert await user(by_index) is None
+    assert "a GPU has no UUID" in await untold(by_index)
+
+
+async def test_a_device_without_a_uuid_leaves_it_open_who_uses_the_grant(smi: Smi) -> None:
+    smi("")
+    both = structs.replace(GRANT, devices=(*GRANT.devices, {"index": "1"}))
+    assert "a GPU has no UUID" in await untold(both)
+    smi(f"{A}, 4711, python3\n")
+    assert await user(both) == f"process 4711 (python3) on {A}"
 
 
 # --- answers that do not tell for sure ---
@@ -224,8 +247,6 @@ async def test_a_process_without_a_name_counts(ending: Smi, row: str) -> None:
 @pytest.mark.parametrize(
     ("output", "code"),
     [
-        ("Unable to determine the device handle for GPU 0000:19:00.0: Not Supported\n", 15),
-        ("GPU 0000:19:00.0: Not Supported\n", 3),
         (f"{LOST_A}\n", 0),
         (f"{LOST_A}\n", 14),
         (f"{LOST_A}\nNo devices were found\n", 6),
@@ -242,11 +263,28 @@ async def test_what_is_said_of_one_gpu_tells_nothing_of_another(ending: Smi, out
             await user(grant)
 
 
+@pytest.mark.parametrize(
+    ("output", "code"),
+    [
+        ("Unable to determine the device handle for GPU 0000:19:00.0: Not Supported", 15),
+        ("GPU 0000:19:00.0: Not Supported", 3),
+    ],
+)
+async def test_that_processes_are_not_known_on_one_gpu_tells_nothing_of_another(
+    ending: Smi, output: str, code: int
+) -> None:
+    ending(output, f"exit {code}")
+    assert await untold() == f"nvidia-smi knows no processes on it: {output}"
+    for grant in (ON_B, BOTH):
+        with pytest.raises(TemporaryDriverError, match=f"nvidia-smi ended with exit code {code}"):
+            await user(grant)
+
+
 @pytest.mark.parametrize("code", [0, 2, 3, 6, 13])
 @pytest.mark.parametrize("output", ["Not Supported\n", "No devices were found\n", f"{WARNING}\nNot Supported\n"])
 async def test_an_nvidia_smi_that_knows_no_processes_holds_nothing(ending: Smi, output: str, code: int) -> None:
     ending(output, f"exit {code}")
-    assert await user(BOTH) is None
+    assert (await untold(BOTH)).startswith("nvidia-smi knows no processes here: ")
 
 
 def test_the_check_can_be_turned_off() -> None:

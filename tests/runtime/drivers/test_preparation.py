@@ -7,7 +7,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from outfitter_drivers.api import Grant, PermanentDriverError, TemporaryDriverError
+from outfitter_drivers.api import CannotTell, Grant, PermanentDriverError, TemporaryDriverError
 from outfitter_proto.bus import CommitUnknownError
 from runtime.conftest import Serve
 from support.bus.faulty_bus import FaultyBus, no_faults
@@ -172,6 +172,18 @@ async def test_a_device_that_somebody_still_uses_is_not_lent_before_nobody_does(
         record = await manager.state("w", "ended")
         assert ("delayed_by" in record, record["reason"]) == (False, "deregistered")
         assert (await verdict(manager.bus.url)).violations == ()
+
+
+async def test_a_device_of_which_nobody_can_tell_is_lent_again_and_history_says_why(serve: Serve, bench: Bench) -> None:
+    bench.users[bench.ids[0]] = CannotTell("the library is too old")
+    async with serve(preparing(bench.name)) as manager:
+        await manager.say(register("w", gpu=1), register("next", gpu=1))
+        await manager.state("w", "allocated")
+        await manager.say(deregister("w"))
+        await manager.state("next", "allocated")
+        ended = next(step for step in await manager.history() if step.get("to") == "ended")
+        assert ended["confirmed"] is False
+        assert ended["explanation"] == "released (unconfirmed: the library is too old)"
 
 
 async def test_words_that_change_at_each_try_do_not_fill_the_ledger(serve: Serve, bench: Bench) -> None:

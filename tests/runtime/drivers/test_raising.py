@@ -70,7 +70,7 @@ async def test_whatever_a_driver_raises_is_its_own_failure_and_is_tried_again(
     assert "could not prepare" in (await supervisor.prepare(grant) or "")
     assert await supervisor.prepare(grant) is None
     await supervisor.unprepare(grant)
-    assert await supervisor.wait_until_unused(grant)
+    assert await supervisor.wait_until_unused(grant) is None
     await close([loaded], 5.0)
     assert driver.called == {"retrieve", "prepare", "unprepare", "in-use", "close"}
     reports = [event for event in said if isinstance(event, m.DriverReport)]
@@ -102,7 +102,7 @@ async def test_a_method_that_cannot_be_read_is_its_drivers_failure(monkeypatch: 
     grant = Grant(allocation="h/w/1", token=1, worker=Worker(host="h", resource="bad"), device_ids=(), devices=())
     assert "no prepare today" in (await supervisor.prepare(grant) or "")
     await supervisor.unprepare(grant)
-    assert await supervisor.wait_until_unused(grant)
+    assert await supervisor.wait_until_unused(grant) is None
     await close([loaded], 5.0)
     assert not driver.hidden
     delayed, *_ = (event for event in said if isinstance(event, m.ReleaseDelayed))

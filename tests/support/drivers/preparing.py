@@ -15,6 +15,7 @@ from typing import NamedTuple
 import anyio
 
 from outfitter_drivers.api import (
+    CannotTell,
     Device,
     DriverParams,
     ExternalResourceDriver,
@@ -52,7 +53,7 @@ class Bench:
         self.ids = tuple(f"{name}-{index}" for index in range(count))
         self.preparing: Act = well
         self.unpreparing: Act = well
-        self.users: dict[str, str] = {}
+        self.users: dict[str, str | CannotTell] = {}
         self.calls: list[Call] = []
         self.given_back: dict[str, bool] = {}
         """What in-use checks were told of each allocation: whether its worker has given the devices back."""
@@ -116,7 +117,7 @@ class PreparingDriver(ExternalResourceDriver, Inventory, Preparation, InUseCheck
                 if bench.ready_for.pop(device, grant.allocation) != grant.allocation:
                     bench.violations.append(f"{device} taken back from {grant.allocation}, which does not have it")
 
-    async def in_use(self, grant: Grant) -> str | None:
+    async def in_use(self, grant: Grant) -> str | CannotTell | None:
         self._bench.given_back[grant.allocation] = grant.is_given_back
         return next((self._bench.users[name] for name in grant.device_ids if name in self._bench.users), None)
 

@@ -13,7 +13,7 @@ from outfitter_proto.keys import AllocationKey
 from outfitter_proto.records import Allocation
 from outfitter_service.core import delays
 from outfitter_service.core import model as m
-from outfitter_service.runtime.drivers.supervisor import Emit, Supervisor
+from outfitter_service.runtime.drivers.supervisor import NO_CHECK, Emit, Supervisor
 from outfitter_service.runtime.survivors.survivor_watch import SurvivorWatch
 
 log = structlog.get_logger("outfitter.drivers")
@@ -120,14 +120,20 @@ class CommandRunner:
             words = "must take them back, but is not configured: configure it and restart"
             self._delay(command, delays.of_driver(", ".join(absent), words))
             return
-        checked: list[bool] = []
+        untold: list[str | None] = []
         for supervisor, grant in self._grants(record):
             await supervisor.unprepare(grant)
-            checked.append(await supervisor.wait_until_unused(grant))
-        confirmed = bool(checked) and all(checked)
+            untold.append(await supervisor.wait_until_unused(grant))
+        why = next(filter(None, untold), None) if untold else NO_CHECK
         self._under_way.discard(command)
         self._emit(
-            m.Unprepared(allocation=command.allocation, token=command.token, confirmed=confirmed, survivors=survivors)
+            m.Unprepared(
+                allocation=command.allocation,
+                token=command.token,
+                confirmed=why is None,
+                untold=why,
+                survivors=survivors,
+            )
         )
 
     async def _until_survivors_are_gone(self, command: m.Unprepare, record: Allocation) -> str | None:

@@ -28,19 +28,27 @@ from outfitter_service.runtime.drivers.health_checks import HealthChecks, asked
 from outfitter_service.runtime.drivers.health_script import HealthScript, Word
 from outfitter_service.runtime.drivers.offers import FIRST_DELAY_S, LONGEST_DELAY_S, OutstandingOffers, delay_after
 from outfitter_service.runtime.drivers.silence import Silence
-from outfitter_service.runtime.drivers.translation import SHORTEST_DELAY_S, DriverCallError, foreign_code, known_devices
+from outfitter_service.runtime.drivers.translation import (
+    SHORTEST_DELAY_S,
+    DriverCallError,
+    foreign_code,
+    known_devices,
+    written,
+)
 from outfitter_service.runtime.survivors.delay_reports import DelayReports
 
 log = structlog.get_logger("outfitter.drivers")
 
 LONGEST_WORDS = 500
-"""Most characters of a driver's message in the reason of a delayed release."""
+"""Most characters of a driver's message in the reason of a delayed or an unconfirmed release."""
 LONGEST_SHORTAGE_S = 5.0
 """The longest delay in seconds while other workers hold devices that the driver does not name. Nobody calls the driver
 because a device is released."""
 ASKED_AGAIN = 16
 """Most amounts that an on-demand driver is asked for before the least sufficient one."""
 
+NO_CHECK = "no in-use check"
+"""Why nobody can tell whether a device is in use whose driver has no check."""
 NO_QUESTION = nullcontext()
 T = TypeVar("T")
 Emit = Callable[[m.Event], None]
@@ -292,19 +300,22 @@ class Supervisor:
         if driver is not None:
             await self._until_done("unprepare", grant, lambda: driver.unprepare(grant))
 
-    async def wait_until_unused(self, grant: api.Grant) -> bool:
-        """Wait until nobody uses a grant's devices. Returns False if the driver cannot check."""
+    async def wait_until_unused(self, grant: api.Grant) -> str | None:
+        """Wait until nobody uses a grant's devices. Returns why nobody can tell; None: nobody does."""
         driver = self.served.in_use_check
         if driver is None:
-            return False
+            return NO_CHECK
+        untold: str | None = None
 
         async def check() -> None:
-            user = await driver.in_use(grant)
-            if user is not None:
-                raise api.TemporaryDriverError(f"still in use by {user}")
+            nonlocal untold
+            answer = await driver.in_use(grant)
+            untold = written(str(answer.reason)[:LONGEST_WORDS]) if isinstance(answer, api.CannotTell) else None
+            if answer is not None and untold is None:
+                raise api.TemporaryDriverError(f"still in use by {answer}")
 
         await self._until_done("in-use", grant, check)
-        return True
+        return untold
 
     async def _until_done(self, call: str, grant: api.Grant, act: Callable[[], Awaitable[None]]) -> None:
         backoff = Backoff(FIRST_DELAY_S, LONGEST_DELAY_S)
