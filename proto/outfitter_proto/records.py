@@ -89,6 +89,7 @@ class ReasonCode(enum.StrEnum):
     BUSY = "busy"
     INFEASIBLE = "infeasible"
     CORDONED = "cordoned"
+    USED_BY_STRANGER = "used-by-stranger"
     PLACEMENT_NOT_FOUND = "placement-not-found"
     NOT_REPORTED = "not-reported"
     DRIVER_FAILED = "driver-failed"
@@ -378,6 +379,9 @@ class InventoryDevice(Struct, frozen=True, kw_only=True):
     properties: dict[str, str] = {}
     cordon: str | UnsetType = UNSET
     """An order that keeps it from being lent (see `Cordon`). Left out: there is none."""
+    used_by: str | UnsetType = UNSET
+    """A process that keeps it from being lent, because it uses the device, and the device was not lent to it. Left out:
+    there is none."""
 
 
 class ResourceInventory(Struct, frozen=True, kw_only=True):
@@ -652,7 +656,8 @@ class Transition(Struct, frozen=True, kw_only=True, tag_field="type", tag="trans
     source: Source | None = None
     """The message that was the cause, if one was."""
     confirmed: bool | None = None
-    """Of a release: whether an in-use check found the devices unused. Null: this step releases none."""
+    """Of a release: whether an in-use check found the devices unused. Of a grant: false if the driver, when it last
+    looked, could not tell who uses them. Null: the step is none of these."""
 
 
 class Note(Struct, frozen=True, kw_only=True, tag_field="type", tag="note", gc=False):

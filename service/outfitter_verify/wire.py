@@ -289,11 +289,13 @@ def _request(body: Mapping[str, Any]) -> WorkerRequest:
 class HostInventory:
     """One resource in a host's record: its listed devices, whether each is healthy (`whole`: the list is complete), and
     the names of each device (`names_left_out`: not of all, in records of version 0.2). `cordoned`: the listed devices
-    that an order takes out. `parts`: pairs of a part and its whole."""
+    that an order takes out. `used`: those that a process uses to which they were not lent. `parts`: pairs of a part and
+    its whole."""
 
     state: str
     healthy: Mapping[str, bool]
     cordoned: frozenset[str]
+    used: frozenset[str]
     whole: bool
     exclusive: bool
     on_demand: bool
@@ -318,16 +320,20 @@ def _inventory(body: object, where: str) -> HostInventory:
         _fail(f"{where} is {body!r}")
     healthy: dict[str, bool] = {}
     cordoned: set[str] = set()
+    used: set[str] = set()
     for item in _get(body, "devices", list, []):
         device = item if isinstance(item, dict) else {}
         healthy[_get(device, "id", str)] = _get(device, "health", str, "healthy") == "healthy"
         if _get(device, "cordon", str, None) is not None:
             cordoned.add(device["id"])
+        if _get(device, "used_by", str, None) is not None:
+            used.add(device["id"])
     connected = [frozenset(_names(names, f"{where}.names")) for names in _get(body, "names", list, [])]
     return HostInventory(
         state=_get(body, "state", str),
         healthy=healthy,
         cordoned=frozenset(cordoned),
+        used=frozenset(used),
         whole=_get(body, "total", int, len(healthy)) <= len(healthy),
         exclusive=_get(body, "sharing", str, "exclusive") != "shared",
         on_demand=body.get("on_demand") is True,

@@ -401,6 +401,7 @@ async def test_the_devices_are_counted_by_resource_and_by_model() -> None:
         "held_back": 0,
         "cordoned": 0,
         "held_cordoned": 0,
+        "used_by_stranger": 0,
         "unserved": 0,
         **numbers,
         "models": {

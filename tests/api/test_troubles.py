@@ -139,6 +139,13 @@ def cases() -> dict[str, tuple[list[Any], dict[str, Any], str, str, str]]:
             "GPU-h-0 of w on h: in use by 42.",
             "It is lent again when nobody uses it.",
         ),
+        "used-by-stranger": (
+            [fleets.host("h", ["healthy"], used_by="process 4711 (python) of ada")],
+            {"host": "h"},
+            "1 device on h is used by strangers",
+            "GPU-h-0 on h: process 4711 (python) of ada, which Outfitter did not lend to.",
+            "End that process, or have its user register for the device.",
+        ),
         "held-back": (
             [fleets.host("h", ["unknown"], reason=f"{HELD_BACK}h/w/1 holds 0 of gpu")],
             {"host": "h"},

@@ -55,6 +55,9 @@ INVENTORIES = ["gpu", "fpga", "cuda", "net", "mon"]
 TURNED = ["cuda", "net", "mon"]
 """What is shared or exclusive as the configuration has it, besides `npu` and `tpu`."""
 HEALTH = st.sampled_from([Health.HEALTHY, Health.HEALTHY, Health.HEALTHY, Health.UNHEALTHY, Health.UNKNOWN])
+STRANGERS = st.sampled_from([None, None, None, None, "process 7 (x) of ada", "process 8 (y) of bob"])
+"""Who uses a device to whom it was not lent."""
+UNTOLD = st.sampled_from([None, None, "its library is too old"])
 
 REQUESTS = st.one_of(
     st.none(),
@@ -319,7 +322,12 @@ class Core(RuleBasedStateMachine):
     def report(self, resource: str, long: int, data: st.DataObject) -> None:
         """…by their names and, where they are `long`, by others that may outgrow what a record has room for."""
         names = data.draw(st.lists(st.sampled_from(RESOURCES[resource]), unique=True))
-        devices = tuple(named_at_length(known(name, data.draw(HEALTH)), long) for name in names)
+        devices = tuple(
+            named_at_length(
+                known(name, data.draw(HEALTH), used_by=data.draw(STRANGERS), untold=data.draw(UNTOLD)), long
+            )
+            for name in names
+        )
         self.world.say(m.DriverReport(host=HOST, resource=resource, devices=devices))
 
     @property

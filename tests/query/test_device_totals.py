@@ -42,17 +42,19 @@ def test_each_device_counts_once_by_its_health_and_once_by_who_may_have_it() -> 
             device("cordoned", cordon="o-1"),
             device("cordoned and held", cordon="o-1", holder="w"),
             device("cordoned and ill", cordon="o-1", health="unhealthy"),
+            device("used by a stranger", used_by="process 7"),
+            device("held and used by a stranger", used_by="process 7", holder="w"),
         ],
         waiting=[{"gpu": 1}, {"gpu": 2, "nic": 1}, {}],
         unserved={"unserved"},
     )[:1]
-    assert (gpu.resource, gpu.total, gpu.waiting) == ("gpu", 10, 2)
-    assert (gpu.healthy, gpu.unhealthy, gpu.unknown, gpu.held_back) == (5, 3, 1, 1)
-    assert (gpu.free, gpu.held, gpu.held_ill, gpu.unserved) == (1, 3, 1, 1)
-    assert (gpu.cordoned, gpu.held_cordoned) == (3, 1)
+    assert (gpu.resource, gpu.total, gpu.waiting) == ("gpu", 12, 2)
+    assert (gpu.healthy, gpu.unhealthy, gpu.unknown, gpu.held_back) == (7, 3, 1, 1)
+    assert (gpu.free, gpu.held, gpu.held_ill, gpu.unserved) == (1, 4, 1, 1)
+    assert (gpu.cordoned, gpu.held_cordoned, gpu.used_by_stranger) == (3, 1, 2)
     assert gpu.total == gpu.healthy + gpu.unhealthy + gpu.unknown + gpu.held_back
-    healthy_and_cordoned = 1
-    assert gpu.healthy == gpu.free + gpu.unserved + gpu.held - gpu.held_ill + healthy_and_cordoned
+    healthy_and_lent_to_nobody = 2
+    assert gpu.healthy == gpu.free + gpu.unserved + gpu.held - gpu.held_ill + healthy_and_lent_to_nobody
 
 
 @pytest.mark.parametrize("block", Block)
@@ -106,6 +108,11 @@ def test_it_counts_what_a_host_has_by_its_entries_as_by_its_lines(kind: str) -> 
             DeviceTotals(total=8, healthy=8, free=2, held=5, cordoned=3, held_cordoned=2),
             0,
             "2 of 8 free, 5 held, 3 cordoned (2 of them held)",
+        ),
+        (
+            DeviceTotals(total=2, healthy=2, free=1, used_by_stranger=1),
+            0,
+            "1 of 2 free, 0 held, 1 used by strangers",
         ),
     ],
 )  # fmt: skip

@@ -313,6 +313,12 @@ SAMPLES = {
     "allocation-of-a-part": structs.replace(
         ALLOCATED, uses={"GPU-8a56": PoolUse(1, 720_720, "parts"), "MIG-1": PoolUse(360_360, 720_720, "replicas")}
     ),
+    "host-with-a-device-that-a-stranger-uses": structs.replace(
+        HOST,
+        resources={
+            "gpu": structs.replace(NAMED, devices=[InventoryDevice(id="GPU-1", used_by="process 4711 (python) of ada")])
+        },
+    ),
     "beat": Beat(writer="host/gpu-3", instance="19a8c-4f6d2b10", version="0.3.0"),
     "beat-of-a-sweeper-that-stopped": Beat(
         writer="partition/3", instance="19a8c-4f6d2b10", version="0.3.0", sweeps=True, stopped_at=AT

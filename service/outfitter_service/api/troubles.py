@@ -53,6 +53,7 @@ INFEASIBLE = TroubleKind(code="infeasible", alert="OutfitterWorkersWaitInVain")
 NOT_REPORTED = TroubleKind(code="not-reported", after=timedelta(minutes=10), alert="OutfitterWorkersWaitInVain")
 BESIDE_FREE = TroubleKind(code="beside-free", after=timedelta(minutes=15), alert="OutfitterWorkersWaitAlthoughFree")
 STILL_USED = TroubleKind(code="still-used")
+STRANGER = TroubleKind(code="used-by-stranger")
 HELD_BACK = TroubleKind(code="held-back", alert="OutfitterDevicesHeldBack")
 UNKNOWN = TroubleKind(code="unknown", alert="OutfitterDevicesUnhealthy")
 ORDERS_UNREAD = TroubleKind(code="orders-unread", alert="OutfitterOrdersUnread")
@@ -61,8 +62,8 @@ REFUSED = TroubleKind(code="refused", alert="OutfitterDeadLetters")
 
 KINDS = (
     LENT_TWICE, BUS_AWAY, KILLED, NOT_HEARD, NO_MANAGER, DRIVER_FAILED, MISCONFIGURED, NO_DRIVER, UNHEALTHY,
-    WAITS_FOR_HEALING, INFEASIBLE, NOT_REPORTED, BESIDE_FREE, STILL_USED, HELD_BACK, UNKNOWN, ORDERS_UNREAD, FAILED,
-    REFUSED,
+    WAITS_FOR_HEALING, INFEASIBLE, NOT_REPORTED, BESIDE_FREE, STILL_USED, STRANGER, HELD_BACK, UNKNOWN, ORDERS_UNREAD,
+    FAILED, REFUSED,
 )  # fmt: skip
 """All kinds, in the order of the list: the urgent ones first."""
 _RANKS = {kind.code: rank for rank, kind in enumerate(KINDS)}
@@ -103,7 +104,7 @@ class _Picture(NamedTuple):
     now: datetime
 
 
-_OF_BLOCKS: Mapping[str, TroubleKind] = {kind.code: kind for kind in (UNHEALTHY, HELD_BACK, UNKNOWN)}
+_OF_BLOCKS: Mapping[str, TroubleKind] = {kind.code: kind for kind in (UNHEALTHY, HELD_BACK, UNKNOWN, STRANGER)}
 """The trouble that a device is in, by why nobody gets it (`DeviceLine.block`). What operators take out is none."""
 
 
@@ -247,6 +248,7 @@ ILLNESSES = (
         UNHEALTHY, "{} on {} {} unhealthy",
         "Look at it, or replace it: `drivers/health.md` says what makes a device ill.",
     ),
+    (STRANGER, "{} on {} {} used by strangers", "End that process, or have its user register for the device."),
     (HELD_BACK, "{} on {} {} held back", "End that worker, or let the driver report the old id as an alias."),
     (
         UNKNOWN, "The health of {} on {} is unknown",
@@ -263,7 +265,7 @@ def _ill_devices(picture: _Picture) -> Iterator[Trouble]:
         for line in ill[:1]:
             held = sum(bool(each.holders) for each in ill) if kind is UNHEALTHY else 0
             still = " A worker still holds it." if len(ill) == 1 else f" Workers still hold {held} of them."
-            reason = _sentence(line.reason or "no reason is given")
+            reason = _sentence((line.stranger if kind is STRANGER else line.reason) or "no reason is given")
             yield _trouble(
                 kind,
                 title.format(_count(len(ill), "device"), _where(hosts), _verb(len(ill), "is", "are")),

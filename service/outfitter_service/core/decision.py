@@ -246,8 +246,8 @@ class DecisionBuilder:
 
         `explanation`: the reason in history, for people. `new`: the record comes from no state. `grows`: whether the
         step can make the record larger; else its size is not limited. `confirmed`: whether a check found released
-        devices unused; None: nothing was released. History gets each step; of a repeat (`Step.REFRESH`) only what it
-        changed.
+        devices unused; False also of granted ones, if it could not tell; None: neither. History gets each step; of a
+        repeat (`Step.REFRESH`) only what it changed.
 
         Raises:
             IllegalStepError: the table has no row for the step.

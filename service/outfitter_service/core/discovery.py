@@ -238,8 +238,9 @@ def _serves_the_same(before: ResourceState, after: ResourceState) -> bool:
     ]
 
 
-def _seen_by_requests(device: m.KnownDevice) -> tuple[str, tuple[str, ...], str | None, Health, bool]:
-    return device.id, device.aliases, device.part_of, device.health, device.cordon is not None
+def _seen_by_requests(device: m.KnownDevice) -> tuple[str, tuple[str, ...], str | None, Health, bool, bool]:
+    is_out, is_used = device.cordon is not None, device.used_by is not None
+    return device.id, device.aliases, device.part_of, device.health, is_out, is_used
 
 
 def refresh_holders(builder: DecisionBuilder, host: str) -> None:

@@ -116,7 +116,12 @@ def _inventory(
         sharing=sharing,
         devices=[
             InventoryDevice(
-                id=d.id, health=d.health, reason=d.reason, properties=d.properties, cordon=d.cordon or UNSET
+                id=d.id,
+                health=d.health,
+                reason=d.reason,
+                properties=d.properties,
+                cordon=d.cordon or UNSET,
+                used_by=d.used_by or UNSET,
             )
             for d in devices[:MAX_LISTED_DEVICES]
         ],

@@ -87,6 +87,11 @@ class KnownDevice(Struct, frozen=True, kw_only=True):
     """The id or an alias of the device that this one is a part of, or None."""
     cordon: str | None = None
     """The id of an operator's order that applies to it, or None. The core sets it."""
+    used_by: str | None = None
+    """The process that uses it, and to which it was not lent, for people: `process 4711 (python) of ada`. None: there
+    is none, as far as is known. The runtime finds it."""
+    untold: str | None = None
+    """Why its driver, which looks who uses it, could not tell. None: it could, or it does not look."""
 
 
 Devices = dict[str, tuple[KnownDevice, ...]]

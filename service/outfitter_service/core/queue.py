@@ -12,7 +12,7 @@ requests.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from heapq import heapify, heappop, heappush
 
 from msgspec import UNSET, structs
@@ -419,11 +419,14 @@ def _grant(builder: DecisionBuilder, record: Allocation, devices: m.Devices, *, 
         elif spec.prepares or spec.confirms:
             prepared.append(resource)
     operators, common = policy.shares(record.request, devices, shared)
+    untold = _untold(specs, devices)
+    explanation = "granted" if untold is None else f"granted (unconfirmed: {untold})"
     granted = builder.step(
         Step.PREPARE if prepares else Step.GRANT,
-        "granted" if devices else "granted: no devices requested",
+        explanation if devices else "granted: no devices requested",
         record,
         new=new,
+        confirmed=None if untold is None else False,
         token=token,
         resources=infos.infos,
         operators=operators,
@@ -443,6 +446,13 @@ def _grant(builder: DecisionBuilder, record: Allocation, devices: m.Devices, *, 
     if prepares:
         builder.command(m.Prepare(allocation=granted.key, token=token))
     return granted
+
+
+def _untold(specs: Mapping[str, m.ResourceSpec], devices: m.Devices) -> str | None:
+    """Why nobody could tell who uses some of the devices when their driver last looked; None: it could, or there is no
+    such check."""
+    checked = (chosen for resource, chosen in devices.items() if specs[resource].confirms)
+    return next((device.untold for chosen in checked for device in chosen if device.untold is not None), None)
 
 
 def _fail(

@@ -10,6 +10,7 @@ from msgspec import UNSET
 from outfitter_proto.records import MAX_REASON, Cordon
 from outfitter_service.core.model import ResourceSpec, SpecState
 from outfitter_service.core.state import recovery
+from outfitter_service.core.state.lending import NOT_LENT_TO
 from outfitter_service.core.state.resource_state import RefusedNames, ResourceState
 
 NAMED_DEVICES = 8
@@ -18,6 +19,8 @@ NAMED_OPERATORS = 4
 """Most operators that a reason names: their names are long."""
 NAMED_ORDERS = 3
 """Most orders of operators that a reason names."""
+NAMED_STRANGERS = 3
+"""Most processes that a reason names."""
 HEALING = "granted when enough are healthy again"
 """What the reason says of a request that only illness makes infeasible."""
 _FREE = re.compile(r"\d+( of \d+ free)")
@@ -137,7 +140,8 @@ def too_ill(spec: ResourceSpec, amount: int, inventory: ResourceState, cordons: 
     ended = " and enough orders have ended" if inventory.cordoned else ""
     return (
         f"{amount} {spec.name} requested, {inventory.healthy} of {len(inventory.devices)} healthy"
-        f"{taken_out(inventory, cordons)}; {HEALING}{ended}{recovering(inventory)}{held_back(inventory)}"
+        f"{taken_out(inventory, cordons)}{strangers(inventory)}; {HEALING}{ended}{recovering(inventory)}"
+        f"{held_back(inventory)}"
     )
 
 
@@ -155,8 +159,25 @@ def cordoned(spec: ResourceSpec, amount: int, inventory: ResourceState, cordons:
     lendable, total = inventory.lendable, len(inventory.devices)
     return (
         f"{amount} {spec.name} requested, {lendable} of {total} can be lent"
-        f"{taken_out(inventory, cordons)}; granted when enough of these orders have ended"
+        f"{taken_out(inventory, cordons)}{strangers(inventory)}; granted when enough of these orders have ended"
     )
+
+
+def used(spec: ResourceSpec, amount: int, inventory: ResourceState) -> str:
+    """Why a request waits that only processes make infeasible to which nothing was lent."""
+    return (
+        f"{amount} {spec.name} requested, {inventory.lendable} of {len(inventory.devices)} can be lent"
+        f"{strangers(inventory)}; granted when enough are used no more"
+    )
+
+
+def strangers(inventory: ResourceState) -> str:
+    """How many devices are used by processes to which they were not lent, and by which."""
+    if not inventory.used:
+        return ""
+    found = dict.fromkeys(device.used_by for device in inventory.devices if device.used_by is not None)
+    named, more = list(found)[:NAMED_STRANGERS], ", …" if len(found) > NAMED_STRANGERS else ""
+    return f"; {inventory.used} used by {', '.join(named)}{more}, {NOT_LENT_TO}"
 
 
 def taken_out(inventory: ResourceState, cordons: Mapping[str, Cordon]) -> str:
@@ -186,11 +207,12 @@ def too_few_together(amounts: Mapping[str, int], count: int, ids: Sequence[str])
     return f"{_amounts(amounts)} requested, but the host has only {_devices(count)} for them: {named}"
 
 
-def too_few_lendable_together(amounts: Mapping[str, int], count: int, *, cordoned: bool) -> str:
+def too_few_lendable_together(amounts: Mapping[str, int], count: int, *, cordoned: bool, used: bool) -> str:
     short = f"{_amounts(amounts)} requested, but only {count} of the host's devices for them are healthy"
+    by_nobody = " and used by no process to which they were not lent" if used else ""
     if cordoned:
-        return f"{short} and not cordoned; granted when enough are, and enough orders have ended"
-    return f"{short}; {HEALING}"
+        return f"{short}{by_nobody} and not cordoned; granted when enough are, and enough orders have ended"
+    return f"{short}{by_nobody}; {'granted when enough are' if used else HEALING}"
 
 
 def busy_together(amounts: Mapping[str, int]) -> str:
@@ -218,7 +240,8 @@ def busy(spec: ResourceSpec, amount: int, free: int, inventory: ResourceState) -
     ill = len(inventory.devices) - inventory.healthy - len(inventory.held_back)
     unwell = f", {ill} not healthy" if ill else ""
     out = f", {len(inventory.cordoned)} cordoned" if inventory.cordoned else ""
-    text = f"waits for {amount} {spec.name}: {free} of {len(inventory.devices)} free{unwell}{out}{held_back(inventory)}"
+    text = f"waits for {amount} {spec.name}: {free} of {len(inventory.devices)} free{unwell}{out}"
+    text = f"{text}{strangers(inventory)}{held_back(inventory)}"
     return f"{text}; {spec.hint}" if spec.hint else text
 
 

@@ -58,8 +58,9 @@ class _AbstractStruct(StructMeta, ABCMeta):
 class HostDevice(Struct, frozen=True, kw_only=True, metaclass=_AbstractStruct):
     """One device of one host, and whether it is lent. `state`: its state apart from allocations (a quarantine), or
     None. `cordon`: the id of an operator's order that keeps it from being lent, or None. `orders`: all such orders, the
-    oldest first. `listed`: the host's record has the device. Otherwise a worker holds it. `part_of`: the device that it
-    is a part of, or None. `replicas`: to how many workers it is lent at once. `has_replica`: there is one more.
+    oldest first. `used_by`: a process that keeps it from being lent, because it uses the device, and the device was not
+    lent to it; or None. `listed`: the host's record has the device. Otherwise a worker holds it. `part_of`: the device
+    that it is a part of, or None. `replicas`: to how many workers it is lent at once. `has_replica`: there is one more.
     `lent_twice`: its holders have more of it than there is."""
 
     host: str
@@ -72,6 +73,7 @@ class HostDevice(Struct, frozen=True, kw_only=True, metaclass=_AbstractStruct):
     properties: dict[str, str] = {}
     cordon: str | None = None
     orders: list[OrderInEffect] = []
+    used_by: str | None = None
     listed: bool = True
     part_of: str | None = None
     replicas: int = 1
@@ -81,11 +83,13 @@ class HostDevice(Struct, frozen=True, kw_only=True, metaclass=_AbstractStruct):
     @property
     def block(self) -> Block | None:
         """Why it is lent to nobody, or None."""
-        return lending.block_of(self.health, self.reason, cordoned=self.cordon is not None)
+        return lending.block_of(
+            self.health, self.reason, cordoned=self.cordon is not None, stranger=self.used_by is not None
+        )
 
     @property
     def illness(self) -> Block | None:
-        """Why it would be lent to nobody if no order stood; None: it would be."""
+        """Why its health keeps it from being lent, or None."""
         return lending.block_of(self.health, self.reason)
 
     @property
@@ -94,6 +98,11 @@ class HostDevice(Struct, frozen=True, kw_only=True, metaclass=_AbstractStruct):
         if self.cordon is None:
             return None
         return "; ".join(order.in_words for order in self.orders) or f"order {self.cordon}"
+
+    @property
+    def stranger(self) -> str | None:
+        """Who uses it to whom it was not lent; None: nobody does, as far as is known."""
+        return None if self.used_by is None else f"{self.used_by}, {lending.NOT_LENT_TO}"
 
     @property
     @abstractmethod
@@ -281,6 +290,7 @@ def _listed(
             properties=device.properties,
             cordon=device.cordon or next((order.id for order in orders), None),
             orders=orders,
+            used_by=device.used_by or None,
             names=all_names,
             held_as=held.with_any(all_names),
             part_of=names.part_of(device.id),

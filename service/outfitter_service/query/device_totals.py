@@ -24,7 +24,8 @@ class DeviceTotals(Struct, frozen=True, kw_only=True):
     """The devices of one resource or one model. By health: `total` is the sum of `healthy`, `unhealthy`, `unknown` and
     `held_back`. By use: `free` can be lent now, shared ones too; `held` are others that workers have, and `held_ill`
     those of them that are not healthy. `cordoned` are those that operators take out, whatever their health and use, and
-    `held_cordoned` those of them that workers have. `unserved` would be free, but no manager serves their hosts."""
+    `held_cordoned` those of them that workers have. `used_by_stranger` are those that a process uses to which they were
+    not lent, whatever their health and use. `unserved` would be free, but no manager serves their hosts."""
 
     total: int = 0
     healthy: int = 0
@@ -36,6 +37,7 @@ class DeviceTotals(Struct, frozen=True, kw_only=True):
     held_back: int = 0
     cordoned: int = 0
     held_cordoned: int = 0
+    used_by_stranger: int = 0
     unserved: int = 0
 
 
@@ -63,7 +65,7 @@ def totals_of(
     alike = Counter(
         _Alike(
             device.resource, device.model, device.illness, device.not_lent, device.use, device.cordon is not None,
-            device.host in unserved,
+            device.used_by is not None, device.host in unserved,
         )
         for device in devices
     )  # fmt: skip
@@ -98,6 +100,7 @@ class _Alike(NamedTuple):
     not_lent: Block | Use | None
     use: Use | None
     is_cordoned: bool
+    has_stranger: bool
     is_unserved: bool
 
 
@@ -107,6 +110,8 @@ def _counts_as(kind: _Alike) -> Iterator[str]:
     yield "healthy" if kind.illness is None else kind.illness.replace("-", "_")
     if kind.is_cordoned:
         yield "cordoned"
+    if kind.has_stranger:
+        yield "used_by_stranger"
     if kind.not_lent is None:
         yield "unserved" if kind.is_unserved else "free"
     elif kind.use is not None:
@@ -207,6 +212,7 @@ def in_words(totals: DeviceTotals, waiting: int = 0) -> str:
         f"{totals.healthy} healthy" if totals.healthy < totals.total else "",
         f"{totals.held} held{ill}",
         f"{totals.cordoned} cordoned{still_held}" if totals.cordoned else "",
+        f"{totals.used_by_stranger} used by strangers" if totals.used_by_stranger else "",
         f"{totals.unhealthy} unhealthy" if totals.unhealthy else "",
         f"{totals.unknown} unknown" if totals.unknown else "",
         f"{totals.held_back} held back" if totals.held_back else "",

@@ -1,5 +1,5 @@
-"""Promise 6 and the queue: granted devices were reported and healthy, no worker overtakes an earlier one that waits for
-the same resource, and no worker waits for free devices.
+"""Promise 6 and the queue: granted devices were reported and healthy, and used by no process to which they were not
+lent; no worker overtakes an earlier one that waits for the same resource, and no worker waits for free devices.
 
 A commit writes a host's record at most once, with its drivers' devices. If it changed in the commit of a grant, the
 record before or after must have the device, because states in between are invisible. A waiter counts if it is `busy`:
@@ -160,7 +160,7 @@ class Order:
     def _reported(self, written: Written, host: HostQueue, resource: str, device: str) -> None:
         self._findings.count("inventory")
         inventories = host.inventories_of(resource)
-        if any(inventory.healthy.get(device) for inventory in inventories):
+        if any(inventory.healthy.get(device) and device not in inventory.used for inventory in inventories):
             return
         if host.before is not None:
             self._findings.note_partial("inventory", "the inventory changed in the commit of a grant")
@@ -168,7 +168,8 @@ class Order:
             self._findings.note_partial("inventory", "a host has more devices than its record lists")
         else:
             is_known = any(device in inventory.healthy for inventory in inventories)
-            how = "is not healthy" if is_known else "was not reported"
+            is_used = any(device in inventory.used for inventory in inventories)
+            how = "a stranger uses" if is_used else "is not healthy" if is_known else "was not reported"
             what = f"{written.record.key} gets {device} of {resource}, which {how}"
             self._wrong("inventory", written.offset, what, self._log.place(host.offset))
 
@@ -234,7 +235,8 @@ def _could_have_it(
         if inventory is None or inventory.state != "reported" or inventory.on_demand:
             return False
         lendable = [device for device, healthy in inventory.healthy.items() if healthy]
-        lendable = [name for name in lendable if name not in inventory.cordoned and not takes_out(resource, name)]
+        out = inventory.cordoned | inventory.used
+        lendable = [name for name in lendable if name not in out and not takes_out(resource, name)]
         free = [names for names in map(inventory.names, lendable) if names.isdisjoint(held)]
         free = [names | links.wholes(names) for names in free]  # a whole and its part count for one
         free = [names for names in free if names.isdisjoint(taken)]

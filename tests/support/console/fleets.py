@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from random import Random
 from typing import Any
 
-from msgspec import structs
+from msgspec import UNSET, structs
 
 from outfitter_proto.records import (
     Allocation,
@@ -28,12 +28,15 @@ FAR = "outfitter.dev.gpu-worker-0012.eu-central-1.compute.internal"
 """A long name, as clouds give them."""
 
 
-def host(name: str, health: list[str], *, reason: str = "", stopped: datetime | None = None, **more: Any) -> Host:
-    """A host with a GPU for each word of `health`. `more`: further resources."""
+def host(
+    name: str, health: list[str], *, reason: str = "", used_by: str = "", stopped: datetime | None = None, **more: Any
+) -> Host:
+    """A host with a GPU for each word of `health`. `used_by`: a stranger on each. `more`: further resources."""
     devices = [
         InventoryDevice(
             id=f"GPU-{name}-{index}", health=word, reason=None if word == "healthy" else reason,
             properties={"index": str(index), "name": "NVIDIA H100 80GB HBM3", "id": f"GPU-{name}-{index}"},
+            used_by=used_by or UNSET,
         )
         for index, word in enumerate(health)
     ]  # fmt: skip

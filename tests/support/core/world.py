@@ -64,8 +64,13 @@ def one_name(name: str) -> str:
     return _ONE_NAME.get(name, name)
 
 
-def known(name: str, health: Health = Health.HEALTHY) -> m.KnownDevice:
-    return m.KnownDevice(id=name, properties={"index": name}, aliases=ALIASES.get(name, ()), health=health)
+def known(
+    name: str, health: Health = Health.HEALTHY, *, used_by: str | None = None, untold: str | None = None
+) -> m.KnownDevice:
+    aliases = ALIASES.get(name, ())
+    return m.KnownDevice(
+        id=name, properties={"index": name}, aliases=aliases, health=health, used_by=used_by, untold=untold
+    )
 
 
 def written(decision: Decision) -> int:
@@ -209,6 +214,7 @@ class World:
                 if info["id"] in self.unwell(name)
             ]
             assert not given_unwell, f"{record.key} was given {given_unwell}, which were ill just now"
+            self._check_users(record, step)
             alone, shared = has_alone(record), has_shared(record)
             for _, _, key in self.ledger.host_state(HOST).waiters.queue:
                 waiter = self.ledger.allocations[key]
@@ -216,6 +222,17 @@ class World:
                     wants_alone, wants_shared = self.wants(waiter)
                     overtaken = (alone & (wants_alone | wants_shared)) | (shared & wants_alone)
                     assert not overtaken, f"{record.key} overtook {key} at {overtaken}"
+
+    def _check_users(self, record: Allocation, step: Transition) -> None:
+        """Nobody is granted what a stranger uses; and history says of which devices nobody could tell."""
+        inventories, untold = self.ledger.host_state(HOST).devices.inventories, False
+        for resource, infos in record.resources.items():
+            ids = {info["id"] for info in infos}
+            given = [device for device in inventories[resource].devices if device.id in ids]
+            used = [device.id for device in given if device.used_by is not None]
+            assert not used, f"{record.key} was given {used}, which strangers use"
+            untold |= self.rules.specs[resource].confirms and any(device.untold is not None for device in given)
+        assert (step.confirmed is False) == untold, step.explanation
 
     def commit(self) -> None:
         """Write what was decided as one ordered batch, look at each prefix of it, and act."""
@@ -352,7 +369,7 @@ class World:
         return {
             one_name(device.id)
             for device in self.ledger.host_state(HOST).devices.inventory(resource).devices
-            if (device.health == Health.HEALTHY and device.id not in out) or not healthy
+            if (device.health == Health.HEALTHY and device.id not in out and device.used_by is None) or not healthy
         }
 
     def unwell(self, resource: str) -> set[str]:

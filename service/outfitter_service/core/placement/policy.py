@@ -137,6 +137,8 @@ def _obstacle(overlay: HostOverlay, spec: ResourceSpec, amount: int, inventory: 
     if _capacity(spec, len(inventory.devices)) < amount:
         return Infeasibility(ReasonCode.INFEASIBLE, reasons.too_few(spec, amount, inventory), name, final=not waits)
     cordons = overlay.host_state.cordons
+    if _capacity(spec, inventory.lendable + inventory.used) >= amount:
+        return Infeasibility(ReasonCode.USED_BY_STRANGER, reasons.used(spec, amount, inventory), name)
     if _capacity(spec, inventory.healthy) >= amount:
         return Infeasibility(ReasonCode.CORDONED, reasons.cordoned(spec, amount, inventory, cordons), name)
     return Infeasibility(ReasonCode.INFEASIBLE, reasons.too_ill(spec, amount, inventory, cordons), name)
@@ -196,11 +198,17 @@ def _obstacle_together(
     shortage = matching.match(demands, overlay.devices.device_counts(lendable=True))
     if isinstance(shortage, matching.Shortage):
         short = {name: demands[name] for name in demands if name in shortage.resources}
-        cordoned = any(overlay.inventory(name).cordoned for name in short)
-        code = ReasonCode.CORDONED if cordoned else ReasonCode.INFEASIBLE
-        reason = reasons.too_few_lendable_together(short, shortage.devices, cordoned=cordoned)
-        return Infeasibility(code, reason, next(iter(short)))
+        return _too_few_lendable(overlay, short, shortage.devices)
     return None
+
+
+def _too_few_lendable(overlay: HostOverlay, short: Mapping[str, int], count: int) -> Infeasibility:
+    """The obstacle where blocks leave too few devices, `count`, for several resources together."""
+    cordoned = any(overlay.inventory(name).cordoned for name in short)
+    used = any(overlay.inventory(name).used for name in short)
+    others = ReasonCode.USED_BY_STRANGER if used else ReasonCode.INFEASIBLE
+    reason = reasons.too_few_lendable_together(short, count, cordoned=cordoned, used=used)
+    return Infeasibility(ReasonCode.CORDONED if cordoned else others, reason, next(iter(short)))
 
 
 def _obstacle_in_layers(
@@ -215,11 +223,7 @@ def _obstacle_in_layers(
         return obstacle if obstacle.final or single is None else single
     if single is not None or is_feasible(overlay, known, repeats, lendable=True) is not False:
         return single
-    cordoned = any(overlay.inventory(name).cordoned for name in known)
-    code = ReasonCode.CORDONED if cordoned else ReasonCode.INFEASIBLE
-    count = sum(overlay.inventory(name).lendable for name in known)
-    reason = reasons.too_few_lendable_together(known, count, cordoned=cordoned)
-    return Infeasibility(code, reason, next(iter(known)))
+    return _too_few_lendable(overlay, known, sum(overlay.inventory(name).lendable for name in known))
 
 
 def rival_amount(

@@ -44,7 +44,9 @@ class FreeList:
         """In the driver's order. A position is an index of this list."""
         self.names = names
         """Their canonical names."""
-        self.blocks = [block_of(device.health, device.reason, cordoned=device.cordon is not None) for device in devices]
+        self.blocks = [
+            block_of(d.health, d.reason, cordoned=d.cordon is not None, stranger=d.used_by is not None) for d in devices
+        ]
         """Why each of them is lent to nobody, or None."""
         self.alone = [grant_infos({resource: (device,)}, classes) for device in devices]
         """The infos of a grant of each device alone."""

@@ -17,6 +17,9 @@ from outfitter_proto.records import Health
 HELD_BACK = "held back: "
 """How the reason of a held-back device begins. Records say it, and have no other mark of it."""
 
+NOT_LENT_TO = "which Outfitter did not lend to"
+"""What is said of the process that uses a device as a stranger."""
+
 
 class Block(enum.StrEnum):
     """Why a device is lent to nobody."""
@@ -29,6 +32,8 @@ class Block(enum.StrEnum):
     """Nobody knows how it is."""
     HELD_BACK = "held-back"
     """A worker may hold it under an id that is no longer reported; see `held_back_devices`."""
+    STRANGER = "used-by-stranger"
+    """A process uses it to which it was not lent. The runtime finds these in its driver's looks."""
 
 
 class Use(enum.StrEnum):
@@ -44,13 +49,14 @@ class Use(enum.StrEnum):
     """Somebody holds a part of it, or what it is a part of."""
 
 
-def block_of(health: str, reason: str | None, *, cordoned: bool = False) -> Block | None:
+def block_of(health: str, reason: str | None, *, cordoned: bool = False, stranger: bool = False) -> Block | None:
     """Why a device of that health is lent to nobody, or None. `reason`: of its health. `cordoned`: an operator's order
-    applies to it, which weighs more than its health."""
+    applies to it, which weighs more than its health. `stranger`: a process uses it to which it was not lent, which
+    weighs least."""
     if cordoned:
         return Block.CORDONED
     if health == Health.HEALTHY:
-        return None
+        return Block.STRANGER if stranger else None
     if health == Health.UNHEALTHY:
         return Block.UNHEALTHY
     return Block.HELD_BACK if reason is not None and reason.startswith(HELD_BACK) else Block.UNKNOWN

@@ -57,6 +57,8 @@ class ResourceState(Struct, frozen=True, kw_only=True):
     """How many devices are healthy, and not held back."""
     lendable: int = 0
     """How many devices nothing blocks; see `lending`."""
+    used: int = 0
+    """How many devices nothing blocks but a process to which they were not lent."""
     cordoned: Mapping[str, str] = {}
     """The devices to which an operator's order applies, by id, each with the id of such an order; see `cordons`."""
     unwell: recovery.Unwell = {}
@@ -124,8 +126,10 @@ class ResourceState(Struct, frozen=True, kw_only=True):
         if devices == self.devices:
             devices = self.devices
         healths = [block_of(device.health, device.reason) for device in devices]
-        lendable = [device.cordon is None and health is None for device, health in zip(devices, healths, strict=True)]
-        return structs.replace(self, devices=devices, healthy=healths.count(None), lendable=sum(lendable))
+        well = [d for d, health in zip(devices, healths, strict=True) if health is None and d.cordon is None]
+        used = sum(device.used_by is not None for device in well)
+        healthy = healths.count(None)
+        return structs.replace(self, devices=devices, healthy=healthy, lendable=len(well) - used, used=used)
 
     def _mark(self, device: KnownDevice) -> KnownDevice:
         if device.id in self.held_back:
@@ -165,7 +169,7 @@ class ResourceState(Struct, frozen=True, kw_only=True):
 
 def _distinct(devices: tuple[KnownDevice, ...]) -> tuple[KnownDevice, ...]:
     """Merge devices of a report that share a name, directly or through others. The first of them stays, with all their
-    names. It is as ill as any of them."""
+    names. It is as ill as any of them, and used by whom any of them is."""
     if len({device.id for device in devices}) == len(devices) and not any(device.aliases for device in devices):
         return devices
     _, classes = one_name_each((device.id, *device.aliases) for device in devices)
@@ -181,7 +185,17 @@ def _merged(devices: list[KnownDevice]) -> KnownDevice:
     del names[first.id]
     worst = next((device for device in devices if device.health != Health.HEALTHY), first)
     part_of = next((device.part_of for device in devices if device.part_of is not None), None)
-    return structs.replace(first, aliases=tuple(names), health=worst.health, reason=worst.reason, part_of=part_of)
+    used_by = next(filter(None, [device.used_by for device in devices]), None)
+    untold = next(filter(None, [device.untold for device in devices]), None)
+    return structs.replace(
+        first,
+        aliases=tuple(names),
+        health=worst.health,
+        reason=worst.reason,
+        part_of=part_of,
+        used_by=used_by,
+        untold=untold,
+    )
 
 
 NOT_REPORTED = ResourceState()

@@ -24,6 +24,14 @@ def a_device_is_granted_that_is_ill(world: World) -> None:
     world.commit(world.allocation("e", "allocated", devices=["GPU-2"]))
 
 
+@planted("inventory", says="gets GPU-2 of gpu, which a stranger uses")
+def a_device_is_granted_that_a_stranger_uses(world: World) -> None:
+    listed = [{"id": one, **({"used_by": "process 7 (x) of ada"} if one == "GPU-2" else {})} for one in DEVICES]
+    world.inventory({"gpu": {"state": "reported", "devices": listed}})
+    world.commit()
+    world.commit(world.allocation("e", "allocated", devices=["GPU-2"]))
+
+
 @planted("inventory", says="was not reported")
 def a_device_is_granted_as_a_resource_that_does_not_have_it(world: World) -> None:
     world.host(gpu=None, fpga=None)

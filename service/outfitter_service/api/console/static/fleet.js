@@ -3,7 +3,7 @@
 // A host is replaced and never changed in place, so that a view knows by identity what it need not draw again. Events
 // may already be in a page: each one replaces what it is about, so it may be applied twice.
 
-export const STATES = ["unhealthy", "unknown", "cordoned", "held", "free"];
+export const STATES = ["unhealthy", "unknown", "stranger", "cordoned", "held", "free"];
 const HOLDING = new Set(["preparing", "allocated", "releasing"]);
 const UNREPORTED = "its driver does not report it";
 const MOST_HOLDERS = 20; // of one device, as in the API's pages
@@ -38,6 +38,7 @@ export function stateOf(device, host) {
   if (isMarked || (host.orders.length && ordersOf(device, host).length)) return "cordoned";
   if (device.health === "unhealthy") return "unhealthy";
   if (device.health === "unknown") return "unknown";
+  if (device.used_by) return "stranger"; // a process uses it to which it was not lent
   if (isTaken(device)) return "held";
   return host.managed ? "free" : "unknown";
 }

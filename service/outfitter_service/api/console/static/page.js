@@ -49,7 +49,7 @@ function lostNotice(feed) {
 }
 
 /** Which devices the fleet shows alone, where a trouble names no place to look at first. */
-const ONLY = { unhealthy: "unhealthy", "held-back": "unknown", unknown: "unknown" };
+const ONLY = { unhealthy: "unhealthy", "held-back": "unknown", unknown: "unknown", "used-by-stranger": "stranger" };
 
 /** The address of the place that a trouble names. */
 function placeOf({ host, device, worker }) {

@@ -115,10 +115,14 @@ function looks({ properties = {} }) {
   return parts.filter(Boolean).join(" · ");
 }
 
+/** The process that uses a device as a stranger. */
+const strangerOf = device => `${device.used_by}, which Outfitter did not lend to`;
+
 const deviceRow = (device, host) => html`<tr><td>${state(stateOf(device, host))}</td>
   <td>${device.holders.length ? holdersOf(device) : "–"}</td>
   <td>${device.resource} ${looks(device)}<br>${linkTo("device", [host.name, device.id])}${
     device.reason ? html`<br><span class="dim">${device.reason}</span>` : nothing}${
+    device.used_by ? html`<br><span class="dim">used by ${strangerOf(device)}</span>` : nothing}${
     ordersOf(device, host).map(order => html`<br><span class="dim">cordoned: ${orderWords(order)}</span>`)}</td></tr>`;
 
 const table = (heads, rows, kind = "") => html`<table class=${kind}>
@@ -155,6 +159,7 @@ function deviceView(fleet, { host: hostName, name }) {
   return html`<dl>${fact("Host", linkTo("host", [hostName]))}${fact("Resource", device.resource)}
     ${fact("State", state(stateOf(device, host)))}
     ${device.reason ? fact("Reason", device.reason) : nothing}
+    ${device.used_by ? fact("Used by", strangerOf(device)) : nothing}
     ${ordersOf(device, host).map(order => fact("Cordoned", orderWords(order)))}
     ${device.part_of ? fact("Part of", linkTo("device", [hostName, device.part_of])) : nothing}
     ${fact("Held by", device.holders.length ? holdersOf(device)

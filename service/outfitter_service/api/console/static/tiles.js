@@ -113,7 +113,7 @@ const resourceButtons = (totals, view) => html`<div class="resources" role="grou
         freeOf(each)}</button>`)}</span>`)}
   </div>`;
 
-const IN_BAR = ["held", "free", "cordoned", "unknown", "unhealthy"];
+const IN_BAR = ["held", "free", "cordoned", "stranger", "unknown", "unhealthy"];
 
 const bar = counts => html`<div class="bar" aria-hidden="true">${IN_BAR.map(state =>
   counts[state] ? html`<i class=${state} .style=${`flex-grow: ${counts[state]}`}></i>` : nothing)}</div>`;

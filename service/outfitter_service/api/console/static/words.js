@@ -44,6 +44,7 @@ export const linkTo = (kind, names, text) => html`<a href=${addressOf(kind, ...n
 const CELLS = {
   unhealthy: html`<i class="cell unhealthy"></i>`,
   unknown: html`<i class="cell unknown"></i>`,
+  stranger: html`<i class="cell stranger"></i>`,
   cordoned: html`<i class="cell cordoned"></i>`,
   held: html`<i class="cell held"></i>`,
   free: html`<i class="cell free"></i>`,

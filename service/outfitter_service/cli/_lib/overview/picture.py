@@ -14,7 +14,7 @@ from outfitter_service.query import labels
 from outfitter_service.query.device_lines import DeviceLine
 from outfitter_service.query.device_totals import LeftOuts, ResourceTotals, totals_of
 
-STATES = ("unhealthy", "unknown", "held back", "cordoned", "held", "free")
+STATES = ("unhealthy", "unknown", "held back", "used by stranger", "cordoned", "held", "free")
 """A device's states, the worst first."""
 FAILING = frozenset({"driver-failed", "misconfigured", "no-driver"})
 """The states of a resource of which nobody gets a device."""

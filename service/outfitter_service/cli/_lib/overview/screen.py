@@ -21,10 +21,18 @@ from outfitter_service.query import labels
 from outfitter_service.query.cordons import OrderInEffect
 from outfitter_service.query.device_totals import ResourceTotals, rows_of
 
-SIGNS = {"unhealthy": "!", "unknown": "?", "held back": "-", "cordoned": "x", "held": "#", "free": "."}
+SIGNS = {
+    "unhealthy": "!",
+    "unknown": "?",
+    "held back": "-",
+    "used by stranger": "%",
+    "cordoned": "x",
+    "held": "#",
+    "free": ".",
+}
 STYLES = {
-    "unhealthy": "bold red", "unknown": "yellow", "held back": "magenta", "cordoned": "cyan", "held": "blue",
-    "free": "green",
+    "unhealthy": "bold red", "unknown": "yellow", "held back": "magenta", "used by stranger": "yellow",
+    "cordoned": "cyan", "held": "blue", "free": "green",
 }  # fmt: skip
 NARROWEST, SHORTEST = 40, 10
 """The smallest terminal for which there is a screen. In a smaller one its lines are cut off."""

@@ -154,6 +154,8 @@ def _state(line: DeviceLine) -> tuple[str | None, ...]:
     health = line.health if line.reason is None else f"{line.health} ({line.reason})"
     if line.cordoned_because is not None:
         health += f", cordoned: {line.cordoned_because}"
+    if line.stranger is not None:
+        health += f", used by {line.stranger}"
     others = line.holder_count - len(line.holders)
     more = [f"and {others} more"] if others else []
     return (

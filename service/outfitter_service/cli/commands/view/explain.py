@@ -158,11 +158,13 @@ def _holder(holder: DeviceHolder) -> str:
 
 
 def _states(line: DeviceLine) -> Iterator[str]:
-    """Why a device is lent to nobody, whoever has it: its illness, and who takes it out."""
+    """Why a device is lent to nobody, whoever has it: its illness, who takes it out, and which stranger uses it."""
     if line.illness is not None:
         yield line.health + (f" ({line.reason})" if line.reason else "")
     if line.cordoned_because is not None:
         yield f"cordoned: {line.cordoned_because}"
+    if line.stranger is not None:
+        yield f"used by {line.stranger}"
 
 
 def _delay(holder: DeviceHolder) -> str:

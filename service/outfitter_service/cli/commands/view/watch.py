@@ -244,7 +244,9 @@ def _inventory(inventory: object) -> str:
         healthy = sum(device.health == Health.HEALTHY for device in inventory.devices)
         return f"{len(inventory.devices)} devices, {healthy} healthy"
     cordoned = f", {inventory.cordoned} cordoned" if inventory.cordoned else ""
-    return f"{inventory.total} devices, {inventory.healthy} healthy{cordoned}"
+    strangers = sum(device.used_by is not UNSET for device in inventory.devices)
+    used = f", {strangers} used by strangers" if strangers else ""
+    return f"{inventory.total} devices, {inventory.healthy} healthy{cordoned}{used}"
 
 
 def _clock() -> str:

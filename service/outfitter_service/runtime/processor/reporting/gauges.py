@@ -257,7 +257,9 @@ def _ids(devices: DeviceIndex, inventory: ResourceState) -> _Ids:
     for device in inventory.devices:
         model = device.properties.get("model", "")[:_LONGEST_MODEL] or None
         illness = block_of(device.health, device.reason)
-        block = illness if device.cordon is None else Block.CORDONED
+        block = block_of(
+            device.health, device.reason, cordoned=device.cordon is not None, stranger=device.used_by is not None
+        )
         grouped.setdefault((model, block, illness is None), set()).add(devices.canonical(device.id))
     return {group: frozenset(ids) for group, ids in grouped.items()}
 
