@@ -19,6 +19,7 @@ from outfitter_drivers.gpu.nvidia import NvidiaDriver, nvidia_smi
 from outfitter_drivers.gpu.users import LONGEST_NAME, MPS_SERVER, device_users, program_name
 from outfitter_drivers.script import ScriptOutcome, shortened
 from outfitter_proto.support.printable import printable
+from outfitter_proto.support.processes import sees_all_processes
 
 FIELDS = ("gpu_uuid", "pid", "process_name")
 """The queried fields. The name comes last because only it may contain a comma."""
@@ -43,6 +44,7 @@ _PID = re.compile(rf"""["']?(\d+)["']?(?:{_BETWEEN}|\s+|$)(.*)""")
 _NUMBER = re.compile(r"[0-9]{1,10}")
 _NOTHING = frozenset(("n/a", "[n/a]", "[not supported]", "[requested functionality has been deprecated]"))
 _MOST_NAMED = 4
+_UNSEEN = CannotTell("the manager is in a PID namespace of its own, where nvidia-smi may name no processes")
 _WITHOUT_UUID = CannotTell("a GPU has no UUID by which nvidia-smi could be asked who computes on it")
 
 
@@ -88,14 +90,14 @@ class CheckingNvidiaDriver(NvidiaDriver, InUseCheck):
                 more = f" and {len(users) - _MOST_NAMED} more" if len(users) > _MOST_NAMED else ""
                 return f"{', '.join(users[:_MOST_NAMED])}{more}"
             if answer.is_whole:
-                return answer.unable or untold
+                return answer.unable or untold or _unseen()
             # One lost GPU must not hide who uses the others.
             rest = {uuid: device for uuid, device in left.items() if not answer.accounts_for(device)}
             if len(rest) == len(left):
                 raise TemporaryDriverError(f"nvidia-smi {answer.outcome}")
             untold = next(filter(None, [answer.untold(left[uuid]) for uuid in left.keys() - rest.keys()]), untold)
             left = rest
-        return untold
+        return untold or _unseen()
 
 
 class _Process(NamedTuple):
@@ -194,9 +196,16 @@ def users_of(device: Device, answer: Processes | CannotTell) -> Users:
     if uuid is None:
         return _WITHOUT_UUID
     users = device_users(answer.named(uuid))
-    if users or (answer.is_whole and answer.unable is None):
+    if users:
         return users
+    if answer.is_whole and answer.unable is None:
+        return _unseen() or ()
     return answer.unable or CannotTell(f"nvidia-smi {answer.outcome}")
+
+
+def _unseen() -> CannotTell | None:
+    """Why an answer without processes does not say that there are none."""
+    return None if sees_all_processes() else _UNSEEN
 
 
 def _rows(line: str) -> tuple[str, list[_Process]]:

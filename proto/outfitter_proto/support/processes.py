@@ -14,6 +14,8 @@ from msgspec import UNSET, UnsetType
 
 from outfitter_proto.records import Owner, Survivors
 
+INITIAL_PID_NAMESPACE = 0xEFFFFFFC
+"""The inode of the machine's first PID namespace: PROC_PID_INIT_INO of Linux's include/linux/proc_ns.h."""
 _PIECE = 64 * 1024
 """Most bytes of one read(2)."""
 _SMALL = 64 * 1024
@@ -49,6 +51,11 @@ def pid_namespace(pid: int | None = None) -> int | None:
         return Path(f"/proc/{_named(pid)}/ns/pid").stat().st_ino
     except OSError:
         return None
+
+
+def sees_all_processes() -> bool:
+    """Whether this process is in the machine's first PID namespace, where each process of the machine has a pid."""
+    return pid_namespace() == INITIAL_PID_NAMESPACE
 
 
 def time_namespace() -> int | None:

@@ -19,8 +19,11 @@ from outfitter_drivers.api import (
     Worker,
 )
 from outfitter_drivers.gpu.factory import GPUDriverFactory
+from outfitter_proto.support.processes import sees_all_processes
+from outfitter_service.runtime.drivers.running_processes import user_name
 from support.drivers.gpu_machine import executable, nvidia_smi
 from support.managers.process import StartManager
+from support.processes.families import families
 
 Smi = Callable[..., None]
 
@@ -316,3 +319,26 @@ def test_who_still_computes_keeps_the_gpu_from_the_next_worker_and_is_named(
     assert f"still in use by process 4711 (python3) on {A}" in manager.outfitter("explain", "next").stdout
     processes.write_text("")
     manager.wait_for_state("next", "allocated")
+
+
+@pytest.mark.skipif(not sees_all_processes(), reason="a manager in a container cannot tell whose process it is")
+def test_a_gpu_on_which_a_stranger_computes_is_lent_to_nobody_and_people_read_who_it_is(
+    start_manager: StartManager, tmp_path: Path
+) -> None:
+    processes = tmp_path / "processes"
+    executable(tmp_path / "bin/nvidia-smi", SMI.format(uuid=A, folder=tmp_path))
+    config = (
+        'external-resources = ["gpu"]\n[external-resource.gpu]\namount = 1\ndriver-factory.class = "gpu"\n'
+        'param.poll-interval = "200ms"\n'
+    )
+    with families(1) as (family,):
+        processes.write_text(f"{A}, {family.child}, /usr/bin/python3\n")
+        manager = start_manager(config, variables={"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"})
+        manager.outfitter("register", "--worker", "w", "--lease", "none")
+        manager.wait_for(lambda: (manager.record("w") or {}).get("reason_code") == "used-by-stranger")
+        words = f"used by process {family.child} (python3) of {user_name(os.getuid())}, which Outfitter did not lend to"
+        for command in (["explain", "w"], ["devices"], ["status"]):
+            assert words in manager.outfitter(*command).stdout
+        processes.write_text("")
+        manager.wait_for_state("w", "allocated")
+        assert words not in manager.outfitter("devices").stdout

@@ -10,12 +10,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outfitter_drivers.api import CannotTell, DeviceUser, DriverParams, ExternalResourceDriver, Users
+from outfitter_drivers.api import (
+    CannotTell,
+    DeviceUser,
+    DriverParams,
+    ExternalResourceDriver,
+    Grant,
+    Users,
+    Worker,
+)
 from outfitter_drivers.gpu.compute_processes import CheckingNvidiaDriver
 from outfitter_drivers.gpu.factory import GPUDriverFactory
 from outfitter_drivers.gpu.users import LONGEST_NAME, MOST_USERS, device_users
 from outfitter_drivers.polling import PollingDriver
 from outfitter_proto.records import Health
+from outfitter_proto.support import processes
 from support.drivers.gpu_machine import executable
 
 Smi = Callable[..., None]
@@ -127,6 +136,23 @@ async def test_a_gpu_without_a_uuid_cannot_be_asked_about(smi: Smi) -> None:
     assert "no UUID" in users.reason
 
 
+async def test_in_a_pid_namespace_of_its_own_an_empty_answer_says_nothing(
+    smi: Smi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "INITIAL_PID_NAMESPACE", 1)
+    smi(f"{A}, 4711, python3\n")
+    first, second = await seen()
+    assert first == (DeviceUser(pid=4711, program="python3"),)
+    assert isinstance(second, CannotTell)
+    assert "PID namespace of its own" in second.reason
+    smi("")
+    driver = made()
+    assert isinstance(driver, CheckingNvidiaDriver)
+    worker = Worker(host="h", resource="gpu", worker="w", incarnation="1")
+    grant = Grant(allocation="h/w/1", token=1, worker=worker, device_ids=(A,), devices=({"index": "0", "uuid": A},))
+    assert await driver.in_use(grant) == second
+
+
 async def test_without_the_check_no_look_asks_for_processes(tmp_path: Path, smi: Smi) -> None:
     smi(f"{A}, 4711, python3\n")
     assert await seen(made(**{"in-use-check": "false"})) == [None, None]
@@ -143,16 +169,16 @@ PROCESSES = st.lists(st.tuples(st.one_of(st.none(), st.integers(-2, 300)), st.on
 
 @given(PROCESSES)
 def test_the_users_of_a_device_are_few_printable_and_in_one_order(
-    processes: list[tuple[int | None, str | None]],
+    listed: list[tuple[int | None, str | None]],
 ) -> None:
-    users = device_users(processes)
+    users = device_users(listed)
     assert isinstance(users, tuple)
     assert len(users) <= MOST_USERS + 1
     pids = [user.pid for user in users if user.pid is not None]
     assert pids == sorted(set(pids))
     for user in users:
         assert user.program is None or (user.program.isprintable() and 0 < len(user.program) <= LONGEST_NAME)
-    named = {pid for pid, path in processes if pid and pid > 0}
+    named = {pid for pid, path in listed if pid and pid > 0}
     assert set(pids) <= named
     assert len(pids) == min(len(named), MOST_USERS)
 

@@ -1,4 +1,5 @@
-"""A driver whose inventory is what a test says, when it says it: `SOURCES[name].report(...)`.
+"""A driver whose inventory is what a test says, when it says it: `SOURCES[name].report(...)`. `CheckingFactory` makes
+one that can also say who uses a device, as `SOURCES[name].in_use` has it.
 
 It is configured by its Python path, `support.drivers.reporting:ReportingFactory`, and finds its source by
 `param.source`.
@@ -11,11 +12,14 @@ from collections.abc import AsyncIterator, Collection, Sequence
 import anyio
 
 from outfitter_drivers.api import (
+    CannotTell,
     Device,
     DriverParams,
     ExternalResourceDriver,
     ExternalResourceDriverFactory,
     ExternalResourceInfo,
+    Grant,
+    InUseCheck,
     Inventory,
     Worker,
 )
@@ -28,6 +32,8 @@ class Source:
         self._newest: Sequence[Device] | None = None
         self._failure: Exception | None = None
         self._changed = anyio.Event()
+        self.in_use: dict[str, str | CannotTell] = {}
+        """Who uses a device that is given back, by its id."""
 
     def report(self, *devices: Device) -> None:
         self._newest, self._failure = devices, None
@@ -76,10 +82,22 @@ class ReportingFactory(ExternalResourceDriverFactory):
         return ReportingDriver(SOURCES[config["source"]])
 
 
-def reporting(*sources: str, extra: str = "") -> str:
+class CheckingDriver(ReportingDriver, InUseCheck):
+    """See the module."""
+
+    async def in_use(self, grant: Grant) -> str | CannotTell | None:
+        return next((self._source.in_use[name] for name in grant.device_ids if name in self._source.in_use), None)
+
+
+class CheckingFactory(ExternalResourceDriverFactory):
+    def create_external_resource_driver(self, config: DriverParams) -> CheckingDriver:
+        return CheckingDriver(SOURCES[config["source"]])
+
+
+def reporting(*sources: str, extra: str = "", factory: str = "ReportingFactory") -> str:
     """TOML of resources of these names, each with its own source; `extra` are settings of the last one."""
     resources = [
-        f'[external-resource.{name}]\namount = 1\ndriver = "support.drivers.reporting:ReportingFactory"\n'
+        f'[external-resource.{name}]\namount = 1\ndriver = "support.drivers.reporting:{factory}"\n'
         f'param.source = "{name}"\n'
         for name in sources
     ]

@@ -236,7 +236,7 @@ async def serving(
     loaded = loading.load(settings.resources)
     metrics = Metrics(loaded)
     identity = identity or host_identity(cluster, HOST)
-    pool = DriverPool(loaded, metrics=metrics, survivors=SurvivorWatch(identity))
+    pool = DriverPool(loaded, metrics=metrics, survivors=SurvivorWatch(identity), identity=identity)
     processor = Processor(
         assignment_of(bus, identity, partition=partition, partitions=partitions, scope=scope, clock=clock),
         rules=Rules(

@@ -50,6 +50,11 @@ class ServableDriver(Struct, frozen=True, kw_only=True):
         return self.inventory is None
 
     @property
+    def names_users(self) -> bool:
+        """Whether the driver's looks may say who uses devices."""
+        return self.inventory is not None and self.in_use_check is not None
+
+    @property
     def prepares(self) -> bool:
         """Whether the driver prepares devices and takes them back."""
         return self.preparation is not None

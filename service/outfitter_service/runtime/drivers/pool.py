@@ -19,9 +19,11 @@ from outfitter_proto.keys import AllocationKey
 from outfitter_proto.records import FINAL_STATES, NO_COMMIT, Allocation, CommitNumber
 from outfitter_service.core import model as m
 from outfitter_service.metrics import Metrics
+from outfitter_service.runtime.drivers.borrowers import Borrowers
 from outfitter_service.runtime.drivers.commands import CommandRunner
 from outfitter_service.runtime.drivers.supervisor import Emit, Loaded, Supervisor
 from outfitter_service.runtime.drivers.translation import DriverCallError, foreign_code
+from outfitter_service.runtime.identity import Identity
 from outfitter_service.runtime.survivors.survivor_watch import SurvivorWatch
 
 log = structlog.get_logger("outfitter.drivers")
@@ -45,6 +47,8 @@ class DriverCalls(Protocol):
 
     def see_restored(self, records: Iterable[Allocation]) -> None: ...
 
+    def see_ledger(self, records: Iterable[Allocation]) -> None: ...
+
     def warn_of_other_drivers(self, records: Iterable[Allocation]) -> None: ...
 
     def see_committed(self, record: Allocation) -> None: ...
@@ -54,10 +58,16 @@ class DriverPool:
     """The supervisors of one processor: one for each resource of each of its hosts."""
 
     def __init__(
-        self, loaded: Mapping[str, Loaded], *, metrics: Metrics, survivors: SurvivorWatch | None = None
+        self,
+        loaded: Mapping[str, Loaded],
+        *,
+        metrics: Metrics,
+        survivors: SurvivorWatch | None = None,
+        identity: Identity | None = None,
     ) -> None:
         """`loaded`: the configured resources by name; those without a driver are left out. `survivors`: finds the
-        processes that workers leave behind; None: nobody looks for them."""
+        processes that workers leave behind; None: nobody looks for them. `identity`: the manager's, by which it knows
+        whose processes use devices; None: nobody looks for strangers."""
         self._loaded = {name: resource for name, resource in loaded.items() if resource.served is not None}
         self._offers = {name for name, resource in self._loaded.items() if resource.served and resource.served.offers}
         self._warned: set[tuple[str, AllocationKey]] = set()
@@ -66,6 +76,10 @@ class DriverPool:
         """The last one of which a record was seen."""
         self._metrics = metrics
         self._survivors = survivors
+        names_users = any(each.served is not None and each.served.names_users for each in self._loaded.values())
+        self._identity = identity if names_users else None
+        self._borrowers: dict[str, Borrowers] = {}
+        self._has_ledger = False
         self._hosts: dict[str, dict[str, Supervisor]] = {}
         self._inventory_scopes: dict[str, list[anyio.CancelScope]] = {}
         self._waiting_hosts: dict[str, None] = {}
@@ -117,12 +131,24 @@ class DriverPool:
         if self._tasks is None or self._emit is None or host in self._hosts:
             return
         supervisors = self._hosts[host] = {
-            name: Supervisor(resource, host=host, emit=self._emit, metrics=self._metrics)
+            name: Supervisor(
+                resource, host=host, emit=self._emit, metrics=self._metrics, borrowers=self._borrowers_of(host)
+            )
             for name, resource in self._loaded.items()
         }
         for supervisor in supervisors.values():
             if supervisor.served.inventory is not None:
                 self._tasks.start_soon(self._run_inventory, supervisor, supervisor.served.inventory)
+
+    def _borrowers_of(self, host: str) -> Borrowers | None:
+        """Who may use the devices of a host; None: no driver says who does."""
+        if self._identity is None:
+            return None
+        if host not in self._borrowers:
+            self._borrowers[host] = Borrowers(self._identity)
+            if self._has_ledger:
+                self._borrowers[host].restore(())  # it is new: it has no allocations
+        return self._borrowers[host]
 
     def _supervisors(self, host: str) -> Mapping[str, Supervisor]:
         """The supervisors of a served host. A waiting host is started at once, because they are needed now."""
@@ -141,6 +167,7 @@ class DriverPool:
         """Stop the drivers of `host`."""
         self._waiting_hosts.pop(host, None)
         self._hosts.pop(host, None)
+        self._borrowers.pop(host, None)
         for scope in self._inventory_scopes.pop(host, ()):
             scope.cancel()
 
@@ -164,6 +191,18 @@ class DriverPool:
                 for supervisor, amount in self._offering(record):
                     supervisor.offers.assume(supervisor.worker(record), amount)
                 self.see_committed(record)
+
+    def see_ledger(self, records: Iterable[Allocation]) -> None:
+        """These are all allocations of a restored ledger: from now on strangers can be told from workers."""
+        self._has_ledger = True
+        if self._identity is None:
+            return
+        by_host: dict[str, list[Allocation]] = {host: [] for host in self._borrowers}
+        for record in records:
+            if record.host in by_host:
+                by_host[record.host].append(record)
+        for host, of_host in by_host.items():
+            self._borrowers[host].restore(of_host)
 
     def warn_of_other_drivers(self, records: Iterable[Allocation]) -> None:
         """Warn once of grants whose driver was to take the devices back, where the driver of now does no such thing:
@@ -189,6 +228,8 @@ class DriverPool:
     def see_committed(self, record: Allocation) -> None:
         """The record is committed. If its worker went without a grant, what drivers set aside for it is given back."""
         self._last_commit = max(self._last_commit, record.commit)
+        if (borrowers := self._borrowers.get(record.host)) is not None:
+            borrowers.see(record)
         if record.state not in FINAL_STATES:
             return
         for supervisor, _ in self._offering(record):

@@ -6,6 +6,7 @@ rules: core/ decides what a failure means for a worker.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, aclosing, contextmanager, nullcontext, suppress
@@ -23,11 +24,13 @@ from outfitter_proto.support.backoff import Backoff
 from outfitter_service.core import delays
 from outfitter_service.core import model as m
 from outfitter_service.metrics import Metrics
+from outfitter_service.runtime.drivers.borrowers import Borrowers
 from outfitter_service.runtime.drivers.building import ServableDriver
 from outfitter_service.runtime.drivers.health_checks import HealthChecks, asked
 from outfitter_service.runtime.drivers.health_script import HealthScript, Word
 from outfitter_service.runtime.drivers.offers import FIRST_DELAY_S, LONGEST_DELAY_S, OutstandingOffers, delay_after
 from outfitter_service.runtime.drivers.silence import Silence
+from outfitter_service.runtime.drivers.strangers import UseWatch, named_users
 from outfitter_service.runtime.drivers.translation import (
     SHORTEST_DELAY_S,
     DriverCallError,
@@ -65,8 +68,11 @@ class Loaded(Struct, frozen=True, kw_only=True):
 class Supervisor:
     """Calls one resource's driver for one host."""
 
-    def __init__(self, loaded: Loaded, *, host: str, emit: Emit, metrics: Metrics) -> None:
-        """`host`: the host whose devices the driver manages. `emit`: called with the driver's answers as events."""
+    def __init__(
+        self, loaded: Loaded, *, host: str, emit: Emit, metrics: Metrics, borrowers: Borrowers | None = None
+    ) -> None:
+        """`host`: the host whose devices the driver manages. `emit`: called with the driver's answers as events.
+        `borrowers`: who may use these devices; None: nobody looks for strangers."""
         served = loaded.served
         if served is None:
             raise ValueError(f"resource {loaded.spec.name!r} has no driver to supervise")
@@ -81,6 +87,8 @@ class Supervisor:
         self.offers = OutstandingOffers(served.offers, self._bounded, self._log_of)
         self._waits = loaded.spec.on_failure == m.OnFailure.WAIT
         self._log = log.bind(resource=self.name, host=host)
+        judges = borrowers is not None and served.in_use_check is not None and not loaded.spec.shared
+        self._use = UseWatch(self.name, borrowers, emit=emit, own=os.getpid()) if borrowers and judges else None
 
     def _log_of(self, worker: api.Worker) -> Any:
         """The log with one worker's fields."""
@@ -141,13 +149,21 @@ class Supervisor:
     async def keep_inventory(self, driver: api.Inventory) -> None:
         """Report every inventory that the driver yields, and every failure, for ever. A failure says as well which
         devices nobody knows any more, once the driver has not answered for long."""
+        if self._use is None:
+            await self._keep_inventory(driver, self._emit)
+            return
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._use.keep_judging)
+            await self._keep_inventory(driver, self._use.report)
+
+    async def _keep_inventory(self, driver: api.Inventory, send: Callable[[m.DriverReport], None]) -> None:
         last: m.DriverReport | None = None
 
         def emit(report: m.DriverReport) -> None:
             nonlocal last
             if report != last:
                 last = report
-                self._emit(report)
+                send(report)
 
         script = self.served.health_script
         if script is None:
@@ -178,6 +194,9 @@ class Supervisor:
                         begun = anyio.current_time()
                         with foreign_code():
                             checked = await known_devices(self.name, devices)
+                            users = None if self._use is None else named_users(devices)
+                        if self._use is not None and users is not None:
+                            await self._use.looked(checked, users)
                         silence.answered(checked)
                         failure = None
                         report(m.DriverReport(host=self.host, resource=self.name, devices=checked))

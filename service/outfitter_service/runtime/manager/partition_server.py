@@ -35,7 +35,9 @@ class PartitionServer:
         """`loaded`: the drivers, by resource. `owns_partition` and `sweeps`: as in `Processor`. The settings override
         `limits`."""
         identity = self.identity = assignment.identity
-        self._pool = DriverPool(loaded, metrics=instruments.metrics, survivors=SurvivorWatch(identity))
+        self._pool = DriverPool(
+            loaded, metrics=instruments.metrics, survivors=SurvivorWatch(identity), identity=identity
+        )
         self.processor = Processor(
             assignment,
             rules=Rules(

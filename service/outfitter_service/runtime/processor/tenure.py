@@ -92,6 +92,7 @@ class Tenure:
             for record in ledger.allocations.values()
             if not (record.state in FINAL_STATES and was_long_ended(record, self._checkpoint, self._last_start(record)))
         )
+        drivers.see_ledger(ledger.allocations.values())
         drivers.warn_of_other_drivers(ledger.allocations.values())
 
     def _last_start(self, record: Allocation) -> datetime | None:

@@ -311,14 +311,26 @@ def _status(folder: str) -> _Status:
 
 def _marks(pid: int, environ: bytes, marks: Container[Mark]) -> list[Mark]:
     """Those of `marks` that a process with this environment has."""
+    allocations, users = _allocations(environ), _users_of(pid)
+    found = (Mark(*names, *user) for names in allocations for user in users)
+    return [mark for mark in found if mark in marks]
+
+
+def _allocations(environ: bytes) -> set[AllocationNames]:
+    """The allocations that an environment names."""
     host, worker, incarnation = (_variable(environ, name) for name in _FIELDS)
     allocations = {AllocationNames(host, worker, incarnation)}
     for key in _variable(environ, _OUTER).split():
         with suppress(ValueError):
             allocations.add(allocation_names(key))
-    users = _users_of(pid)
-    found = (Mark(*names, *user) for names in allocations if all(map(is_name, names)) for user in users)
-    return [mark for mark in found if mark in marks]
+    return {names for names in allocations if all(map(is_name, names))}
+
+
+def allocations_of(pid: int) -> set[AllocationNames]:
+    """The allocations that a process names in its initial environment; none if it may not be read."""
+    with suppress(OSError, MemoryError):
+        return _allocations(_environment(pid))
+    return set()
 
 
 def _variable(environ: bytes, name: bytes) -> str:
