@@ -44,7 +44,7 @@ _PID = re.compile(rf"""["']?(\d+)["']?(?:{_BETWEEN}|\s+|$)(.*)""")
 _NUMBER = re.compile(r"[0-9]{1,10}")
 _NOTHING = frozenset(("n/a", "[n/a]", "[not supported]", "[requested functionality has been deprecated]"))
 _MOST_NAMED = 4
-_UNSEEN = CannotTell("the manager is in a PID namespace of its own, where nvidia-smi may name no processes")
+_UNSEEN = CannotTell("the manager is in a PID namespace of its own, where the driver may name no processes")
 _WITHOUT_UUID = CannotTell("a GPU has no UUID by which nvidia-smi could be asked who computes on it")
 
 
@@ -90,14 +90,14 @@ class CheckingNvidiaDriver(NvidiaDriver, InUseCheck):
                 more = f" and {len(users) - _MOST_NAMED} more" if len(users) > _MOST_NAMED else ""
                 return f"{', '.join(users[:_MOST_NAMED])}{more}"
             if answer.is_whole:
-                return answer.unable or untold or _unseen()
+                return answer.unable or untold or unseen()
             # One lost GPU must not hide who uses the others.
             rest = {uuid: device for uuid, device in left.items() if not answer.accounts_for(device)}
             if len(rest) == len(left):
                 raise TemporaryDriverError(f"nvidia-smi {answer.outcome}")
             untold = next(filter(None, [answer.untold(left[uuid]) for uuid in left.keys() - rest.keys()]), untold)
             left = rest
-        return untold or _unseen()
+        return untold or unseen()
 
 
 class _Process(NamedTuple):
@@ -199,11 +199,11 @@ def users_of(device: Device, answer: Processes | CannotTell) -> Users:
     if users:
         return users
     if answer.is_whole and answer.unable is None:
-        return _unseen() or ()
+        return unseen() or ()
     return answer.unable or CannotTell(f"nvidia-smi {answer.outcome}")
 
 
-def _unseen() -> CannotTell | None:
+def unseen() -> CannotTell | None:
     """Why an answer without processes does not say that there are none."""
     return None if sees_all_processes() else _UNSEEN
 

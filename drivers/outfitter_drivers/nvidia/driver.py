@@ -17,10 +17,11 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from outfitter_drivers.api import Device, DriverError, Grant, TemporaryDriverError
-from outfitter_drivers.gpu.compute_processes import CheckingNvidiaDriver
+from outfitter_drivers.api import CannotTell, Device, DeviceUser, DriverError, Grant, TemporaryDriverError, Users
+from outfitter_drivers.gpu.compute_processes import CheckingNvidiaDriver, unseen
 from outfitter_drivers.gpu.fields import MIG_MODE
 from outfitter_drivers.gpu.nvidia import DEFAULT_POLL_INTERVAL, NvidiaDriver, cuda_environment, mig_remarks
+from outfitter_drivers.gpu.users import device_users
 from outfitter_drivers.nvidia import inventory
 from outfitter_drivers.nvidia.faults import Faults
 from outfitter_drivers.nvidia.inventory import Seen
@@ -31,7 +32,6 @@ from outfitter_drivers.nvidia.xid import XidClasses
 from outfitter_drivers.script import HangingError
 from outfitter_drivers.support.tree import Tree
 from outfitter_proto.records import Health
-from outfitter_proto.support.printable import printable
 
 logger = logging.getLogger("outfitter.drivers")
 
@@ -41,9 +41,8 @@ NODES = ("dev/nvidiactl", "dev/dxg")
 ASK_ANEW_S = 600.0
 """Seconds after which NVML is tried again where it could not be used."""
 
-_SERVER = "nvidia-cuda-mps-server"
+NOT_LISTED = Processes(unsaid="NVML does not name the device")
 _MOST_NAMED = 4
-_LONGEST_NAME = 40
 
 
 class Interface(StrEnum):
@@ -189,9 +188,19 @@ class NvmlDriver(NvidiaDriver):
 
 
 class CheckingNvmlDriver(NvmlDriver, CheckingNvidiaDriver):
-    """Does not let a GPU be lent again while a process uses it."""
+    """Does not let a GPU be lent while a process computes on it to which it was not lent."""
 
-    async def in_use(self, grant: Grant) -> str | None:
+    async def look(self) -> list[Device]:
+        devices = await super().look()
+        if self.snapshot is None:
+            return devices  # nvidia-smi has said it, or nobody has
+        lists = processes(self.snapshot)
+        return [
+            msgspec.structs.replace(device, users=self._users(lists.get(device.id or "", NOT_LISTED)))
+            for device in devices
+        ]
+
+    async def in_use(self, grant: Grant) -> str | CannotTell | None:
         """As `CheckingNvidiaDriver.in_use`, by NVML where it is asked.
 
         Raises:
@@ -201,14 +210,16 @@ class CheckingNvmlDriver(NvmlDriver, CheckingNvidiaDriver):
         if lists is None:
             return await super().in_use(grant)
         owner = grant.worker.owner_pid if grant.is_given_back else None
-        users = [
-            user
-            for device in grant.devices
-            if (uuid := device.get("uuid")) in lists
-            for user in self._users(uuid or "", lists[uuid or ""], owner)
-        ]
-        more = f" and {len(users) - _MOST_NAMED} more" if len(users) > _MOST_NAMED else ""
-        return f"{', '.join(users[:_MOST_NAMED])}{more}" or None
+        found: list[str] = []
+        untold: CannotTell | None = None
+        for uuid in [device.get("uuid", "") for device in grant.devices]:
+            users = self._users(lists.get(uuid, NOT_LISTED))
+            if isinstance(users, CannotTell):
+                untold = users
+                continue
+            found += [f"{_in_words(user)} on {uuid}" for user in users if owner is None or user.pid != owner]
+        more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
+        return f"{', '.join(found[:_MOST_NAMED])}{more}" or untold
 
     async def _processes_by_nvml(self) -> dict[str, Processes] | None:
         """Who uses each device; None: nvidia-smi is to be asked."""
@@ -221,17 +232,20 @@ class CheckingNvmlDriver(NvmlDriver, CheckingNvidiaDriver):
                 raise
             return None
 
-    def _users(self, uuid: str, listed: Processes, owner: int | None) -> list[str]:
-        users: list[str] = []
-        for pid in listed.pids:
-            name = self._program(pid)
-            if pid != owner and name != _SERVER:
-                users.append(f"process {pid}{f' ({name})' if name else ''} on {uuid}")
-        return users
+    def _users(self, listed: Processes) -> Users:
+        """Who computes on a device. Processes that are listed count, also if NVML cannot tell all."""
+        users = device_users([(pid, self._path(pid)) for pid in listed.pids])
+        if users:
+            return users
+        return CannotTell(listed.unsaid) if listed.unsaid is not None else unseen() or ()
 
-    def _program(self, pid: int) -> str:
-        command = self._tree.line(f"proc/{pid}/cmdline") or ""
-        return printable(command.partition("\0")[0].rpartition("/")[2])[:_LONGEST_NAME]
+    def _path(self, pid: int) -> str:
+        return (self._tree.line(f"proc/{pid}/cmdline") or "").partition("\0")[0]
+
+
+def _in_words(user: DeviceUser) -> str:
+    name = f" ({user.program})" if user.program else ""
+    return f"a process that NVML does not number{name}" if user.pid is None else f"process {user.pid}{name}"
 
 
 def processes(snapshot: Snapshot) -> dict[str, Processes]:

@@ -13,7 +13,15 @@ from pathlib import Path
 import anyio
 import pytest
 
-from outfitter_drivers.api import Device, DriverParams, Grant, PermanentDriverError, TemporaryDriverError, Worker
+from outfitter_drivers.api import (
+    Device,
+    DeviceUser,
+    DriverParams,
+    Grant,
+    PermanentDriverError,
+    TemporaryDriverError,
+    Worker,
+)
 from outfitter_drivers.nvidia import process
 from outfitter_drivers.nvidia.driver import CheckingNvmlDriver, Interface, NvmlDriver
 from outfitter_drivers.nvidia.testing import FakeGpu, FakeGpuDriverFactory, FakeInstance, FakeMachine
@@ -304,6 +312,18 @@ async def test_a_process_on_a_gpu_is_named_and_one_of_another_gpu_is_not(machine
         assert await driver.in_use(grant(machine, 0)) is None
         uuid = machine.state.gpus[1].uuid
         assert await driver.in_use(grant(machine, 1)) == f"process {os.getpid()} (train) on {uuid}"
+
+
+async def test_each_look_says_who_computes_on_each_device(machine: FakeMachine) -> None:
+    machine.change(0, processes=[4711, 4712])
+    machine.change(1, mig=(1, 1), instances=[FakeInstance(slot=0, uuid="MIG-a", processes=[5])])
+    proc = machine.root / "proc/4712"
+    proc.mkdir(parents=True)
+    (proc / "cmdline").write_bytes(b"/usr/bin/nvidia-cuda-mps-server\0")
+    async with driving(machine) as driver:
+        first, *others = await driver.look()
+        assert first.users == (DeviceUser(pid=4711),)
+        assert [each.users for each in others if each.id == "MIG-a"] == [(DeviceUser(pid=5),)]
 
 
 async def test_neither_the_owner_that_gave_a_gpu_back_nor_the_server_of_mps_uses_it(machine: FakeMachine) -> None:
