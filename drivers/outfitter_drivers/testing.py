@@ -17,6 +17,7 @@ from typing import Any
 
 import anyio
 
+from outfitter_drivers import properties
 from outfitter_drivers.api import (
     CannotTell,
     Device,
@@ -287,6 +288,8 @@ def _assert_device(device: Device) -> None:
     assert device.id or device.name or device.properties.get("index"), f"neither an id, a name nor an index: {device}"
     for text in (*device.properties.items(), *device.env.items()):
         assert all(isinstance(part, str) for part in text), f"not strings: {text}"
+    for name, value in device.properties.items():
+        assert properties.fault(name, value) is None, properties.fault(name, value)
     for name, value in device.env.items():
         assert environment.refusal(name, value) is None, f"no driver may set {name}: {environment.refusal(name, value)}"
     assert device.health is Health.HEALTHY or device.reason, f"unhealthy without a reason: {device}"

@@ -19,13 +19,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import lru_cache
 
-import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-MAX_CLAUSES = 32
-"""Most properties in `where` of one resource."""
-MAX_SAME = 4
-"""Most properties in `same` of one resource."""
+from outfitter_proto.records import (
+    MAX_CLAUSES,
+    MAX_SAME,
+    Clause,
+    ClauseValue,
+    Condition,
+    ResolvedRequest,
+    ResourceChoice,
+)
+
 MAX_VALUES = 64
 """Most values of one clause."""
 MAX_PATTERNS = 16
@@ -55,30 +60,7 @@ Number = tuple[int, ...]
 """A number as its parts between the dots, without zeros at its end: it compares as a version."""
 
 
-ClauseValue = str | int
-"""What a property is compared with. There are no fractions: 8.10 as a number is 8.1, so write it as text."""
-
-
-class Condition(Struct, frozen=True, kw_only=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
-    """What one property of a device must be. All that is said must hold."""
-
-    is_: ClauseValue | tuple[ClauseValue, ...] | UnsetType = msgspec.field(name="is", default=UNSET)
-    """It is this, or one of these. `*` stands for any text, `?` for one character."""
-    not_: ClauseValue | tuple[ClauseValue, ...] | UnsetType = msgspec.field(name="not", default=UNSET)
-    """It is not this, and none of these. A device without the property meets this."""
-    min: ClauseValue | UnsetType = UNSET
-    """It is a number, and at least this one: `40Gi`, `8.9`, 2."""
-    max: ClauseValue | UnsetType = UNSET
-    """As `min`: at most this one."""
-    exists: bool | UnsetType = UNSET
-    """Whether the device has the property."""
-
-
-Clause = ClauseValue | tuple[ClauseValue, ...] | Condition
-"""A value or a list is short for `is`."""
-
-
-class Clauses(Struct, frozen=True):
+class Clauses(Struct, frozen=True, omit_defaults=True):
     """What a request says of one resource's devices. Equal requests have equal clauses, which can be keys."""
 
     where: tuple[tuple[str, Condition], ...] = ()
@@ -95,6 +77,18 @@ def clauses_of(where: Mapping[str, Clause] | UnsetType | None, same: Sequence[st
         where=tuple([(name, condition_of(clause)) for name, clause in sorted((where or {}).items())]),
         same=tuple(sorted(set(same or ()))),
     )
+
+
+def choice_of(clauses: Clauses) -> ResourceChoice:
+    """Clauses as they stand in a record."""
+    return ResourceChoice(where=dict(clauses.where), same=list(clauses.same))
+
+
+def chosen(request: ResolvedRequest) -> dict[str, Clauses]:
+    """The clauses of a record by resource, without resources that have none."""
+    if request.choices is UNSET:
+        return {}
+    return {name: clauses_of(choice.where, choice.same) for name, choice in request.choices.items()}
 
 
 def condition_of(clause: Clause) -> Condition:
@@ -273,16 +267,16 @@ def fault(clauses: Clauses, devices: Sequence[Mapping[str, str]]) -> str | None:
     for properties in devices:
         if (found := sieve.fault(properties)) is not None:
             return f"device {_shown(properties.get('id', '?'))}: {found}"
-    if len(devices) > 1:
+    if len({properties.get("id", str(number)) for number, properties in enumerate(devices)}) > 1:
         for name in clauses.same:
-            if not set.intersection(*[common_values(properties, name) for properties in devices]):
+            if not set.intersection(*[set(common_values(properties, name)) for properties in devices]):
                 return f"the {len(devices)} devices have no value of {name} in common"
     return None
 
 
-def common_values(properties: Mapping[str, str], name: str) -> set[str | Number]:
+def common_values(properties: Mapping[str, str], name: str) -> list[str | Number]:
     """The values of a property by which two devices may be the same."""
-    return {alike(value) for value in listed(properties.get(name, ""))}
+    return list(dict.fromkeys(map(alike, listed(properties.get(name, "")))))
 
 
 # --- words ----------------------------------------------------------------------------------------------
@@ -305,7 +299,7 @@ def _condition_words(name: str, condition: Condition) -> Iterator[str]:
     if condition.max is not UNSET:
         yield f"{name} at most {condition.max}"
     if condition.exists is not UNSET:
-        yield f"{'a' if condition.exists else 'no'} {name}"
+        yield f"{name} is {'there' if condition.exists else 'not there'}"
 
 
 def _listed(said: ClauseValue | tuple[ClauseValue, ...]) -> str:

@@ -40,6 +40,15 @@ MAX_OPERATOR_REQUESTS = 1024
 MAX_LABEL_BYTES = 4096
 """Limit of the names and values of a registration's labels together, in bytes of UTF-8."""
 
+MAX_CLAUSES = 32
+"""Most properties in `where` of one resource."""
+
+MAX_SAME = 4
+"""Most properties in `same` of one resource."""
+
+MAX_CLAUSE_BYTES = 4096
+"""Limit of `where` and `same` of all resources of a registration together, in bytes of JSON."""
+
 MAX_BOOT_ID = 64
 """Most characters; Linux's boot ids have 36."""
 
@@ -137,10 +146,45 @@ class Health(enum.StrEnum):
 # see `outfitter_proto.codec.unknown`.
 
 
+ClauseValue = str | int
+"""What a property is compared with. There are no fractions: 8.10 as a number is 8.1, so write it as text."""
+
+
+class Condition(Struct, frozen=True, kw_only=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
+    """What one property of a device must be. All that is said must hold; see `outfitter_proto.clauses`."""
+
+    is_: ClauseValue | tuple[ClauseValue, ...] | UnsetType = msgspec.field(name="is", default=UNSET)
+    """It is this, or one of these. `*` stands for any text, `?` for one character."""
+    not_: ClauseValue | tuple[ClauseValue, ...] | UnsetType = msgspec.field(name="not", default=UNSET)
+    """It is not this, and none of these. A device without the property meets this."""
+    min: ClauseValue | UnsetType = UNSET
+    """It is a number, and at least this one: `40Gi`, `8.9`, 2."""
+    max: ClauseValue | UnsetType = UNSET
+    """As `min`: at most this one."""
+    exists: bool | UnsetType = UNSET
+    """Whether the device has the property."""
+
+
+Clause = ClauseValue | tuple[ClauseValue, ...] | Condition
+"""A value or a list is short for `is`."""
+
+
+OBEYED = ("where", "same")
+"""What `ManagerIdentity.obeys` lists."""
+
+Where = Annotated[dict[str, Clause], Meta(extra_json_schema={"maxProperties": MAX_CLAUSES})]
+Same = Annotated[tuple[str, ...], Meta(extra_json_schema={"maxItems": MAX_SAME})]
+
+
 class ResourceRequest(Struct, frozen=True, kw_only=True, gc=False, forbid_unknown_fields=True):
-    """The requested number of devices of one resource."""
+    """The requested number of devices of one resource, and which of them."""
 
     amount: Amount
+    where: Where | UnsetType | None = UNSET
+    """What each device must be, by property. Left out or null: as the manager is configured; empty: any device will do.
+    """
+    same: Same | UnsetType | None = UNSET
+    """Properties of which all devices have a value in common. Left out or null: as the manager is configured."""
 
 
 class Owner(Struct, frozen=True, kw_only=True, gc=False, forbid_unknown_fields=True):
@@ -246,6 +290,15 @@ class Source(Struct, frozen=True, kw_only=True, gc=False):
     offset: int
 
 
+class ResourceChoice(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
+    """Which devices of a resource a worker takes."""
+
+    where: dict[str, Clause] = {}
+    """As in `ResourceRequest`."""
+    same: list[str] = []
+    """As in `ResourceRequest`."""
+
+
 class ResolvedRequest(Struct, frozen=True, kw_only=True, gc=False):
     """The registration, and the values that the manager resolved when it decided.
 
@@ -265,6 +318,9 @@ class ResolvedRequest(Struct, frozen=True, kw_only=True, gc=False):
     survivors: Survivors | UnsetType = UNSET
     heartbeats: bool | UnsetType = UNSET
     """False: nobody sends any. Left out: as true."""
+    choices: dict[str, ResourceChoice] | UnsetType = UNSET
+    """Which devices the worker takes of a resource, from the registration or the manager's configuration. `resources`
+    and `operators` do not repeat it. Left out, or without a resource: any device."""
 
     @property
     def waits_for_owner(self) -> bool:
@@ -448,6 +504,8 @@ class ManagerIdentity(Struct, frozen=True, kw_only=True, gc=False):
     """See `boot_id`."""
     time_ns: int | UnsetType | None = UNSET
     """See `boot_id`."""
+    obeys: list[str] | UnsetType = UNSET
+    """What it obeys in a registration, of what version 0.2 ignores: `where` and `same`. Left out: nothing."""
 
     def watches(self, owner: Owner) -> bool:
         """Whether it can watch this process, by this record. `Allocation.unwatched` overrides it."""

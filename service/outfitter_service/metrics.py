@@ -44,7 +44,8 @@ RELEASE_REASONS = (
     ReasonCode.PREPARE_FAILED,
 )
 PENDING_REASONS = (
-    ReasonCode.BUSY, ReasonCode.CORDONED, ReasonCode.INFEASIBLE, ReasonCode.NOT_REPORTED, ReasonCode.DRIVER_FAILED,
+    ReasonCode.BUSY, ReasonCode.CORDONED, ReasonCode.USED_BY_STRANGER, ReasonCode.INFEASIBLE,
+    ReasonCode.PLACEMENT_NOT_FOUND, ReasonCode.NOT_REPORTED, ReasonCode.DRIVER_FAILED,
 )  # fmt: skip
 EVENT_KINDS = ("register", "heartbeat", "deregister", "repeated", "late", *INTERNAL_KINDS, "dead-letter", "defect")
 

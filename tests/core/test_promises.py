@@ -14,6 +14,7 @@ from msgspec import UNSET, structs
 from outfitter_proto.keys import allocation_key
 from outfitter_proto.records import (
     NO_TOKEN,
+    Condition,
     CordonOrder,
     Deregister,
     Health,
@@ -81,6 +82,18 @@ WHAT = st.one_of(
     st.fixed_dictionaries({"device": st.sampled_from(["g0", "g1", "p0", "x1", "f0", "n0", "m0", "d0", "u0", "zz"])}),
 )
 """What an order takes out."""
+CHOICES = st.dictionaries(
+    st.sampled_from(["gpu", "cuda", "mon", "fpga"]),
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "where": st.sampled_from([{"colour": "red"}, {"colour": Condition(not_="red")}, {"group": "b"}, {}]),
+            "same": st.sampled_from([("group",), ("group", "colour")]),
+        },
+    ),
+    max_size=2,
+)
+"""Which devices somebody takes."""
 LONG = st.sampled_from([0, 0, 0, 100, 700, 3000])
 """How long another name of each reported device is; 0: it has none."""
 
@@ -90,8 +103,9 @@ def named_at_length(one: m.KnownDevice, long: int) -> m.KnownDevice:
     return structs.replace(one, aliases=(*one.aliases, f"{one.id}-".ljust(long, "n"))) if long else one
 
 
-def requests(amounts: dict[str, int]) -> dict[str, ResourceRequest]:
-    return {name: ResourceRequest(amount=amount) for name, amount in amounts.items()}
+def requests(amounts: dict[str, int], choices: dict[str, dict[str, Any]] | None = None) -> dict[str, ResourceRequest]:
+    chosen = choices or {}
+    return {name: ResourceRequest(amount=amount, **chosen.get(name, {})) for name, amount in amounts.items()}
 
 
 class Core(RuleBasedStateMachine):
@@ -155,6 +169,7 @@ class Core(RuleBasedStateMachine):
         operators=OPERATORS,
         priority=st.sampled_from([0, 0, 0, 1, -1]),
         wait_s=st.sampled_from([None, None, 0.0, 5.0]),
+        choices=st.just({}) | CHOICES,
     )
     def register(
         self,
@@ -164,9 +179,10 @@ class Core(RuleBasedStateMachine):
         operators: dict[str, dict[str, int]] | None,
         priority: int,
         wait_s: float | None,
+        choices: dict[str, dict[str, Any]],
     ) -> None:
         fields: dict[str, Any] = {
-            "resources": None if amounts is None else requests(amounts),
+            "resources": None if amounts is None else requests(amounts, choices),
             "operators": {name: requests(wanted) for name, wanted in (operators or {}).items()} or None,
             "priority": priority,
             "wait_s": wait_s,
@@ -251,12 +267,26 @@ class Core(RuleBasedStateMachine):
             min_size=5,
             max_size=5,
         ),
+        choices=st.lists(CHOICES, min_size=5, max_size=5),
         incarnation=st.sampled_from(["8", "9"]),
     )
-    def crowd(self, wanted: list[dict[str, int]], incarnation: str) -> None:
+    def crowd(self, wanted: list[dict[str, int]], choices: list[dict[str, dict[str, Any]]], incarnation: str) -> None:
         """Everybody wants the same devices at once."""
-        for worker, amounts in zip("zyxwv", wanted, strict=True):
-            message = Register(host=HOST, worker=worker, incarnation=incarnation, resources=requests(amounts))
+        for worker, amounts, chosen in zip("zyxwv", wanted, choices, strict=True):
+            resources = requests(amounts, chosen)
+            message = Register(host=HOST, worker=worker, incarnation=incarnation, resources=resources)
+            self.world.message(message)
+
+    @rule(
+        resource=st.sampled_from(["gpu", "gpu", "cuda"]),
+        choices=st.lists(st.sampled_from([{}, {"where": {"colour": "red"}}, {"where": {"group": "b"}}]), min_size=3),
+        incarnation=st.sampled_from(["6", "7"]),
+    )
+    def choose_in_turn(self, resource: str, choices: list[dict[str, Any]], incarnation: str) -> None:
+        """One has a device, the next waits for two, and others come behind it who want other ones."""
+        for worker, amount, choice in zip("xyzvw", [1, 2, 1, 1, 2], choices, strict=False):
+            resources = requests({resource: amount}, {resource: choice})
+            message = Register(host=HOST, worker=worker, incarnation=incarnation, resources=resources)
             self.world.message(message)
 
     @rule(worker=WORKERS, kinds=st.lists(st.sampled_from(["fails", "waits", "unseen", "leaves"]), max_size=BURST))
@@ -318,13 +348,19 @@ class Core(RuleBasedStateMachine):
 
     # --- drivers ---
 
-    @rule(resource=st.sampled_from(["gpu", *INVENTORIES]), long=LONG, data=st.data())
-    def report(self, resource: str, long: int, data: st.DataObject) -> None:
+    @rule(
+        resource=st.sampled_from(["gpu", *INVENTORIES]),
+        long=LONG,
+        painted=st.sampled_from(["", "", "red"]),
+        data=st.data(),
+    )
+    def report(self, resource: str, long: int, painted: str, data: st.DataObject) -> None:
         """…by their names and, where they are `long`, by others that may outgrow what a record has room for."""
         names = data.draw(st.lists(st.sampled_from(RESOURCES[resource]), unique=True))
         devices = tuple(
             named_at_length(
-                known(name, data.draw(HEALTH), used_by=data.draw(STRANGERS), untold=data.draw(UNTOLD)), long
+                known(name, data.draw(HEALTH), used_by=data.draw(STRANGERS), untold=data.draw(UNTOLD), painted=painted),
+                long,
             )
             for name in names
         )
@@ -398,7 +434,7 @@ class Core(RuleBasedStateMachine):
     def wait(self, worker: str, resource: str, seconds: int) -> None:
         """Somebody wants all devices of a resource within five seconds."""
         amounts = {resource: len(RESOURCES[resource])}
-        self.register(worker, "3", amounts, None, 0, 5.0)
+        self.register(worker, "3", amounts, None, 0, 5.0, {})
         self.world.pass_time(seconds)
         self.world.settle()
 

@@ -12,6 +12,7 @@ from outfitter_proto.records import (
     Beat,
     Checkpoint,
     Commit,
+    Condition,
     Cordon,
     CordonOrder,
     DeadLetter,
@@ -34,6 +35,7 @@ from outfitter_proto.records import (
     Refresh,
     Register,
     ResolvedRequest,
+    ResourceChoice,
     ResourceInventory,
     ResourceRequest,
     Snapshot,
@@ -159,6 +161,14 @@ NAMED = ResourceInventory(
     known=["GPU-8a56"],
 )
 
+WHERE = {
+    "memory.total_bytes": Condition(min="40Gi", max=85_899_345_920),
+    "model": ("*H100*", "*H200*"),
+    "mig.mode.current": Condition(is_="Disabled", exists=True),
+    "pci.bus_id": Condition(not_="0000:3b:00.0"),
+    "numa_node": 1,
+}
+
 SAMPLES = {
     "register-minimal": Register(**ME),
     "register-full": Register(
@@ -176,6 +186,9 @@ SAMPLES = {
     "register-in-a-time-namespace": Register(**ME, owner=structs.replace(OWNER, time_ns=4_026_531_834)),
     "register-without-heartbeats": Register(**ME, owner=OWNER, heartbeats=False),
     "register-no-lease": Register(**ME, resources=TWO, lease_s=None),
+    "register-that-chooses": Register(
+        **ME, resources={"gpu": ResourceRequest(amount=2, where=WHERE, same=("nvlink.group",))}
+    ),
     "heartbeat": Heartbeat(**ME),
     "deregister": Deregister(**ME, reason="finished"),
     "deregister-current": Deregister(host="gpu-3", worker="tm-17"),
@@ -183,6 +196,10 @@ SAMPLES = {
         ALLOCATED, request=structs.replace(REQUEST, survivors=Survivors(uid=1000))
     ),
     "allocation-without-heartbeats": structs.replace(ALLOCATED, request=structs.replace(REQUEST, heartbeats=False)),
+    "allocation-that-chose": structs.replace(
+        ALLOCATED,
+        request=structs.replace(REQUEST, choices={"gpu": ResourceChoice(where=WHERE, same=["nvlink.group"])}),
+    ),
     "allocation-pending": PENDING,
     "allocation-with-warnings": structs.replace(
         PENDING,
@@ -240,6 +257,9 @@ SAMPLES = {
         HOST,
         manager=structs.replace(HOST.manager, pid_ns=4_026_531_836, time_ns=4_026_531_834),
         resources={"fpga": ResourceInventory(state="reported", on_demand=True)},
+    ),
+    "host-of-a-manager-that-obeys-clauses": structs.replace(
+        HOST, manager=structs.replace(HOST.manager, obeys=["where", "same"])
     ),
     "device": Device(host="gpu-3", id="pci/0000:3b:00.0", since=AT, state="quarantined", reason="XID 79"),
     "checkpoint": CHECKPOINT,

@@ -145,8 +145,8 @@ def test_clauses_are_said_in_words() -> None:
         ["nvlink.group"],
     )  # fmt: skip
     assert clauses.in_words(asked) == (
-        "model is *H100* and model is not a or b and size at least 40Gi and size at most 9 and no x, one nvlink.group "
-        "for all"
+        "model is *H100* and model is not a or b and size at least 40Gi and size at most 9 and x is not there, one "
+        "nvlink.group for all"
     )
 
 

@@ -8,8 +8,11 @@ from __future__ import annotations
 from itertools import chain
 from typing import NamedTuple
 
+import msgspec
+
 from outfitter_proto.records import (
     MAX_BOOT_ID,
+    MAX_CLAUSE_BYTES,
     MAX_KERNEL_NUMBER,
     MAX_LABEL_BYTES,
     MAX_OPERATOR_REQUESTS,
@@ -62,6 +65,9 @@ def excess(message: Register) -> Excess | None:
             "$.operators",
             f"the operators name {together} resources together; at most {MAX_OPERATOR_REQUESTS} are taken",
         )
+    said = [(request.where or {}, request.same or ()) for request in resources.values()]
+    if any(map(any, said)) and (size := len(msgspec.json.encode(said))) > MAX_CLAUSE_BYTES:
+        return Excess("$.resources", f"where and same are {size} bytes together; at most {MAX_CLAUSE_BYTES} are taken")
     size = len("".join(chain(message.labels, message.labels.values())).encode("utf-8", "replace"))
     if size > MAX_LABEL_BYTES:
         return Excess("$.labels", f"the labels are {size} bytes together; at most {MAX_LABEL_BYTES} are kept")

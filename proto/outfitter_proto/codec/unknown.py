@@ -16,10 +16,13 @@ import msgspec
 from msgspec import inspect
 
 from outfitter_proto.codec.faults import Step, path
+from outfitter_proto.records import Condition
 
 MOST_NAMED = 8
 """Most unknown fields that the warnings name; the others are counted."""
 LONGEST_PATH = 200
+STRICT = (Condition,)
+"""Structs whose unknown fields are errors: who leaves out a part of what a device must be gets another device."""
 UNNAMED = "unknown fields were ignored; they are not named, because many messages of this host have some"
 _OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
@@ -54,7 +57,7 @@ def tolerant(kind: Any) -> msgspec.json.Decoder[Any]:
 
 def _tolerant(kind: Any) -> Any:
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
-        return _twin(kind)
+        return kind if kind in STRICT else _twin(kind)
     origin, parts = get_origin(kind), get_args(kind)
     if not parts:
         return kind
@@ -123,7 +126,7 @@ def _plan_of(kind: inspect.Type) -> _Plan | None:
     structs: dict[Any, _Fields] = {}
     tag_field, values = None, None
     for option in _options(kind):
-        if isinstance(option, inspect.StructType):
+        if isinstance(option, inspect.StructType) and option.cls not in STRICT:
             tag_field = option.tag_field
             structs[option.tag] = _fields_of(option)
         elif isinstance(option, inspect.DictType):

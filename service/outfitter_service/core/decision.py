@@ -79,8 +79,11 @@ class Rules(Struct, frozen=True, kw_only=True):
     """So many records of one worker are retained at most."""
     per_worker: frozenset[str] = frozenset()
     """The resources that say so in `specs`. It follows from these."""
+    choosing: frozenset[str] = frozenset()
+    """The resources of which workers take certain devices if they do not say it. It follows from `specs`."""
 
     def __post_init__(self) -> None:
+        force_setattr(self, "choosing", frozenset(name for name, spec in self.specs.items() if spec.clauses))
         force_setattr(self, "per_worker", frozenset(name for name, spec in self.specs.items() if spec.per_worker))
 
 

@@ -47,7 +47,8 @@ def report(builder: DecisionBuilder, event: m.DriverReport) -> None:
         return
     host_state = builder.host_state(event.host)
     # an answer without news matters only to those who wait for an answer
-    is_news = others or not _serves_the_same(before, inventory)
+    chooses = host_state.waiters.choosing > 0
+    is_news = others or not _serves_the_same(before, inventory, chooses=chooses)
     waiters = host_state.waiters.queue if is_news else host_state.waiters.unanswered.get(event.resource)
     is_for_one = event.resource in builder.rules.per_worker and not others and before.refused == inventory.refused
     if is_for_one and (before.failure is None or inventory.failure is not None):
@@ -229,11 +230,15 @@ def _aliases_now(host_state: HostState, record: Allocation) -> dict[str, list[st
     return aliases or UNSET
 
 
-def _serves_the_same(before: ResourceState, after: ResourceState) -> bool:
-    """Whether two inventories serve the same requests."""
+def _serves_the_same(before: ResourceState, after: ResourceState, *, chooses: bool) -> bool:
+    """Whether two inventories serve the same requests. `chooses`: some waiter takes certain devices only."""
     if before.reported != after.reported or before.failure != after.failure or before.linked != after.linked:
         return False
-    return before.devices is after.devices or [_seen_by_requests(device) for device in before.devices] == [
+    if before.devices is after.devices:
+        return True
+    if chooses and [device.properties for device in before.devices] != [device.properties for device in after.devices]:
+        return False
+    return [_seen_by_requests(device) for device in before.devices] == [
         _seen_by_requests(device) for device in after.devices
     ]
 

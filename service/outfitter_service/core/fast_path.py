@@ -10,7 +10,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import final
 
-from msgspec import Raw, Struct, structs
+from msgspec import UNSET, Raw, Struct, structs
 
 from outfitter_proto.keys import AllocationKey, allocation_key
 from outfitter_proto.records import NO_COMMIT, Allocation, Register, ResolvedRequest, Source, Transition
@@ -87,7 +87,12 @@ def grant(ledger: Ledger, rules: Rules, event: m.Incoming, now: datetime) -> Fas
         return None
     resolved = resolve(rules, message)
     request = resolved.request
-    if resolved.problem is not None or resolved.unavailable or len(request.amounts) != 1:
+    if (
+        resolved.problem is not None
+        or resolved.unavailable
+        or len(request.amounts) != 1
+        or request.choices is not UNSET
+    ):
         return None
     [(resource, amount)] = request.amounts.items()
     spec = rules.specs[resource]

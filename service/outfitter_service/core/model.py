@@ -12,11 +12,13 @@ from typing import Any, ClassVar, get_args
 
 from msgspec import Struct
 
+from outfitter_proto.clauses import Clauses
 from outfitter_proto.keys import AllocationKey, allocation_names
 from outfitter_proto.records import CordonOrder, Deregister, Health, Heartbeat, Register, Source, Token, Unwatched
 
 NO_ITEMS: dict[str, Any] = {}
 NO_NAMES: list[str] = []
+NO_CLAUSES = Clauses()
 """Empty containers that records share. No code changes a record's containers."""
 
 
@@ -62,10 +64,16 @@ class ResourceSpec(Struct, frozen=True, kw_only=True):
     """To how many workers each device is lent at once."""
     replicas_same_device: bool = False
     """One worker may get several replicas of the same device."""
+    clauses: Clauses = NO_CLAUSES
+    """Which devices a worker takes that does not say it."""
     hint: str | None = None
     """Advice for workers that wait although the driver reported enough devices."""
     min_healthy_s: float = 0.0
     """A device that was ill is lent only after it has been healthy for so many seconds; see `recovery`."""
+
+    def devices_for(self, amount: int) -> int:
+        """How many devices one worker needs at least for so much of the resource."""
+        return -(-amount // self.replicas) if self.replicas_same_device else amount
 
 
 class KnownDevice(Struct, frozen=True, kw_only=True):

@@ -12,29 +12,35 @@ requests.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from heapq import heapify, heappop, heappush
 
 from msgspec import UNSET, structs
 
+from outfitter_proto.clauses import Clauses, chosen
 from outfitter_proto.keys import AllocationKey
 from outfitter_proto.records import FINAL_STATES, Allocation, ReasonCode, Token, Unavailable
 from outfitter_service.core import discovery, reasons
 from outfitter_service.core import model as m
 from outfitter_service.core.decision import DecisionBuilder
 from outfitter_service.core.placement import policy
-from outfitter_service.core.request_check import excess
+from outfitter_service.core.placement.claims import Claims
+from outfitter_service.core.request_check import excess, unchoosable
 from outfitter_service.core.state import sizes
 from outfitter_service.core.state.host_state import HostState, QueueEntry, queue_entry
 from outfitter_service.core.state.infos import grant_infos
 from outfitter_service.core.state.ledger import SetScan
 from outfitter_service.core.state.overlay import HostOverlay
 from outfitter_service.core.state.sizes import FullError, OversizeError
+from outfitter_service.core.state.wants import Want
 from outfitter_service.core.states import PENDING, Step
 
 NOTHING: frozenset[str] = frozenset()
+NO_CLAUSES: dict[str, Clauses] = {}
 SCANNED_PER_CHANGE = 2
 """How many waiters one decision evaluates for each that it may change."""
+MOST_SIFTED = 16_384
+"""How many devices one decision compares with the clauses of waiters, about; which takes some 20 ms."""
 
 
 def admit(builder: DecisionBuilder, record: Allocation) -> Allocation:
@@ -49,13 +55,13 @@ def admit(builder: DecisionBuilder, record: Allocation) -> Allocation:
         if others + items > most:
             return _fail(builder, record, ReasonCode.TOO_MANY_LIVE, reasons.too_many_items(items, most), new=True)
     discovery.ask_for_new_worker(builder, overlay, record)
-    claimed, unevaluated = _claimed_before(builder, host_state, record) if queue else (NOTHING, NOTHING)
-    record, obstacle = _attempt(builder, overlay, record, claimed | unevaluated, new=True)
+    claims, unevaluated = _claimed_before(builder, host_state, record) if queue else (None, NOTHING)
+    record, obstacle = _attempt(builder, overlay, record, claims, new=True)
     if obstacle is None:
         return record
     if obstacle.reason == reasons.NEXT_COMMIT:
         _rescan_from(builder, host_state, queue_entry(record))
-    elif obstacle.code == ReasonCode.BUSY and not unevaluated <= claimed:
+    elif obstacle.code == ReasonCode.BUSY and unevaluated:
         obstacle = structs.replace(obstacle, reason=reasons.NEXT_EVALUATION)
     if len(queue) - len(withdrawn) >= builder.rules.max_waiting:
         reason = f"{builder.rules.max_waiting} workers of this host wait already, which is the limit"
@@ -93,7 +99,8 @@ def schedule(builder: DecisionBuilder, host: str) -> None:
     host_state = builder.overlay(host).host_state
     queue_pass = _QueuePass(builder, host)
     is_done = queue_pass.scan_heads(host_state, until=host_state.waiters.scan_from)
-    if _rescan_others(builder, host_state) or queue_pass.lacking or not is_done:
+    is_due = _rescan_others(builder, host_state) | _rescan_crowded(builder, host_state)
+    if is_due or queue_pass.lacking or not is_done:
         builder.reschedule(host)
 
 
@@ -111,6 +118,13 @@ def _rescan_others(builder: DecisionBuilder, host_state: HostState) -> bool:
     return first is not None and _rescan_from(builder, host_state, first)
 
 
+def _rescan_crowded(builder: DecisionBuilder, host_state: HostState) -> bool:
+    """As `_rescan_others`, for the waiters that want more different things than are kept apart."""
+    waiters = host_state.waiters
+    firsts = [waiters.waiting[resource][0] for resource in waiters.wants if waiters.is_crowded(resource)]
+    return bool(firsts) and _rescan_from(builder, host_state, min(firsts))
+
+
 def _rescan_from(builder: DecisionBuilder, host_state: HostState, start: QueueEntry) -> bool:
     """Have the waiters from `start` on evaluated again. Returns False if that is due already."""
     scans = [change.start for change in builder.decision.changes if type(change) is SetScan]
@@ -122,11 +136,10 @@ def _rescan_from(builder: DecisionBuilder, host_state: HostState, start: QueueEn
 
 
 def _first_other(builder: DecisionBuilder, host_state: HostState) -> QueueEntry | None:
-    overlapping, claims, specs = host_state.devices.overlapping, host_state.waiters.claims, builder.rules.specs
-    if not overlapping:
-        return None
-    shared = [name for name in overlapping if name in claims and name in specs and specs[name].shared]
-    return min([*(claims[name][0] for name in shared), *host_state.waiters.unplaced[:1]], default=None)
+    overlapping, waiters, specs = host_state.devices.overlapping, host_state.waiters, builder.rules.specs
+    shared = [name for name in overlapping if name in specs and specs[name].shared]
+    firsts = [waiters.first_claim(name) for name in shared]
+    return min([*[first for first in firsts if first is not None], *waiters.unplaced[:1]], default=None)
 
 
 def scan(builder: DecisionBuilder, host: str, *, whole: bool) -> bool:
@@ -149,6 +162,7 @@ def scan(builder: DecisionBuilder, host: str, *, whole: bool) -> bool:
         first_index = bisect_left(queue, start)
         for index in range(first_index, len(queue)):
             is_enough = queue_pass.is_full or index - first_index >= SCANNED_PER_CHANGE * builder.rules.chunk
+            is_enough |= queue_pass.sifted >= MOST_SIFTED
             if is_enough or not queue_pass.evaluate(queue[index][2]):
                 next_start = queue[index]
                 builder.reschedule(host)
@@ -164,16 +178,19 @@ class _QueuePass:
     """One decision's pass through a host's queue, in order."""
 
     def __init__(self, builder: DecisionBuilder, host: str) -> None:
-        self.claimed: set[str] = set()
-        """The resources of those that go on waiting."""
+        self.claims = Claims(builder.host_state(host).devices, builder.rules.specs)
+        """Of those that go on waiting."""
         self.has_moved = False
         """Some waiter waits no longer."""
         self.lacking: list[QueueEntry] = []
         """The waiters for which on-demand drivers must be asked."""
+        self.sifted = 0
+        """How many devices were compared with clauses, if nobody has done it before."""
+        self._known: set[tuple[str, Clauses]] = set()
         self._builder = builder
         self._host = host
         self._most_changes = len(builder.decision.changes) + builder.rules.chunk
-        self._alike: dict[tuple[tuple[str, int], ...], policy.Infeasibility] = {}
+        self._alike: dict[tuple[object, ...], policy.Infeasibility] = {}
 
     @property
     def is_full(self) -> bool:
@@ -183,19 +200,29 @@ class _QueuePass:
     def scan_heads(self, host_state: HostState, *, until: QueueEntry | None) -> bool:
         """Evaluate the first waiter for each busy resource, and after each grant the next one, up to `until`. Returns
         False if some are left for another decision."""
-        heads = [(entries[0], resource, 0) for resource, entries in host_state.waiters.claims.items()]
+        waiters = host_state.waiters
+        lists: list[tuple[str, Want | None, Sequence[QueueEntry]]] = [
+            (resource, None, entries) for resource, entries in waiters.claims.items()
+        ]
+        for resource, wants in waiters.wants.items():
+            if not waiters.is_crowded(resource):
+                lists += [(resource, want, entries) for want, entries in wants.items()]
+            elif until is None or waiters.waiting[resource][0] < until:
+                self.claims.add(resource, None)
+        heads = [(entries[0], number, 0) for number, (_, _, entries) in enumerate(lists)]
         heapify(heads)
         last = None
         while heads:
-            entry, resource, index = heappop(heads)
+            entry, number, index = heappop(heads)
             if until is not None and entry >= until:
                 break
             if entry != last:
                 if self.is_full or not self.evaluate(entry[2]):
                     return False
                 last = entry
-            if resource not in self.claimed and index + 1 < len(host_state.waiters.claims[resource]):
-                heappush(heads, (host_state.waiters.claims[resource][index + 1], resource, index + 1))
+            resource, want, entries = lists[number]
+            if not self.claims.has(resource, want) and index + 1 < len(entries):
+                heappush(heads, (entries[index + 1], number, index + 1))
         return True
 
     def evaluate(self, key: AllocationKey) -> bool:
@@ -205,6 +232,13 @@ class _QueuePass:
         except FullError:
             return False
         return True
+
+    def _count_sifted(self, overlay: HostOverlay, clauses: Iterable[tuple[str, Clauses]]) -> None:
+        for each in clauses:
+            free_list = overlay.devices.free_lists.get(each[0])
+            if each not in self._known and free_list is not None:
+                self._known.add(each)
+                self.sifted += len(free_list.devices)
 
     def ask_drivers(self, host_state: HostState) -> None:
         """Ask on-demand drivers for the waiters that the reported devices could not serve."""
@@ -233,12 +267,20 @@ class _QueuePass:
             self.has_moved = True
             _fail(builder, waiter, ReasonCode.INVALID_REQUEST, reason)
             return
+        if request.choices is not UNSET and (reason := unchoosable(specs, request)) is not None:
+            self.has_moved = True
+            _fail(builder, waiter, ReasonCode.INVALID_REQUEST, reason)
+            return
         overlay = builder.overlay(self._host)
-        amounts = tuple(sorted(request.amounts.items()))
+        amounts: tuple[object, ...] = tuple(sorted(request.amounts.items()))
+        if request.choices is not UNSET:
+            clauses = sorted(chosen(request).items(), key=lambda item: item[0])
+            amounts = (*amounts, *clauses)
+            self._count_sifted(overlay, clauses)
         obstacle = self._alike.get(amounts)
         record = waiter
         if obstacle is None:
-            record, obstacle = _attempt(builder, overlay, waiter, self.claimed, later=self.lacking)
+            record, obstacle = _attempt(builder, overlay, waiter, self.claims, later=self.lacking)
             if obstacle is None:
                 self.has_moved = True
                 return
@@ -249,12 +291,12 @@ class _QueuePass:
             self.has_moved = True
             give_up(builder, structs.replace(record, reason=obstacle.reason))
             return
-        is_first = obstacle.resource not in self.claimed
+        is_first = not self.claims.touches(obstacle.resource)
         record = _update_reason(builder, overlay, record, obstacle, is_first=is_first, changed=record is not waiter)
         if record.state != PENDING:
             self.has_moved = True
         elif record.reason_code == ReasonCode.BUSY:
-            self.claimed.update(record.request.amounts)
+            self.claims.add_all_of(record.request)
 
 
 def _update_reason(
@@ -289,27 +331,35 @@ def _update_reason(
     return record
 
 
-def _claimed_before(builder: DecisionBuilder, host_state: HostState, record: Allocation) -> tuple[Set[str], Set[str]]:
-    """The resources that waiters before `record` want and that may have devices of its request.
-
-    Returns two sets. The first is of waiters that found these resources busy. The second is of waiters whose evaluation
-    is due, and which may get them.
-    """
+def _claimed_before(builder: DecisionBuilder, host_state: HostState, record: Allocation) -> tuple[Claims, Set[str]]:
+    """What waiters before `record` claim of devices that its request may get. The set has those of the resources that
+    only waiters claim whose evaluation is due, and which may get them."""
     own = queue_entry(record)
-    amounts = record.request.amounts
+    amounts, waiters = record.request.amounts, host_state.waiters
     names = (
         amounts.keys()
         if host_state.devices.overlapping.isdisjoint(amounts)
         else host_state.devices.overlapping | amounts.keys()
     )
-    claimed = {name for name in names if _any_waits(builder, host_state.waiters.claims.get(name, ()), own)}
-    if host_state.waiters.scan_from is None or host_state.waiters.scan_from >= own:
-        return claimed, NOTHING
-    return claimed, {
+    claims = Claims(host_state.devices, builder.rules.specs)
+    for name in names:
+        as_a_whole = [waiters.claims.get(name, ()), waiters.waiting[name] if waiters.is_crowded(name) else ()]
+        if any(_any_waits(builder, entries, own) for entries in as_a_whole):
+            claims.add(name, None)
+        elif name in waiters.wants:
+            for want, entries in waiters.wants[name].items():
+                if _any_waits(builder, entries, own):
+                    claims.add(name, want)
+    if waiters.scan_from is None or waiters.scan_from >= own:
+        return claims, NOTHING
+    unevaluated = {
         name
         for name in names
-        if _any_waits(builder, host_state.waiters.waiting.get(name, ()), own, host_state.waiters.scan_from)
+        if name not in claims.resources and _any_waits(builder, waiters.waiting.get(name, ()), own, waiters.scan_from)
     }
+    for name in unevaluated:
+        claims.add(name, None)
+    return claims, unevaluated
 
 
 def _any_waits(
@@ -329,14 +379,14 @@ def _attempt(
     builder: DecisionBuilder,
     overlay: HostOverlay,
     record: Allocation,
-    claimed: Collection[str],
+    claims: Claims | None,
     *,
     new: bool = False,
     later: list[QueueEntry] | None = None,
 ) -> tuple[Allocation, policy.Infeasibility | None]:
     """Grant a worker what it wants, or fail it. Returns its record, and the obstacle if it must wait.
 
-    `claimed`: the resources that earlier waiters want. `new`: the worker has no record yet. `later`: a list for workers
+    `claims`: of earlier waiters. `new`: the worker has no record yet. `later`: a list for workers
     that claim nothing and need an on-demand driver. While the manager asks a driver, its devices serve nobody. So the
     driver is asked after the pass, and its reported devices may serve other workers first.
     """
@@ -344,7 +394,7 @@ def _attempt(
     if (least := policy.least_bytes(overlay, record.request.amounts)) > most:
         return _fail_oversize(builder, record, OversizeError(least, most), new=new), None
     while True:
-        outcome = _placed(builder, overlay, record, claimed)
+        outcome = _placed(builder, overlay, record, claims)
         if isinstance(outcome, dict):
             shares_all = all(builder.rules.specs[name].shared for name in outcome)
             if overlay.without_exclusive >= builder.rules.max_live and shares_all:
@@ -379,15 +429,17 @@ def _attempt(
 
 
 def _placed(
-    builder: DecisionBuilder, overlay: HostOverlay, record: Allocation, claimed: Collection[str]
+    builder: DecisionBuilder, overlay: HostOverlay, record: Allocation, claims: Claims | None
 ) -> m.Devices | policy.Infeasibility:
     """The devices for a worker, or the obstacle. A driver that answers for one worker at a time is only asked once
     nothing else is in the way."""
     specs, amounts = builder.rules.specs, record.request.amounts
+    clauses = NO_CLAUSES if record.request.choices is UNSET else chosen(record.request)
     unanswered = discovery.without_answer(overlay, builder.rules, record)
     if not unanswered:
-        return policy.place(overlay, specs, amounts, claimed)
-    outcome = policy.place(overlay, specs, {name: amounts[name] for name in amounts if name not in unanswered}, claimed)
+        return policy.place(overlay, specs, amounts, claims, clauses)
+    answered = {name: amounts[name] for name in amounts if name not in unanswered}
+    outcome = policy.place(overlay, specs, answered, claims, clauses)
     if not isinstance(outcome, dict):
         return outcome
     return policy.unanswered(overlay, {name: (specs[name], amounts[name]) for name in amounts if name in unanswered})

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import UNSET
 
+from outfitter_proto.clauses import Clauses, in_words
 from outfitter_proto.records import MAX_REASON, Cordon
 from outfitter_service.core.model import ResourceSpec, SpecState
 from outfitter_service.core.state import recovery
@@ -24,6 +25,8 @@ NAMED_STRANGERS = 3
 HEALING = "granted when enough are healthy again"
 """What the reason says of a request that only illness makes infeasible."""
 _FREE = re.compile(r"\d+( of \d+ free)")
+NAMED_FAULTS = 6
+"""Most kinds of excluded devices that a reason names."""
 SHOWN = 8
 """Most resources of a request that a reason names."""
 
@@ -243,6 +246,80 @@ def busy(spec: ResourceSpec, amount: int, free: int, inventory: ResourceState) -
     text = f"waits for {amount} {spec.name}: {free} of {len(inventory.devices)} free{unwell}{out}"
     text = f"{text}{strangers(inventory)}{held_back(inventory)}"
     return f"{text}; {spec.hint}" if spec.hint else text
+
+
+# --- certain devices --------------------------------------------------------------------------------------
+
+
+def _chosen(spec: ResourceSpec, amount: int, clauses: Clauses) -> str:
+    said = in_words(clauses)
+    return f"{amount} {spec.name} with {said}" if clauses.where else f"{amount} {spec.name}, {said}"
+
+
+def busy_chosen(spec: ResourceSpec, amount: int, clauses: Clauses, free: int, total: int, *, apart: bool) -> str:
+    """`free`, `total`: of the devices that meet the clauses. `apart`: those that are free have too little in common."""
+    text = f"waits for {_chosen(spec, amount, clauses)}: {free} of {total} free"
+    return f"{text}, but too few of one {' and one '.join(clauses.same)}" if apart else text
+
+
+def excluded(
+    spec: ResourceSpec,
+    amount: int,
+    clauses: Clauses,
+    meeting: int,
+    total: int,
+    faults: Mapping[str, int],
+    together: int | None,
+) -> str:
+    """Why a request's clauses leave too few devices, clause by clause. `meeting`: how many of `total` meet `where`;
+    `together`: how many of these have something in common, if only that is too little."""
+    most = sorted(faults.items(), key=lambda item: (-item[1], item[0]))
+    named = ", ".join([f"{fault}: {count}" for fault, count in most[:NAMED_FAULTS]])
+    named += ", …" if len(most) > NAMED_FAULTS else ""
+    others = f"; {named}" if named else ""
+    common = "" if together is None else f", and at most {together} of these have one {' and one '.join(clauses.same)}"
+    return f"{_chosen(spec, amount, clauses)} requested, {meeting} of {total} discovered are so{common}{others}"
+
+
+def excluded_ill(
+    spec: ResourceSpec, amount: int, clauses: Clauses, lendable: int, total: int, *, cordoned: bool
+) -> str:
+    """`lendable`: how many of the `total` devices that meet the clauses can be lent."""
+    short = f"{_chosen(spec, amount, clauses)} requested, {lendable} of {total} such can be lent"
+    return f"{short}; {HEALING}{' and enough orders have ended' if cordoned else ''}"
+
+
+def too_few_chosen_together(
+    amounts: Mapping[str, int], clauses: Mapping[str, Clauses], *, ill: bool, cordoned: bool
+) -> str:
+    said = "; ".join([f"{name}: {in_words(clauses[name])}" for name in amounts if name in clauses])
+    short = f"{_amounts(amounts)} requested ({said}): these are the same devices, and too few of them are so"
+    if not ill:
+        return short
+    return f"{short} and can be lent; {HEALING}{' and enough orders have ended' if cordoned else ''}"
+
+
+def on_demand_chosen(spec: ResourceSpec) -> str:
+    return (
+        f"{spec.name} cannot be chosen by where or same: its driver names devices only when it is asked for some; "
+        "leave them out, or configure a driver that lists its devices"
+    )
+
+
+def shared_same(spec: ResourceSpec) -> str:
+    return f"{spec.name} is shared here, and a worker gets all of its devices: same has no meaning for it; leave it out"
+
+
+def operator_chosen(operator: str, resource: str) -> str:
+    return (
+        f"operator {operator!r} says where or same of {resource!r}; only its worker can: say it in the worker's own "
+        "request"
+    )
+
+
+def unknown_property(resource: str, name: str, near: str | None) -> str:
+    hint = f"; did you mean {near}?" if near else ""
+    return f"no driver of this host reports {name} of {resource}{hint}"
 
 
 def behind(resources: Iterable[str]) -> str:

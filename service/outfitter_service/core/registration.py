@@ -25,7 +25,7 @@ from outfitter_proto.records import (
 from outfitter_service.core import discovery, ending, queue, reasons
 from outfitter_service.core import model as m
 from outfitter_service.core.decision import DecisionBuilder
-from outfitter_service.core.request_check import differences, resolve
+from outfitter_service.core.request_check import differences, resolve, unknown_properties
 from outfitter_service.core.states import ENDED, PENDING, RELEASING, Step
 
 MIN_FORGOTTEN = 2
@@ -48,6 +48,8 @@ def register(builder: DecisionBuilder, message: Register, source: Source, warnin
         _supersede(builder, newest, message.incarnation)  # that one has superseded all earlier ones
     resolved = resolve(builder.rules, message)
     wait_s = message.wait_s if message.wait_s is not None else builder.rules.wait_s
+    if resolved.request.choices is not UNSET:
+        warnings = [*warnings, *unknown_properties(builder.host_state(message.host), resolved.request)]
     record = Allocation(
         host=message.host,
         worker=message.worker,

@@ -11,7 +11,7 @@ from msgspec import Struct, structs
 
 from outfitter_proto import __version__
 from outfitter_proto.keys import host_writer, partition_writer
-from outfitter_proto.records import ManagerIdentity
+from outfitter_proto.records import OBEYED, ManagerIdentity
 from outfitter_proto.support.processes import boot_id, pid_namespace, time_namespace
 from outfitter_service.core.delays import Sight
 from outfitter_service.runtime.clock import Clock
@@ -53,6 +53,7 @@ class Identity(Struct, frozen=True, kw_only=True):
             pid_ns=self.pid_ns,
             time_ns=self.time_ns,
             stopped_at=stopped_at,
+            obeys=list(OBEYED),
         )
 
 

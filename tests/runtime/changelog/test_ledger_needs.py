@@ -93,7 +93,7 @@ async def test_a_manager_that_lacks_it_refuses_the_ledger_by_name(serve: Serve, 
     ends = await bus.offsets(TOPICS.allocations, 0)
     async with serve(static(1), identity=another(), ready=False) as manager:
         said = await manager.ended_by(LedgerRefusedError)
-        assert f"@checkpoint/host/{HOST} needs lanes, and this version knows orders, parts" in said
+        assert f"@checkpoint/host/{HOST} needs lanes, and this version knows choices, orders, parts" in said
     assert await bus.offsets(TOPICS.allocations, 0) == ends
 
 

@@ -23,7 +23,15 @@ ZERO = {
     "outfitter_allocations": [{"resource": "gpu", "state": str(state)} for state in AllocationState],
     "outfitter_pending": [
         {"resource": "gpu", "reason": reason}
-        for reason in ("busy", "cordoned", "infeasible", "not-reported", "driver-failed")
+        for reason in (
+            "busy",
+            "cordoned",
+            "used-by-stranger",
+            "infeasible",
+            "placement-not-found",
+            "not-reported",
+            "driver-failed",
+        )
     ],
     "outfitter_allocation_seconds_count": [{"resource": "gpu"}],
     "outfitter_driver_runs_total": [{"resource": "gpu", "call": call} for call in ("inventory", "retrieve", "prepare")],
@@ -64,10 +72,16 @@ def test_every_metric_is_there_from_the_start_at_zero(name: str) -> None:
 async def test_metrics_move_with_what_happens(serve: Serve) -> None:
     async with serve(static(2)) as in_process:
         await in_process.say(
-            register("a", gpu=1), register("b", gpu=1), register("c", gpu=1), register("d", fpga=1), heartbeat("a"),
-            heartbeat("nobody"), deregister("a"), deregister("c"),
+            register("a", gpu=1),
+            register("b", gpu=1),
+            register("c", gpu=1),
+            register("d", fpga=1),
+            heartbeat("a"),
+            heartbeat("nobody"),
+            deregister("a"),
+            deregister("c"),
             register("e", gpu=1, lease_s=0.1),
-        )  # fmt: skip
+        )
         await in_process.state("e", "ended")
         await in_process.reported()
         for name, labels, value in [

@@ -35,6 +35,11 @@ def fingerprint(host_state: HostState) -> dict[str, Any]:
         "waiting": {name: list(entries) for name, entries in host_state.waiters.waiting.items()},
         "claims": {name: list(entries) for name, entries in host_state.waiters.claims.items()},
         "unplaced": list(host_state.waiters.unplaced),
+        "wants": {
+            name: {want: list(entries) for want, entries in wants.items()}
+            for name, wants in host_state.waiters.wants.items()
+        },
+        "choosing": host_state.waiters.choosing,
         "unanswered": {name: list(entries) for name, entries in host_state.waiters.unanswered.items()},
         "scan_from": host_state.waiters.scan_from,
         "deadlines": list(host_state.waiters.deadlines),

@@ -6,10 +6,12 @@ It knows nothing of how decisions are made. What it checks it works out from rec
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
-from itertools import combinations
+from itertools import combinations, product
 
+from outfitter_proto import clauses
+from outfitter_proto.clauses import Clauses, chosen
 from outfitter_proto.codec import encode
 from outfitter_proto.records import (
     FINAL_STATES,
@@ -65,12 +67,22 @@ def one_name(name: str) -> str:
 
 
 def known(
-    name: str, health: Health = Health.HEALTHY, *, used_by: str | None = None, untold: str | None = None
+    name: str,
+    health: Health = Health.HEALTHY,
+    *,
+    used_by: str | None = None,
+    untold: str | None = None,
+    painted: str = "",
 ) -> m.KnownDevice:
+    """A device. Its colour and its groups follow from its name, unless it is `painted` otherwise."""
+    number = int("".join(filter(str.isdigit, one_name(name))) or 0)
+    properties = {
+        "index": name,
+        "colour": painted or ("red", "blue")[number % 2],
+        "group": ("a", "a,b", "b,c", "c")[number % 4],
+    }
     aliases = ALIASES.get(name, ())
-    return m.KnownDevice(
-        id=name, properties={"index": name}, aliases=aliases, health=health, used_by=used_by, untold=untold
-    )
+    return m.KnownDevice(id=name, properties=properties, aliases=aliases, health=health, used_by=used_by, untold=untold)
 
 
 def written(decision: Decision) -> int:
@@ -204,6 +216,8 @@ class World:
                 given = len(record.resources[resource])
                 assert given >= amount if self.rules.specs[resource].shared else given == amount
             check_operators(record)
+            for resource, asked in chosen(record.request).items():
+                assert clauses.fault(asked, record.resources.get(resource, [])) is None, f"{record.key}: {asked}"
             out = self.cordoned()
             given_out = [info["id"] for infos in record.resources.values() for info in infos if info["id"] in out]
             assert not given_out, f"{record.key} was given {given_out}, which are cordoned"
@@ -363,13 +377,15 @@ class World:
         rebuilt.restore(SetScan(HOST, self.ledger.host_state(HOST).waiters.scan_from))
         assert whole(rebuilt) == whole(self.ledger)
 
-    def shows(self, resource: str, *, healthy: bool = True) -> set[str]:
-        """The devices of a resource, each by one name. `healthy`: only those that could be lent."""
-        out = self.cordoned() if healthy else ()
+    def shows(self, resource: str, *, healthy: bool = True, asked: Clauses = m.NO_CLAUSES) -> set[str]:
+        """The devices of a resource, each by one name. `healthy`: only those that could be lent. `asked`: only those
+        that meet these clauses."""
+        out, sieve = self.cordoned() if healthy else (), clauses.Sieve(asked)
         return {
             one_name(device.id)
             for device in self.ledger.host_state(HOST).devices.inventory(resource).devices
-            if (device.health == Health.HEALTHY and device.id not in out and device.used_by is None) or not healthy
+            if ((device.health == Health.HEALTHY and device.id not in out and device.used_by is None) or not healthy)
+            and sieve.fault(device.properties) is None
         }
 
     def unwell(self, resource: str) -> set[str]:
@@ -378,6 +394,17 @@ class World:
         inventory = host.resources.get(resource) if host is not None else None
         unwell = inventory.unwell or {} if inventory is not None else {}
         return {name for name, lent in unwell.items() if lent is None or lent > self.now}
+
+    def groups(self, resource: str, amount: int, asked: Clauses, *, healthy: bool = True) -> list[set[str]]:
+        """The largest sets of devices of which all that a worker gets may be, each device by one name."""
+        shown = self.shows(resource, healthy=healthy, asked=asked)
+        if not asked.same or amount < 2:
+            return [shown]
+        named: dict[tuple[object, ...], set[str]] = {}
+        for device in self.ledger.host_state(HOST).devices.inventory(resource).devices:
+            for values in product(*[clauses.common_values(device.properties, name) for name in asked.same]):
+                named.setdefault(values, set()).add(one_name(device.id))
+        return [group for each in named.values() if len(group := each & shown) >= amount]
 
     def cordoned(self) -> set[str]:
         """The names of all devices that some order in effect takes out, as far as drivers or the host's record connect
@@ -437,8 +464,10 @@ class World:
     def wants(self, record: Allocation) -> tuple[set[str], set[str]]:
         """The devices that could serve a request: to have alone, and to share."""
         wanted: tuple[set[str], set[str]] = set(), set()
-        for resource in record.request.amounts:
-            wanted[self.rules.specs[resource].shared].update(self.shows(resource))
+        asked = chosen(record.request)
+        for resource, amount in record.request.amounts.items():
+            groups = self.groups(resource, amount, asked.get(resource, m.NO_CLAUSES))
+            wanted[self.rules.specs[resource].shared].update(*groups)
         return wanted
 
     def can_be_had(
@@ -446,13 +475,18 @@ class World:
     ) -> bool:
         """Whether there are enough devices but for those that can not be had `alone`, or `shared` (Hall's condition:
         however some of the exclusive resources are picked, they show as many devices as are wanted of them)."""
-        amounts = record.request.amounts
-        mine = {}
+        amounts, asked = record.request.amounts, chosen(record.request)
+        mine: dict[str, list[set[str]]] = {}
         for resource, amount in amounts.items():
+            groups = self.groups(resource, amount, asked.get(resource, m.NO_CLAUSES), healthy=healthy)
             if not self.rules.specs[resource].shared:
-                mine[resource] = self.shows(resource, healthy=healthy).difference(alone)
-            elif len(self.shows(resource, healthy=healthy).difference(shared)) < amount:
+                mine[resource] = [group.difference(alone) for group in groups]
+            elif not any(len(group.difference(shared)) >= amount for group in groups):
                 return False
+        return any(self._suffice(dict(zip(mine, picked, strict=True)), amounts) for picked in product(*mine.values()))
+
+    @staticmethod
+    def _suffice(mine: dict[str, set[str]], amounts: Mapping[str, int]) -> bool:
         return all(
             len(set().union(*[mine[one] for one in some])) >= sum(amounts[one] for one in some)
             for count in range(1, len(mine) + 1)

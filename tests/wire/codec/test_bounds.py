@@ -31,6 +31,7 @@ AT_THE_BOUND: list[tuple[str, dict[str, Any]]] = [
     ("$.operators", {"operators": {f"o{number}": {} for number in range(256)}}),
     ("$.operators", {"operators": {f"o{number}": asks(64) for number in range(16)}}),
     ("$.labels", {"labels": {"é": "x" * 2000, "y": "ü" * 1046 + "z"}}),
+    ("$.resources", {"resources": {"r": {"amount": 1, "where": {"x": "y" * (4096 - 15)}}}}),
 ]
 BEYOND: list[tuple[str, dict[str, Any]]] = [
     *((f"$.owner.{name}", {"owner": {**OWNER, "boot_id": "b", name: 2**64}}) for name in NUMBERS),
@@ -40,6 +41,8 @@ BEYOND: list[tuple[str, dict[str, Any]]] = [
     ("$.operators", {"operators": {f"o{number}": {} for number in range(257)}}),
     ("$.operators", {"operators": {f"o{number}": asks(41) for number in range(25)}}),
     ("$.labels", {"labels": {"é": "x" * 2000, "y": "ü" * 1046 + "zz"}}),
+    ("$.resources", {"resources": {"r": {"amount": 1, "where": {"x": "y" * (4096 - 14)}}}}),
+    ("$.resources", {"resources": {f"r{n}": {"amount": 1, "same": ["y" * 100]} for n in range(40)}}),
     ("$.labels", {"labels": {"x" * 5000: ""}}),
     ("$.labels", {"labels": {f"{number}": "" for number in range(1500)}}),
 ]
@@ -91,3 +94,6 @@ def test_the_schema_says_them() -> None:
     asked = defined["Register"]["properties"]
     assert asked["resources"]["anyOf"][0]["maxProperties"] == 64
     assert asked["operators"]["anyOf"][0]["maxProperties"] == 256
+    of_resource = defined["ResourceRequest"]["properties"]
+    assert of_resource["where"]["anyOf"][0]["maxProperties"] == 32
+    assert of_resource["same"]["anyOf"][0]["maxItems"] == 4

@@ -40,7 +40,7 @@ def told(message: dict[str, Any]) -> list[str]:
         ),
         (
             {"operators": {"a": {"gpu": {"amount": 1, "share": 1}}}},
-            ["unknown field $.operators.a.gpu.share was ignored; known there are amount"],
+            ["unknown field $.operators.a.gpu.share was ignored; did you mean same?"],
         ),
         ({"owner": {**OWNER, "bootid": "b"}}, ["unknown field $.owner.bootid was ignored; did you mean boot_id?"]),
         ({"labels": {"anything": "goes"}}, []),
@@ -212,3 +212,11 @@ def test_records_of_a_later_version_are_read_with_fields_anywhere(path: tuple[st
         "event": "register", "to": "allocated", "explanation": "", "record": later, "later": 1,
     }  # fmt: skip
     assert isinstance(codec.decode_history(msgspec.json.encode(step)), Transition)
+
+
+def test_a_part_of_a_clause_that_nobody_knows_refuses_the_message() -> None:
+    """Without it, the worker would get devices that it does not want."""
+    resources = {"gpu": {"amount": 1, "where": {"memory.total_bytes": {"min": "40Gi", "mx": "80Gi"}}, "wher": 1}}
+    with pytest.raises(codec.WireError, match="unknown field `mx`") as caught:
+        told(HEAD | {"resources": resources})
+    assert caught.value.field == '$.resources.gpu.where["memory.total_bytes"]'

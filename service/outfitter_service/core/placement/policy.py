@@ -10,16 +10,20 @@ from collections.abc import Collection, Iterable, Mapping
 
 from msgspec import UNSET, Struct, UnsetType
 
+from outfitter_proto.clauses import Clauses
 from outfitter_proto.records import OperatorShare, ReasonCode, ResolvedRequest
 from outfitter_service.core import model as m
 from outfitter_service.core import reasons
 from outfitter_service.core.model import Devices, DriverFailure, KnownDevice, OnFailure, ResourceSpec, SpecState
+from outfitter_service.core.placement.claims import Claims
 from outfitter_service.core.placement.search import BudgetError, is_feasible
 from outfitter_service.core.placement.shared_devices import DeviceChoice, same_device
 from outfitter_service.core.state import matching
 from outfitter_service.core.state.infos import grant_infos
+from outfitter_service.core.state.lending import Block
 from outfitter_service.core.state.overlay import HostOverlay
 from outfitter_service.core.state.resource_state import ResourceState
+from outfitter_service.core.state.selections import Selection
 
 _OK = SpecState.OK
 
@@ -35,38 +39,45 @@ class Infeasibility(Struct, frozen=True):
 
 
 def place(
-    overlay: HostOverlay, specs: Mapping[str, ResourceSpec], amounts: Mapping[str, int], claimed: Collection[str] = ()
+    overlay: HostOverlay,
+    specs: Mapping[str, ResourceSpec],
+    amounts: Mapping[str, int],
+    claims: Claims | None = None,
+    clauses: Mapping[str, Clauses] = m.NO_ITEMS,
 ) -> Devices | Infeasibility:
     """The devices for a request, or the obstacle that weighs most, whatever the order of its resources.
 
-    `claimed`: the resources that earlier waiters want. Devices that could serve those waiters are left to them, unless
-    both share the devices. A final obstacle weighs most, then one that blocks nobody (not reported, infeasible,
-    failed), then busy.
+    `claims`: of earlier waiters. Devices that could serve those waiters are left to them, unless both share the
+    devices. `clauses`: what the request says of the devices of some resources. A final obstacle weighs most, then one
+    that blocks nobody (not reported, infeasible, failed), then busy.
     """
-    obstacle = infeasibility(overlay, specs, amounts)
+    obstacle = infeasibility(overlay, specs, amounts, clauses)
     if obstacle is not None:
         return obstacle
     shared = [resource for resource in amounts if specs[resource].shared]
     alone = amounts if not shared else {name: amount for name, amount in amounts.items() if name not in shared}
     for resource, amount in alone.items():
-        spec = specs[resource]
-        free = overlay.free_replicas(resource) if spec.replicas_same_device else overlay.free_count(resource)
+        spec, asked = specs[resource], clauses.get(resource)
+        free = _free_count(overlay, spec, asked)
         if free < amount:
-            return _busy(overlay, spec, amount, free)
-    for resource in alone:
-        if resource in claimed:
-            return Infeasibility(ReasonCode.BUSY, reasons.behind([resource]), resource)
+            return _busy(overlay, spec, amount, free, asked)
+    if claims is not None:
+        for resource in alone:
+            if resource in claims.resources:
+                return Infeasibility(ReasonCode.BUSY, reasons.behind([resource]), resource)
     overlapping = overlay.devices.overlapping
     is_disjoint = not overlapping or overlapping.isdisjoint(amounts)
-    choice = None if is_disjoint else DeviceChoice(overlay, specs, claimed)
+    is_plain = is_disjoint and not clauses and (claims is None or claims.chosen.keys().isdisjoint(amounts))
+    choice = None if is_plain else DeviceChoice(overlay, specs, claims, clauses)
     chosen: Devices = {}
     for resource in shared:
-        unlocked = overlay.sharable(resource)
+        asked = clauses.get(resource)
+        unlocked = overlay.sharable(resource, None if asked is None else _selection(overlay, resource, asked).lendable)
         chosen[resource] = unlocked if choice is None else choice.left_to_share(resource, unlocked)
         if len(chosen[resource]) < amounts[resource]:
             if len(unlocked) >= amounts[resource] and choice is not None:
                 return Infeasibility(ReasonCode.BUSY, reasons.behind(choice.rivals), resource)
-            return _busy(overlay, specs[resource], amounts[resource], len(unlocked))
+            return _busy(overlay, specs[resource], amounts[resource], len(unlocked), asked)
     if choice is None:
         chosen.update({resource: overlay.free(resource, amount) for resource, amount in alone.items()})
     elif alone:
@@ -77,18 +88,66 @@ def place(
         except BudgetError:
             return Infeasibility(ReasonCode.PLACEMENT_NOT_FOUND, reasons.not_found(ordered), next(iter(ordered)))
         if devices is None:
-            reason = reasons.behind(choice.rivals) if choice.rivals else reasons.busy_together(ordered)
-            return Infeasibility(ReasonCode.BUSY, reason, next(iter(ordered)))
+            return _not_chosen(overlay, specs, ordered, choice, clauses)
         chosen.update(devices)
     return {resource: chosen[resource] for resource in amounts}
 
 
-def _busy(overlay: HostOverlay, spec: ResourceSpec, amount: int, free: int) -> Infeasibility:
-    return Infeasibility(ReasonCode.BUSY, reasons.busy(spec, amount, free, overlay.inventory(spec.name)), spec.name)
+def _selection(overlay: HostOverlay, resource: str, clauses: Clauses) -> Selection:
+    """The devices of a resource that a request takes. Its driver has reported some."""
+    return overlay.devices.free_lists[resource].selection(clauses)
+
+
+def _free_count(overlay: HostOverlay, spec: ResourceSpec, clauses: Clauses | None) -> int:
+    """How much of an exclusive resource, of what the request takes, one worker could have now."""
+    among = None if clauses is None else _selection(overlay, spec.name, clauses).lendable
+    if spec.replicas_same_device:
+        return overlay.free_replicas(spec.name, among)
+    if among is None:
+        return overlay.free_count(spec.name)
+    return sum([position in among for position in overlay.free_positions(spec.name)])
+
+
+def _not_chosen(
+    overlay: HostOverlay,
+    specs: Mapping[str, ResourceSpec],
+    amounts: Mapping[str, int],
+    choice: DeviceChoice,
+    clauses: Mapping[str, Clauses],
+) -> Infeasibility:
+    """The obstacle where enough devices of each resource are free, but not for all of them, or not with something in
+    common, or where they are left to earlier waiters."""
+    first = next(iter(amounts))
+    if choice.rivals:
+        return Infeasibility(ReasonCode.BUSY, reasons.behind(choice.rivals), first)
+    if len(amounts) > 1 or first not in clauses or not clauses[first].same:
+        return Infeasibility(ReasonCode.BUSY, reasons.busy_together(amounts), first)
+    free = _free_count(overlay, specs[first], clauses[first])
+    return _busy(overlay, specs[first], amounts[first], free, clauses[first], apart=True)
+
+
+def _busy(
+    overlay: HostOverlay,
+    spec: ResourceSpec,
+    amount: int,
+    free: int,
+    clauses: Clauses | None = None,
+    *,
+    apart: bool = False,
+) -> Infeasibility:
+    if clauses is None:
+        reason = reasons.busy(spec, amount, free, overlay.inventory(spec.name))
+    else:
+        selected = len(_selection(overlay, spec.name, clauses).positions)
+        reason = reasons.busy_chosen(spec, amount, clauses, free, selected, apart=apart)
+    return Infeasibility(ReasonCode.BUSY, reason, spec.name)
 
 
 def infeasibility(
-    overlay: HostOverlay, specs: Mapping[str, ResourceSpec], amounts: Mapping[str, int]
+    overlay: HostOverlay,
+    specs: Mapping[str, ResourceSpec],
+    amounts: Mapping[str, int],
+    clauses: Mapping[str, Clauses] = m.NO_ITEMS,
 ) -> Infeasibility | None:
     """Why a request cannot be met even if nobody held or claimed a device; None for a feasible one."""
     obstacle: Infeasibility | None = None
@@ -102,8 +161,11 @@ def infeasibility(
         inventory = overlay.inventory(resource)
         is_well = inventory.failure is None and inventory.refused is None and not inventory.asking
         if is_well and _capacity(spec, inventory.lendable) >= amount and spec.state == _OK:
-            continue
-        candidate = _obstacle(overlay, spec, amount, inventory)
+            if resource not in clauses:
+                continue
+            candidate = _excluded(overlay, spec, amount, inventory, clauses[resource])
+        else:
+            candidate = _obstacle(overlay, spec, amount, inventory)
         if candidate is not None:
             if candidate.final:
                 return candidate
@@ -111,8 +173,32 @@ def infeasibility(
                 obstacle = candidate
     overlapping = overlay.devices.overlapping
     if overlapping and not overlapping.isdisjoint(amounts):
-        return _obstacle_together(overlay, specs, amounts, obstacle)
+        return _obstacle_together(overlay, specs, amounts, obstacle, clauses)
     return obstacle
+
+
+def _excluded(
+    overlay: HostOverlay, spec: ResourceSpec, amount: int, inventory: ResourceState, clauses: Clauses
+) -> Infeasibility | None:
+    """Why a request's clauses leave too few devices of a resource that has enough; None: they do not."""
+    selection = _selection(overlay, spec.name, clauses)
+    if _capacity(spec, selection.most(lendable=True)) >= amount:
+        return None
+    if amount > 1 and not selection.is_whole:
+        return Infeasibility(ReasonCode.PLACEMENT_NOT_FOUND, reasons.not_found({spec.name: amount}), spec.name)
+    most, total = selection.most(lendable=False), len(inventory.devices)
+    if _capacity(spec, most) < amount:
+        meeting = None if _capacity(spec, len(selection.positions)) < amount else most
+        reason = reasons.excluded(spec, amount, clauses, len(selection.positions), total, selection.faults, meeting)
+        return Infeasibility(ReasonCode.INFEASIBLE, reason, spec.name, final=spec.on_failure != OnFailure.WAIT)
+    blocks = {overlay.devices.free_lists[spec.name].blocks[position] for position in selection.positions}
+    cordoned, used = Block.CORDONED in blocks, Block.STRANGER in blocks
+    others = ReasonCode.USED_BY_STRANGER if used else ReasonCode.INFEASIBLE
+    code = ReasonCode.CORDONED if cordoned else others
+    lendable = selection.most(lendable=True)
+    reason = reasons.excluded_ill(spec, amount, clauses, lendable, most, cordoned=cordoned)
+    reason = f"{reason}{reasons.strangers(inventory)}" if used else reason
+    return Infeasibility(code, reason, spec.name)
 
 
 def _obstacle(overlay: HostOverlay, spec: ResourceSpec, amount: int, inventory: ResourceState) -> Infeasibility | None:
@@ -173,7 +259,11 @@ def _failed(spec: ResourceSpec, failure: DriverFailure) -> Infeasibility:
 
 
 def _obstacle_together(
-    overlay: HostOverlay, specs: Mapping[str, ResourceSpec], amounts: Mapping[str, int], single: Infeasibility | None
+    overlay: HostOverlay,
+    specs: Mapping[str, ResourceSpec],
+    amounts: Mapping[str, int],
+    single: Infeasibility | None,
+    clauses: Mapping[str, Clauses],
 ) -> Infeasibility | None:
     """Why overlapping resources cannot all be granted, or else `single`: the obstacle of one resource. A final obstacle
     outweighs `single`."""
@@ -185,6 +275,8 @@ def _obstacle_together(
         and not spec.shared
         and _has_answered(overlay.inventory(resource), amounts[resource])
     }
+    if not clauses.keys().isdisjoint(demands):
+        return single or _obstacle_among_chosen(overlay, specs, demands, clauses)
     if not overlay.devices.layered.isdisjoint(demands):
         return _obstacle_in_layers(overlay, specs, demands, single)
     if _is_plenty(overlay, demands):
@@ -224,6 +316,40 @@ def _obstacle_in_layers(
     if single is not None or is_feasible(overlay, known, repeats, lendable=True) is not False:
         return single
     return _too_few_lendable(overlay, known, sum(overlay.inventory(name).lendable for name in known))
+
+
+def _obstacle_among_chosen(
+    overlay: HostOverlay, specs: Mapping[str, ResourceSpec], demands: Mapping[str, int], clauses: Mapping[str, Clauses]
+) -> Infeasibility | None:
+    """As `_obstacle_together`, where a request takes certain devices only. Each resource alone has enough."""
+    free_lists, first = overlay.devices.free_lists, next(iter(demands))
+
+    def are_found(*, lendable: bool) -> bool | None:
+        """Whether there is a choice of devices for all; None: the search gave up."""
+
+        def free(resource: str) -> list[int]:
+            blocks = free_lists[resource].blocks
+            return [position for position, block in enumerate(blocks) if block is None or not lendable]
+
+        try:
+            return DeviceChoice(overlay, specs, None, clauses, free=free).choose(demands) is not None
+        except BudgetError:
+            return None
+
+    found = are_found(lendable=True)
+    if found:
+        return None
+    ever = are_found(lendable=False)
+    if found is None or ever is None:
+        return Infeasibility(ReasonCode.PLACEMENT_NOT_FOUND, reasons.not_found(demands), first)
+    cordoned = ever and any(overlay.inventory(name).cordoned for name in demands)
+    code = ReasonCode.CORDONED if cordoned else ReasonCode.INFEASIBLE
+    reason = reasons.too_few_chosen_together(demands, clauses, ill=ever, cordoned=cordoned)
+    by_choice = {specs[resource].on_failure: resource for resource in demands}
+    blamed = next(
+        by_choice[each] for each in (OnFailure.NO_INFO, OnFailure.WAIT, OnFailure.FAIL_WORKER) if each in by_choice
+    )
+    return Infeasibility(code, reason, blamed, final=not ever and specs[blamed].on_failure != OnFailure.WAIT)
 
 
 def rival_amount(

@@ -1,34 +1,63 @@
 """Chooses devices for a request where devices keep others from being lent: several resources have the same devices,
-parts of them, or replicas.
+parts of them, or replicas; and where the request takes certain devices only.
 
 A device serves only one of a worker's exclusive resources. A device that could serve an earlier waiter is left to that
 waiter. A worker may see its own devices in its shared resources, too.
+
+Which devices have something in common is a choice among groups. The smallest group that is large enough is tried first,
+and of these the first in the driver's order. Where devices keep others from being lent, the groups of all resources are
+tried together, within a budget.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import product
 
-from outfitter_service.core.model import Devices, KnownDevice, ResourceSpec
-from outfitter_service.core.placement.search import find
+from outfitter_proto.clauses import Clauses
+from outfitter_service.core.model import NO_ITEMS, Devices, KnownDevice, ResourceSpec
+from outfitter_service.core.placement.claims import Claims
+from outfitter_service.core.placement.search import BudgetError, find
 from outfitter_service.core.state import matching
 from outfitter_service.core.state.device_names import CanonicalName
 from outfitter_service.core.state.free_list import Uses
 from outfitter_service.core.state.overlay import HostOverlay
+from outfitter_service.core.state.pools import Pools
+
+MOST_STEPS = 2_000
+"""So many steps has a choice among groups: a step is a group that is tried, or some devices that are compared for it.
+"""
+DEVICES_PER_STEP = 16
 
 
 class DeviceChoice:
     """One request's choice. `rivals`: the resources of earlier waiters to which it has left devices so far."""
 
-    def __init__(self, overlay: HostOverlay, specs: Mapping[str, ResourceSpec], claimed: Collection[str]) -> None:
-        """`overlay`: the host. `specs`: the configured resources by name. `claimed`: the resources that earlier waiters
-        want."""
+    def __init__(
+        self,
+        overlay: HostOverlay,
+        specs: Mapping[str, ResourceSpec],
+        claims: Claims | None,
+        clauses: Mapping[str, Clauses] = NO_ITEMS,
+        *,
+        free: Callable[[str], Iterable[int]] | None = None,
+    ) -> None:
+        """`overlay`: the host. `specs`: the configured resources by name. `claims`: of earlier waiters. `clauses`: what
+        the request says of the devices of some resources. `free`: the positions in a resource's free list that count as
+        free, as if nobody held a device; None: those that are."""
         self._overlay = overlay
         self._specs = specs
         self._lists = overlay.devices.free_lists
         self._canonical = overlay.devices.canonical
-        self._claimed = frozenset(claimed) & overlay.devices.overlapping
+        self._claimed = frozenset(claims.resources if claims else ()) & overlay.devices.overlapping
         self._claimed_alone = frozenset(name for name in self._claimed if not specs[name].shared)
+        self._chosen = claims.chosen if claims else NO_ITEMS
+        self._chosen_alone = {name: chosen for name, chosen in self._chosen.items() if not specs[name].shared}
+        self._free = free or overlay.free_positions
+        self._pools = overlay.pools if free is None else Pools()
+        self._selections = {name: self._lists[name].selection(clauses[name]) for name in clauses if name in self._lists}
+        self._narrowed: dict[str, Sequence[int]] = {}
+        self._steps = MOST_STEPS
         self.rivals: set[str] = set()
 
     def left_to_share(self, resource: str, devices: tuple[KnownDevice, ...]) -> tuple[KnownDevice, ...]:
@@ -39,7 +68,7 @@ class DeviceChoice:
             [
                 device
                 for device, position in zip(devices, places, strict=True)
-                if not self._is_claimed(free_list.shared_uses_of(position), self._claimed_alone)
+                if not self._is_claimed(free_list.shared_uses_of(position), self._claimed_alone, self._chosen_alone)
             ]
         )
 
@@ -50,6 +79,40 @@ class DeviceChoice:
         Raises:
             BudgetError: the search for a way took too long.
         """
+        grouped = {
+            name: selection.groups
+            for name, selection in self._selections.items()
+            if selection.groups is not None and amounts.get(name, 0) > 1
+        }
+        if not grouped:
+            return self._fit(amounts)
+        fitting = [self._fitting_groups(name, groups, amounts[name]) for name, groups in grouped.items()]
+        for groups in product(*fitting):
+            self._spend(1)
+            self._narrowed = dict(zip(grouped, groups, strict=True))
+            devices = self._fit(amounts)
+            if devices is not None:
+                return devices
+        if not all(self._selections[name].is_whole for name in grouped):
+            raise BudgetError
+        return None
+
+    def _spend(self, steps: int) -> None:
+        self._steps -= steps
+        if self._steps < 0:
+            raise BudgetError
+
+    def _fitting_groups(self, resource: str, groups: Iterable[frozenset[int]], amount: int) -> list[list[int]]:
+        """What is free of each group that is large enough: the smallest first, each in the driver's order."""
+        least = self._specs[resource].devices_for(amount)
+        free = frozenset(self._unclaimed_positions(resource))
+        if least < 2:  # one device lends all of it
+            groups = [*groups, *[frozenset([position]) for position in free]]
+        fitting = {rest for group in groups if len(rest := group & free) >= least}
+        return sorted([sorted(rest) for rest in fitting], key=lambda rest: (len(rest), rest))
+
+    def _fit(self, amounts: Mapping[str, int]) -> Devices | None:
+        """The choice within the groups that are tried."""
         if not self._overlay.devices.layered.isdisjoint(amounts):
             return self._find(amounts)
         chosen: Devices = {}
@@ -63,7 +126,9 @@ class DeviceChoice:
 
     def _find(self, amounts: Mapping[str, int]) -> Devices | None:
         repeats = same_device(self._specs)
-        found = find(amounts, self._unclaimed_positions, self._overlay.devices, self._overlay.pools, repeats)
+        if self._narrowed:
+            self._spend(sum(map(len, self._narrowed.values())) // DEVICES_PER_STEP)
+        found = find(amounts, self._positions, self._overlay.devices, self._pools, repeats)
         if found is None:
             return None
         return {
@@ -72,7 +137,11 @@ class DeviceChoice:
         }
 
     def _match(self, amounts: Mapping[str, int]) -> Devices | None:
+        if self._overlay.devices.overlapping.isdisjoint(amounts):
+            return None
         candidates = {resource: [*self._unclaimed(resource)] for resource in amounts}
+        if self._narrowed:
+            self._spend(sum(map(len, candidates.values())) // DEVICES_PER_STEP)
         resources_of: dict[CanonicalName, matching.ResourceSet] = {}
         for resource, devices in candidates.items():
             for name in {self._canonical(device.id): None for device in devices}:
@@ -106,26 +175,36 @@ class DeviceChoice:
         return tuple(first)
 
     def _unclaimed(self, resource: str) -> Iterator[KnownDevice]:
-        """The free devices of an exclusive resource that no earlier waiter wants."""
-        for position in self._unclaimed_positions(resource):
+        """The free devices of an exclusive resource that the request takes and no earlier waiter wants, in the groups
+        that are tried."""
+        for position in self._positions(resource):
             yield self._lists[resource].devices[position]
 
-    def _unclaimed_positions(self, resource: str) -> Iterator[int]:
+    def _positions(self, resource: str) -> Iterable[int]:
         """The positions of these devices."""
-        for position in self._overlay.free_positions(resource):
-            if not self._is_claimed(self._lists[resource].uses_of(position), self._claimed):
+        narrowed = self._narrowed.get(resource)
+        return self._unclaimed_positions(resource) if narrowed is None else narrowed
+
+    def _unclaimed_positions(self, resource: str) -> Iterator[int]:
+        """The same, whatever the groups."""
+        selection = self._selections.get(resource)
+        for position in self._free(resource):
+            if selection is not None and position not in selection.positions:
+                continue
+            if not self._is_claimed(self._lists[resource].uses_of(position), self._claimed, self._chosen):
                 yield position
 
-    def _is_claimed(self, uses: Uses, claimed: Collection[str]) -> bool:
+    def _is_claimed(self, uses: Uses, claimed: Collection[str], chosen: Mapping[str, Collection[int]]) -> bool:
         """Whether a grant that uses so much may keep an earlier waiter from a device."""
-        if not claimed:
+        if not claimed and not chosen:
             return False
         users = self._overlay.devices.users
+        lists = [(pool, use, free_list) for pool, use in uses for free_list in users.get(pool, ())]
         rivals = [
             free_list.resource
-            for pool, use in uses
-            for free_list in users.get(pool, ())
-            if free_list.resource in claimed and free_list.may_need(pool, use)
+            for pool, use, free_list in lists
+            if (free_list.resource in claimed and free_list.may_need(pool, use))
+            or (free_list.resource in chosen and free_list.may_need(pool, use, chosen[free_list.resource]))
         ]
         self.rivals.update(rivals)
         return bool(rivals)

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from itertools import accumulate
 
+from outfitter_proto.clauses import Clauses
 from outfitter_proto.records import PoolUse
 from outfitter_service.core.model import KnownDevice
 from outfitter_service.core.state.device_names import CanonicalName, Classes
 from outfitter_service.core.state.infos import GrantInfos, grant_infos
 from outfitter_service.core.state.lending import block_of
 from outfitter_service.core.state.pools import ALONE, PART, SEAT, SHARED_PART, Pools, may_exclude, replica
+from outfitter_service.core.state.selections import Selection
 from outfitter_service.core.state.sizes import granted_bytes, info_bytes
+
+MOST_SELECTIONS = 128
+"""So many selections are remembered: those of all that are kept apart (`MOST_WANTS`), and of newcomers."""
 
 Uses = tuple[tuple[CanonicalName, PoolUse], ...]
 """What a grant of one device uses: its own pool, and those of the devices that it is a part of."""
@@ -22,8 +27,8 @@ class FreeList:
     """One resource's devices on one host: their positions, and which of them are free."""
 
     __slots__ = (
-        "_above", "_classes", "_least", "alone", "blocks", "devices", "free", "is_plain", "largest", "names",
-        "positions", "repeats", "resource", "users", "uses",
+        "_above", "_classes", "_least", "_properties", "_selections", "alone", "blocks", "devices", "free", "is_plain",
+        "largest", "names", "positions", "repeats", "resource", "users", "uses",
     )  # fmt: skip
 
     def __init__(
@@ -57,6 +62,8 @@ class FreeList:
         self.free: list[int] = []
         """The negated positions of the free devices in ascending order: the driver's preferred device is the last."""
         self._classes = classes
+        self._selections: dict[Clauses, Selection] = {}
+        self._properties: frozenset[str] | None = None
         self._above = above
         self.is_plain = replicas == 1 and (not above or above.keys().isdisjoint(names))
         """Each device uses all of its own pool, and no other. Only then two devices of this list have no pool in
@@ -78,6 +85,22 @@ class FreeList:
                 self.users.setdefault(pool, []).append(position)
         self.repeats = len(self.positions) < len(devices)
         """Whether one device is listed more than once."""
+
+    @property
+    def properties(self) -> frozenset[str]:
+        """The names of all properties that some device has."""
+        if self._properties is None:
+            self._properties = frozenset({"id"}.union(*[device.properties for device in self.devices]))
+        return self._properties
+
+    def selection(self, clauses: Clauses) -> Selection:
+        """The devices that a request's clauses select."""
+        selection = self._selections.get(clauses)
+        if selection is None:
+            if len(self._selections) >= MOST_SELECTIONS:
+                del self._selections[next(iter(self._selections))]
+            selection = self._selections[clauses] = Selection(self.devices, self.blocks, clauses)
+        return selection
 
     def serves(self, name: CanonicalName) -> bool:
         """Whether nothing blocks the device of that name in this resource."""
@@ -133,12 +156,13 @@ class FreeList:
         """Whether nobody's use keeps the device from being lent alone."""
         return all(pools.fits(pool, use) for pool, use in self.uses_of(position))
 
-    def may_need(self, pool: CanonicalName, use: PoolUse) -> bool:
-        """Whether that use of a pool may keep some device from being lent that nothing blocks."""
+    def may_need(self, pool: CanonicalName, use: PoolUse, among: Collection[int] | None = None) -> bool:
+        """Whether that use of a pool may keep some device from being lent that nothing blocks. `among`: only devices at
+        these positions count; None: all."""
         return any(
             may_exclude(use, own)
             for position in self.users.get(pool, ())
-            if self.blocks[position] is None
+            if self.blocks[position] is None and (among is None or position in among)
             for name, own in self.uses_of(position)
             if name == pool
         )

@@ -7,8 +7,9 @@ The indexes are a function of the host's records and of its drivers' last report
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterator
 from datetime import datetime, timedelta
+from typing import Any
 
 from msgspec import UNSET
 
@@ -18,6 +19,7 @@ from outfitter_service.core.state.device_index import DeviceIndex
 from outfitter_service.core.state.device_names import CanonicalName
 from outfitter_service.core.state.resource_state import ResourceState
 from outfitter_service.core.state.sizes import items, shared_devices
+from outfitter_service.core.state.wants import MOST_WANTS, NO_WANTS, Want, wants_of
 from outfitter_service.core.states import PENDING
 
 
@@ -74,6 +76,10 @@ class WaiterIndex:
         self.unplaced: list[QueueEntry] = []
         """Those for which a search took too long. They claim nothing, and are looked at again when devices come free.
         """
+        self.wants: dict[str, dict[Want, list[QueueEntry]]] = {}
+        """Those of them that want certain devices of a resource, by what they want. They are not in `claims`."""
+        self.choosing = 0
+        """How many waiters want certain devices."""
         self.unanswered: dict[str, list[QueueEntry]] = {}
         """Those that wait for a driver's answer, by resource."""
         self.deadlines: list[tuple[datetime, AllocationKey]] = []
@@ -104,9 +110,9 @@ class WaiterIndex:
         insort(self.queue, entry)
         if record.reason_code == ReasonCode.PLACEMENT_NOT_FOUND:
             insort(self.unplaced, entry)
-        for index in self._indexes_of(record):
-            for resource in record.request.amounts:
-                insort(index.setdefault(resource, []), entry)
+        self.choosing += record.request.choices is not UNSET
+        for index, key_there in self._lists_of(record):
+            insort(index.setdefault(key_there, []), entry)
         if record.wait_until is not None:
             if record.reason_code != ReasonCode.NOT_REPORTED:
                 insort(self.deadlines, (record.wait_until, key))
@@ -118,22 +124,40 @@ class WaiterIndex:
         del self.queue[bisect_left(self.queue, entry)]
         if record.reason_code == ReasonCode.PLACEMENT_NOT_FOUND:
             del self.unplaced[bisect_left(self.unplaced, entry)]
-        for index in self._indexes_of(record):
-            for resource in record.request.amounts:
-                entries = index[resource]
-                del entries[bisect_left(entries, entry)]
-                if not entries:
-                    del index[resource]
+        self.choosing -= record.request.choices is not UNSET
+        for index, key_there in self._lists_of(record):
+            entries = index[key_there]
+            del entries[bisect_left(entries, entry)]
+            if not entries:
+                del index[key_there]
+        for resource in record.request.amounts if self.wants else ():
+            if not self.wants.get(resource, True):
+                del self.wants[resource]
         if record.wait_until is not None:
             if record.reason_code != ReasonCode.NOT_REPORTED:
                 del self.deadlines[bisect_left(self.deadlines, (record.wait_until, key))]
             del self.waiting_since[bisect_left(self.waiting_since, (record.since, key))]
 
-    def _indexes_of(self, record: Allocation) -> Iterable[dict[str, list[QueueEntry]]]:
-        """The indexes by resource that a pending record is in."""
-        if record.reason_code == ReasonCode.BUSY:
-            return self.waiting, self.claims
-        return (self.waiting, self.unanswered) if record.reason_code == ReasonCode.NOT_REPORTED else (self.waiting,)
+    def is_crowded(self, resource: str) -> bool:
+        """Whether so many different things are wanted of a resource that they are not kept apart."""
+        return len(self.wants.get(resource, ())) > MOST_WANTS
+
+    def first_claim(self, resource: str) -> QueueEntry | None:
+        """The first waiter whose devices of a resource are busy."""
+        lists = [self.claims.get(resource), *self.wants.get(resource, {}).values()]
+        return min([entries[0] for entries in lists if entries], default=None)
+
+    def _lists_of(self, record: Allocation) -> Iterator[tuple[dict[Any, list[QueueEntry]], Hashable]]:
+        """The lists of entries that a pending record is in: an index, and the list's key there."""
+        code = record.reason_code
+        wants = wants_of(record.request) if code == ReasonCode.BUSY else NO_WANTS
+        for resource in record.request.amounts:
+            yield self.waiting, resource
+            if code == ReasonCode.NOT_REPORTED:
+                yield self.unanswered, resource
+            elif code == ReasonCode.BUSY:
+                want = wants.get(resource)
+                yield (self.claims, resource) if want is None else (self.wants.setdefault(resource, {}), want)
 
 
 Run = tuple[int, AllocationKey]

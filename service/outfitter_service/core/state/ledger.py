@@ -16,8 +16,9 @@ from outfitter_proto.keys import AllocationKey, StateKey, host_of
 from outfitter_proto.records import NO_COMMIT, NO_TOKEN, Allocation, CommitNumber, StateRecord, Token
 from outfitter_service.core.state.device_names import CanonicalName
 from outfitter_service.core.state.host_state import HostState, QueueEntry
-from outfitter_service.core.state.record_kinds import KINDS, PARTS
+from outfitter_service.core.state.record_kinds import CHOICES, KINDS, PARTS
 from outfitter_service.core.state.resource_state import ResourceState
+from outfitter_service.core.states import PENDING
 
 
 class PutAllocation(Struct, frozen=True, gc=False):
@@ -233,6 +234,8 @@ class Ledger:
         if record.uses is not UNSET:
             self.needs |= {PARTS}
         host_state.change(key, old, record)
+        if record.request.choices is not UNSET and record.state == PENDING:
+            self.needs |= {CHOICES}
         return DropAllocation(key) if old is None else PutAllocation(key, old)
 
     def _drop(self, key: AllocationKey) -> LedgerChange:

@@ -5,7 +5,7 @@ An overlay changes nothing but itself, and ends with its decision.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from itertools import islice
 
 from outfitter_proto.records import Allocation
@@ -83,12 +83,13 @@ class HostOverlay:
         """How many healthy devices nobody holds."""
         return len(self._positions(resource))
 
-    def free_replicas(self, resource: str) -> int:
-        """How many replicas of these devices nobody holds."""
+    def free_replicas(self, resource: str, among: Collection[int] | None = None) -> int:
+        """How many replicas of these devices nobody holds. `among`: only those at these positions; None: all."""
         free_list = self.devices.free_lists.get(resource)
         if free_list is None:
             return 0
-        owns = [free_list.uses_of(position)[0] for position in self.free_positions(resource)]
+        free = [position for position in self.free_positions(resource) if among is None or position in among]
+        owns = [free_list.uses_of(position)[0] for position in free]
         return sum([(use.total - self.pools.amount(pool)) // use.amount for pool, use in owns])
 
     def free(self, resource: str, enough: int) -> tuple[KnownDevice, ...]:
@@ -107,8 +108,8 @@ class HostOverlay:
         for position in reversed(self._positions(resource)):
             yield -position
 
-    def sharable(self, resource: str) -> tuple[KnownDevice, ...]:
-        """The healthy devices of a shared resource that it lends now."""
+    def sharable(self, resource: str, among: Collection[int] | None = None) -> tuple[KnownDevice, ...]:
+        """The healthy devices of a shared resource that it lends now. `among`: as in `free_replicas`."""
         free_list = self.devices.free_lists.get(resource)
         if free_list is None:
             return ()
@@ -117,6 +118,7 @@ class HostOverlay:
                 device
                 for position, device in enumerate(free_list.devices)
                 if free_list.blocks[position] is None
+                and (among is None or position in among)
                 and all(self.pools.fits(pool, use) for pool, use in free_list.shared_uses_of(position))
             ]
         )

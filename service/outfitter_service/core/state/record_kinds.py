@@ -19,7 +19,9 @@ ORDERS = "orders"
 """The ledger has, or had, records of operators' orders."""
 PARTS = "parts"
 """It has, or had, a device that is part of another, or one that is lent several times."""
-NEEDS = frozenset({ORDERS, PARTS})
+CHOICES = "choices"
+"""Somebody waits in it, or waited, for certain devices. Version 0.2 would grant any."""
+NEEDS = frozenset({CHOICES, ORDERS, PARTS})
 """What this version knows."""
 
 

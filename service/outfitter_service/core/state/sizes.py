@@ -76,9 +76,11 @@ def granted_bytes(alone: GrantInfos) -> int:
 
 
 def items(request: Register | ResolvedRequest) -> int:
-    """The labels, resources and operators of a request, and its operators' resources. Each takes some 100 to 900 bytes
-    of memory, whatever it takes in JSON. 0: they are few."""
+    """The labels, resources, clauses and operators of a request, and its operators' resources. Each takes some 100 to
+    900 bytes of memory, whatever it takes in JSON. 0: they are few."""
     count = len(request.labels) + len(request.resources or ())
+    if type(request) is ResolvedRequest and request.choices is not UNSET:
+        count += sum([len(choice.where) for choice in request.choices.values()])
     if request.operators:
         count += len(request.operators) + sum(map(len, request.operators.values()))
     return count if count > FEW_ITEMS else 0
@@ -100,7 +102,7 @@ def is_long(request: Register | ResolvedRequest) -> bool:
 
 def without_request(record: Allocation) -> Allocation:
     """A final record without what its registration said at length. History has it in earlier steps."""
-    request = structs.replace(record.request, resources=None, operators=None, labels={})
+    request = structs.replace(record.request, resources=None, operators=None, labels={}, choices=UNSET)
     return structs.replace(record, request=request, operators={}, common=UNSET if record.common is UNSET else {})
 
 

@@ -1,0 +1,80 @@
+"""Which devices of a resource meet a request's clauses. A free list remembers it, until its devices change."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import product
+
+from outfitter_proto.clauses import Clauses, Number, Sieve, common_values
+from outfitter_service.core.model import KnownDevice
+from outfitter_service.core.state.lending import Block
+
+MOST_MEMBERS = 65_536
+"""Most devices of all groups of one selection together, each counted in each of its groups. Groups beyond are not
+looked at."""
+
+
+class Selection:
+    """The devices of one resource that a request's clauses select, by their positions in the free list."""
+
+    __slots__ = ("_serving", "faults", "groups", "is_whole", "lendable", "positions")
+
+    def __init__(self, devices: Sequence[KnownDevice], blocks: Sequence[Block | None], clauses: Clauses) -> None:
+        sieve, named = Sieve(clauses), any(name == "id" for name, _ in clauses.where)
+        self.faults: Counter[str] = Counter()
+        """What the others are instead, and how many of them."""
+        positions = []
+        for position, device in enumerate(devices):
+            fault = sieve.fault({**device.properties, "id": device.id} if named else device.properties)
+            if fault is None:
+                positions.append(position)
+            else:
+                self.faults[fault] += 1
+        self.positions = frozenset(positions)
+        """Those that meet `where`, also such as are lent to nobody."""
+        self.lendable = frozenset([position for position in positions if blocks[position] is None])
+        """Those of them that nothing blocks."""
+        self.groups: tuple[frozenset[int], ...] | None = None
+        """Those of them that have a value of each property of `same` in common. None: there is no such property."""
+        self.is_whole = True
+        """There are no other groups."""
+        if clauses.same:
+            self.groups, self.is_whole = _groups(devices, positions, clauses.same)
+        self._serving: dict[int, frozenset[int]] = {}
+
+    def most(self, *, lendable: bool) -> int:
+        """The most devices of one grant. `lendable`: without those that are lent to nobody."""
+        chosen = self.lendable if lendable else self.positions
+        if self.groups is None or not chosen:
+            return len(chosen)
+        return max(1, max([len(group & chosen) for group in self.groups], default=0))
+
+    def serving(self, amount: int) -> frozenset[int]:
+        """The devices that could be in a grant of so many, if nobody held any."""
+        if self.groups is None or amount < 2:
+            return self.lendable
+        if amount not in self._serving:
+            fitting = [group for each in self.groups if len(group := each & self.lendable) >= amount]
+            self._serving[amount] = frozenset[int]().union(*fitting)
+        return self._serving[amount]
+
+
+def _groups(
+    devices: Sequence[KnownDevice], positions: Sequence[int], same: Sequence[str]
+) -> tuple[tuple[frozenset[int], ...], bool]:
+    """The groups of devices with common values, and whether these are all."""
+    members: dict[tuple[str | Number, ...], list[int]] = {}
+    count = 0
+    for position in positions:
+        properties: Mapping[str, str] = {**devices[position].properties, "id": devices[position].id}
+        for values in product(*[common_values(properties, name) for name in same]):
+            if count == MOST_MEMBERS:
+                return _distinct(members), False
+            count += 1
+            members.setdefault(values, []).append(position)
+    return _distinct(members), True
+
+
+def _distinct(members: Mapping[tuple[str | Number, ...], Sequence[int]]) -> tuple[frozenset[int], ...]:
+    return tuple(dict.fromkeys(map(frozenset, members.values())))
