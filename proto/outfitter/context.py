@@ -18,9 +18,10 @@ from outfitter.errors import ContextStateError, InvalidRequestError, LeaseLostEr
 from outfitter.lifetimes import claims, sharing
 from outfitter.operators import OperatorContext, OperatorView
 from outfitter.session import arguments, identity, settings, status
+from outfitter.session.settings import Wanted
 from outfitter.session.status import AllocationStatus
 from outfitter.session.watch import AllocationWatch
-from outfitter_proto import names
+from outfitter_proto import clauses, names
 from outfitter_proto.keys import allocation_key
 from outfitter_proto.records import Owner
 from outfitter_proto.support.processes import process_owner
@@ -40,7 +41,8 @@ class RuntimeContext(OperatorContext):
                 print(info["uuid"])
 
     Args:
-        resources: devices per resource, `{"gpu": 2}`. None: the amounts configured in the manager.
+        resources: devices per resource, `{"gpu": 2}`, or which of them: `{"gpu": {"amount": 2, "where":
+            {"model": "*H100*"}, "same": ["nvlink.group"]}}`. None: the amounts configured in the manager.
         operators: shares by operator, `{"infer": {"gpu": 1}}`. None: every operator sees all devices.
         operator: the operator whose share this context shows. Default: `OUTFITTER_OPERATOR`.
         bus: `kafka://host:9092` or `sqlite:///path`. Default: `OUTFITTER_BUS`, else the machine's own file.
@@ -69,6 +71,7 @@ class RuntimeContext(OperatorContext):
         NoManagerError: no manager answers for this host.
         UnknownResourceError, NoDriverError, ResourceDisabledError, InvalidRequestError, WaitedTooLongError,
         AllocationFailedError: the manager's final answer.
+        ChoiceIgnoredError: the manager ignores `where` and `same`, as version 0.2 does.
         AllocationEndedError: the allocation ended before the grant.
         BusUnavailableError, BusConfigurationError, UnknownTopicError: see the bus port.
         UnwatchableProcessError: the process of `ends_with` is gone, or cannot be watched.
@@ -80,7 +83,7 @@ class RuntimeContext(OperatorContext):
 
     def __init__(
         self,
-        resources: Mapping[str, int] | None = None,
+        resources: Mapping[str, Wanted] | None = None,
         operators: Mapping[str, Mapping[str, int]] | None = None,
         *,
         operator: str | None = None,
@@ -338,6 +341,14 @@ class RuntimeContext(OperatorContext):
                 raise InvalidRequestError(
                     f"{request.amount} of {name!r} are needed and `outfitter run` asked for {amount}: "
                     f"run it with --resource {name}={request.amount}",
+                    code="invalid-request", record=held,
+                )  # fmt: skip
+            asked = clauses.clauses_of(request.where, request.same)
+            infos = held.resources.get(name, []) if held is not None else []
+            if (problem := clauses.fault(asked, infos)) is not None:
+                raise InvalidRequestError(
+                    f"{name!r} is not what is needed ({problem}): run `outfitter run` with --where and --same for "
+                    f"{clauses.in_words(asked)}",
                     code="invalid-request", record=held,
                 )  # fmt: skip
         shares = (held.request.operators if held is not None else None) or {}

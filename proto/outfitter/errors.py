@@ -68,6 +68,11 @@ class InvalidRequestError(AllocationFailedError):
     """The registration contradicts itself, the manager's configuration or an earlier registration."""
 
 
+class ChoiceIgnoredError(AllocationFailedError):
+    """The host's manager ignores `where` and `same`, as version 0.2 does. Nothing was registered, or what was granted
+    is given back."""
+
+
 class WaitedTooLongError(AllocationFailedError, TimeoutError):
     """The devices did not become free within `wait`."""
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from itertools import combinations
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from msgspec import UNSET, UnsetType, structs
@@ -24,11 +25,12 @@ from msgspec import UNSET, UnsetType, structs
 from outfitter.context import RuntimeContext
 from outfitter.errors import LeaseLostError, NoManagerError
 from outfitter.lifetimes.sharing import OnLeaseAtRisk, Shares
-from outfitter.session import status
+from outfitter.session import choosing, status
 from outfitter.session.lease import Lease
 from outfitter.session.settings import SessionSettings
 from outfitter.session.watch import AllocationWatch, lease_lost
-from outfitter_proto import keys, names
+from outfitter_proto import clauses, keys, names
+from outfitter_proto.clauses import Clauses
 from outfitter_proto.records import (
     FINAL_STATES,
     NO_COMMIT,
@@ -39,6 +41,7 @@ from outfitter_proto.records import (
     ReasonCode,
     Register,
     ResolvedRequest,
+    ResourceRequest,
     Source,
     Token,
     Unavailable,
@@ -269,10 +272,11 @@ class FakeOutfitter:
         )
         state, code, reason = self._verdict
         if state is AllocationState.ALLOCATED:
-            state, code, reason = self._feasible(amounts)
+            state, code, reason = self._feasible(amounts, choosing.asked_of(registration))
         granted = state is AllocationState.ALLOCATED
+        asked = choosing.asked_of(registration)
         devices = {
-            name: self._devices[name] if name in self._shared else self._devices[name][:amount]
+            name: self._chosen(name, amount, asked.get(name))
             for name, amount in amounts.items()
             if name in self._devices
         }
@@ -286,13 +290,14 @@ class FakeOutfitter:
             reason_code=code,
             request=ResolvedRequest(
                 amounts=amounts,
-                resources=registration.resources,
+                resources=_without_clauses(registration.resources),
                 operators=registration.operators,
                 owner=registration.owner,
                 lease_s=DEFAULT_LEASE if registration.lease_s is UNSET else registration.lease_s,
                 wait_s=registration.wait_s,
                 priority=registration.priority,
                 labels=registration.labels,
+                choices={name: clauses.choice_of(each) for name, each in asked.items()} or UNSET,
             ),
             since=datetime.now(UTC),
             writer=keys.host_writer(registration.host),
@@ -307,7 +312,20 @@ class FakeOutfitter:
             unavailable={name: self._unavailable[name] for name in amounts if name in self._unavailable},
         )
 
-    def _feasible(self, amounts: Mapping[str, int]) -> tuple[AllocationState, str | None, str | None]:
+    def _chosen(self, name: str, amount: int, asked: Clauses | None) -> list[dict[str, str]]:
+        """The devices of a resource for a worker with these clauses, or fewer."""
+        devices = self._devices[name]
+        if asked is not None:
+            sieve = clauses.Sieve(asked)
+            devices = [device for device in devices if sieve.fault(device) is None]
+            if amount > 1 and asked.same:
+                groups = combinations(devices, amount)
+                devices = next((list(each) for each in groups if clauses.fault(asked, each) is None), [])
+        return devices if name in self._shared else devices[:amount]
+
+    def _feasible(
+        self, amounts: Mapping[str, int], asked: Mapping[str, Clauses]
+    ) -> tuple[AllocationState, str | None, str | None]:
         for name, amount in amounts.items():
             if name in self._unavailable:
                 continue
@@ -318,7 +336,16 @@ class FakeOutfitter:
             if amount > (have := len(self._devices[name])):
                 why = f"{amount} of {name!r} asked for, and the fake has {have}"
                 return AllocationState.FAILED, ReasonCode.INFEASIBLE, why
+            if name in asked and len(self._chosen(name, amount, asked[name])) < amount:
+                why = f"{amount} of {name!r} asked for with {clauses.in_words(asked[name])}, and the fake has fewer so"
+                return AllocationState.FAILED, ReasonCode.INFEASIBLE, why
         return AllocationState.ALLOCATED, None, None
+
+
+def _without_clauses(requests: Mapping[str, ResourceRequest] | None) -> dict[str, ResourceRequest] | None:
+    if requests is None:
+        return None
+    return {name: ResourceRequest(amount=request.amount) for name, request in requests.items()}
 
 
 def fake_context(resources: Mapping[str, Devices], **kwargs: Any) -> RuntimeContext:

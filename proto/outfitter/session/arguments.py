@@ -9,8 +9,12 @@ from outfitter_proto.records import Owner
 
 _TEXT = (str,), "text"
 _AMOUNTS = (Mapping,), "amounts by resource, such as {'gpu': 1}"
+_REQUESTS = (
+    (Mapping,),
+    "amounts by resource, such as {'gpu': 1}, or {'gpu': {'amount': 1, 'where': {'model': '*H100*'}}}",
+)
 _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
-    "resources": _AMOUNTS,
+    "resources": _REQUESTS,
     "operators": ((Mapping,), "amounts by operator and resource, such as {'infer': {'gpu': 1}}"),
     "labels": ((Mapping,), "text by name"),
     "operator": _TEXT,

@@ -12,18 +12,23 @@ import math
 import os
 from collections.abc import Mapping
 from types import EllipsisType
+from typing import Any
 
+import msgspec
 from msgspec import UNSET, Struct
 
 from outfitter.errors import InvalidRequestError
 from outfitter.session import identity
-from outfitter_proto import codec, names
+from outfitter_proto import clauses, codec, names
 from outfitter_proto import environment as variables
 from outfitter_proto.bus import DEFAULT_BUS
 from outfitter_proto.records import Owner, Register, ResourceRequest
 from outfitter_proto.support.processes import process_owner, survivors_of
 
+Wanted = int | Mapping[str, Any] | ResourceRequest
+"""What is wanted of a resource: an amount, or `amount`, `where` and `same`."""
 Amounts = Mapping[str, int]
+Requests = Mapping[str, Wanted]
 
 
 class SessionSettings(Struct, frozen=True, kw_only=True):
@@ -44,7 +49,7 @@ class SessionSettings(Struct, frozen=True, kw_only=True):
 
 def resolve(
     *,
-    resources: Amounts | None,
+    resources: Requests | None,
     operators: Mapping[str, Amounts] | None,
     operator: str | None,
     bus: str | None,
@@ -81,8 +86,8 @@ def resolve(
         host=names.check_name(host or names.default_host(), "host"),
         worker=names.check_name(worker or named or identity.new_worker_name(), "worker"),
         incarnation=incarnation if attach and incarnation else identity.new_incarnation(),
-        resources=None if resources is None else _requests(resources),
-        operators=None if operators is None else {name: _requests(amounts) for name, amounts in operators.items()},
+        resources=None if resources is None else {name: _request(name, wanted) for name, wanted in resources.items()},
+        operators=None if operators is None else {name: _amounts(amounts) for name, amounts in operators.items()},
         owner=process,
         lease_s=UNSET if isinstance(lease, EllipsisType) else lease,
         wait_s=wait,
@@ -119,8 +124,31 @@ def _allowed_variables(text: str) -> frozenset[str]:
         raise InvalidRequestError(f"{variables.ALLOWING}: {error}", code="invalid-request") from error
 
 
-def _requests(amounts: Amounts) -> dict[str, ResourceRequest]:
+def _amounts(amounts: Amounts) -> dict[str, ResourceRequest]:
     return {name: ResourceRequest(amount=amount) for name, amount in amounts.items()}
+
+
+def _request(name: str, wanted: Wanted) -> ResourceRequest:
+    """The request of a resource.
+
+    Raises:
+        InvalidRequestError: its clauses cannot be judged.
+    """
+    try:
+        request = _converted(wanted)
+    except (msgspec.ValidationError, TypeError) as error:
+        raise InvalidRequestError(f"resources.{name}: {error}", code="invalid-request") from error
+    if (problem := clauses.problem(clauses.clauses_of(request.where, request.same))) is not None:
+        raise InvalidRequestError(f"resources.{name}: {problem}", code="invalid-request")
+    return request
+
+
+def _converted(wanted: Wanted) -> ResourceRequest:
+    if isinstance(wanted, ResourceRequest):
+        return wanted
+    if not isinstance(wanted, Mapping):
+        return ResourceRequest(amount=wanted)  # the codec checks it
+    return msgspec.convert(dict(wanted), ResourceRequest)
 
 
 def _owner(owner: bool | Owner) -> Owner | None:

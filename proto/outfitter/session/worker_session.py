@@ -20,7 +20,7 @@ from typing import Self
 import anyio
 
 from outfitter.errors import AllocationEndedError, LeaseLostError, NoManagerError, WaitedTooLongError
-from outfitter.session import status
+from outfitter.session import choosing, status
 from outfitter.session.heartbeats import RETRY_BACKOFF_S, LeaseKeeper
 from outfitter.session.host_partition import HostPartition
 from outfitter.session.manager_lookup import ManagerLookup
@@ -180,6 +180,7 @@ class WorkerSession:
             BusError: see the bus port. Call `deregister` afterwards: the registration may be published nevertheless.
             AllocationEndedError: there is no allocation to attach to.
             NoManagerError, WaitedTooLongError: there is no such cluster.
+        ChoiceIgnoredError: the manager would grant any device.
         """
         if self.registration.wait_s is not None and not self._attach:
             self._until = anyio.current_time() + self.registration.wait_s + VERDICT_GRACE
@@ -188,6 +189,7 @@ class WorkerSession:
             await self._host_partition.open(start=None)
             await self._attach_to_record()
             return
+        await choosing.check_manager(self._bus, self._cluster, self.registration, self._host_partition.count)
         # The answer comes after the ledger's current end, so the session reads from there.
         _, end = await self._bus.offsets(self._topics.allocations, self._host_partition.number)
         await self._host_partition.open(start=end)
@@ -204,6 +206,7 @@ class WorkerSession:
         Raises:
             NoManagerError: no manager answered in time.
             AllocationFailedError, AllocationEndedError: the final answer; the former has subclasses.
+        ChoiceIgnoredError: the granted devices are not those that the registration asks for.
             WaitedTooLongError: the manager gave no verdict in time.
         """
         with anyio.CancelScope(deadline=self._until):
@@ -424,6 +427,8 @@ class WorkerSession:
             if snapshot.record is not None:
                 refusal = status.refusal(snapshot.record)
                 if refusal is None and not self.allocation_watch.lease.at_risk:
+                    if not self._attach:
+                        choosing.check_grant(self.registration, snapshot.record)
                     return snapshot.record
                 if refusal is not None and status.status_of(snapshot.record) is not status.AllocationStatus.WAITING:
                     raise refusal

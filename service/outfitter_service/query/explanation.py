@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from datetime import datetime
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
+from outfitter_proto.clauses import Clauses, Sieve, chosen, in_words
 from outfitter_proto.records import Allocation
 from outfitter_proto.signs_of_life import UNSERVED, Verdict
 from outfitter_service.query import ledger_view
@@ -26,7 +27,9 @@ class Waiter(Struct, frozen=True, kw_only=True):
 
 class Explanation(Struct, frozen=True, kw_only=True):
     """The state of one worker. `devices`: all devices of the resources that it wants, with their holders. `holds`: the
-    ids of those that it has, by resource. `orders`: those of operators that are in effect on its host."""
+    ids of those that it has, by resource. `orders`: those of operators that are in effect on its host. `choices`: in
+    words, which devices it takes, by resource. `excluded`: the devices that it does not take and why, by resource and
+    id."""
 
     host: str
     worker: str
@@ -45,6 +48,8 @@ class Explanation(Struct, frozen=True, kw_only=True):
     labels: dict[str, str]
     orders: list[OrderInEffect]
     devices: list[DeviceLine]
+    choices: dict[str, str] | UnsetType = UNSET
+    excluded: dict[str, dict[str, str]] | UnsetType = UNSET
 
 
 def explain(
@@ -56,6 +61,8 @@ def explain(
     resources = set(record.request.amounts)
     if devices is None:
         devices = entries_of(ledger, host) if host is not None else []
+    lines = [device.line() for device in devices if device.resource in resources]
+    asked = chosen(record.request)
     return Explanation(
         host=record.host,
         worker=record.worker,
@@ -72,9 +79,18 @@ def explain(
         ahead=list(_ahead(ledger, record)),
         holds=ledger_view.held_by_resource(record),
         labels=record.request.labels,
-        devices=[device.line() for device in devices if device.resource in resources],
+        devices=lines,
         orders=orders_on(ledger, record.host),
+        choices={name: in_words(clauses) for name, clauses in asked.items()} or UNSET,
+        excluded={name: _excluded(clauses, name, lines) for name, clauses in asked.items()} or UNSET,
     )
+
+
+def _excluded(clauses: Clauses, resource: str, lines: Iterable[DeviceLine]) -> dict[str, str]:
+    """Why the devices of a resource do not meet clauses, by id, without those that do."""
+    sieve = Sieve(clauses)
+    faults = {line.id: sieve.fault({**line.properties, "id": line.id}) for line in lines if line.resource == resource}
+    return {device: fault for device, fault in faults.items() if fault is not None}
 
 
 def _ahead(ledger: LedgerView, record: Allocation) -> Iterator[Waiter]:

@@ -15,13 +15,14 @@ from typing import Self
 import anyio
 from anyio.abc import TaskStatus
 from anyio.from_thread import start_blocking_portal
-from msgspec import UNSET
+from msgspec import UNSET, structs
 
 from outfitter.testing import FakeOutfitter
 from outfitter_proto import codec, keys, names, topics
 from outfitter_proto.bus import Bus, Entry, connect
 from outfitter_proto.partitioning import partition_of
 from outfitter_proto.records import (
+    OBEYED,
     Allocation,
     Checkpoint,
     Deregister,
@@ -30,16 +31,23 @@ from outfitter_proto.records import (
     InputPosition,
     ManagerIdentity,
     Register,
+    ResourceRequest,
 )
 from outfitter_proto.support.processes import boot_id, pid_namespace
 
 PATIENCE = 20.0
 
 
-def host_record(host: str, *, stopped_at: datetime | None = None) -> Host:
-    """What a manager writes of itself."""
+def host_record(host: str, *, stopped_at: datetime | None = None, obeys: bool = True) -> Host:
+    """What a manager writes of itself. `obeys`: it knows the clauses of registrations, as version 0.2 does not."""
     now = datetime.now(UTC)
-    manager = ManagerIdentity(instance=f"manager-of-{host}", version="0", since=now, stopped_at=stopped_at)
+    manager = ManagerIdentity(
+        instance=f"manager-of-{host}",
+        version="0",
+        since=now,
+        stopped_at=stopped_at,
+        obeys=list(OBEYED) if obeys else UNSET,
+    )
     return Host(host=host, manager=manager, since=now)
 
 
@@ -53,10 +61,18 @@ async def publish_record(
     await bus.publish(topic, partition, Entry(record.key.encode(), codec.encode(record)))
 
 
+def _amounts_alone(requests: dict[str, ResourceRequest] | None) -> dict[str, ResourceRequest] | None:
+    """What version 0.2 reads of requests."""
+    if requests is None:
+        return None
+    return {name: ResourceRequest(amount=request.amount) for name, request in requests.items()}
+
+
 class ScriptedManager:
     """Serves `host` on the bus at `url` from within a `with`; `fake` decides, the lists say what came in.
 
-    `watches`: it says of itself that it watches the processes of this machine.
+    `watches`: it says of itself that it watches the processes of this machine. `obeys`: it knows the clauses of
+    registrations. `is_known`: the host's record says that it is there.
     """
 
     def __init__(
@@ -68,9 +84,13 @@ class ScriptedManager:
         partitions: int = 3,
         cluster: str = names.DEFAULT_CLUSTER,
         watches: bool = False,
+        obeys: bool = True,
+        is_known: bool = True,
     ) -> None:
         self.fake = fake
         self.watches = watches
+        self.obeys = obeys
+        self._is_known = is_known
         self.registrations: list[Register] = []
         self.heartbeats: list[Heartbeat] = []
         self.deregistrations: list[Deregister] = []
@@ -109,7 +129,8 @@ class ScriptedManager:
 
         async with connect(self._url) as bus:
             await topics.create(bus, self._cluster, partitions=self._partitions)
-            await publish_record(bus, host_record(self._host), cluster=self._cluster)
+            if self._is_known:
+                await publish_record(bus, host_record(self._host, obeys=self.obeys), cluster=self._cluster)
             topic, partition = names.topics(self._cluster).registrations, partition_of(self._host, self._partitions)
             async with (
                 await bus.open_reader(topic, partition, start=None, committed=False) as reader,
@@ -157,6 +178,8 @@ class ScriptedManager:
                 case Register():
                     self.registrations.append(message)
                     workers[message.incarnation] = message
+                    if not self.obeys:
+                        message = structs.replace(message, resources=_amounts_alone(message.resources))
                     if not self.fake.absent:
                         self.fake.admit(message, post)
                 case Heartbeat():

@@ -11,12 +11,13 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 import anyio
 
+from outfitter.session import choosing
 from outfitter.session.manager_lookup import ManagerLookup
 from outfitter_proto import bus as buses
 from outfitter_proto import codec, keys, names
 from outfitter_proto.bus import Bus, BusAccessError, Create, Entry, Message, Reader
 from outfitter_proto.bus.reading import read_on, read_to
-from outfitter_proto.records import Allocation, Checkpoint, DeadLetter, Registration
+from outfitter_proto.records import Allocation, Checkpoint, DeadLetter, Register, Registration
 from outfitter_proto.support.causes import side_by_side
 from outfitter_service.config import BusConnection
 from outfitter_service.query import ledger_view
@@ -61,6 +62,15 @@ class Conversation:
                     self._news = anyio.Event()
                 tasks.cancel_scope.cancel()
         return enough()
+
+    async def check_manager(self, message: Register) -> None:
+        """Return if the host's manager obeys what a registration says, or is not known.
+
+        Raises:
+            ChoiceIgnoredError: it would grant any device.
+        """
+        count = (await self._bus.topic(self._topics.allocations)).partitions
+        await choosing.check_manager(self._bus, self._where.cluster, message, count)
 
     async def read_ledger(self) -> ledger_view.LedgerView:
         """The current committed ledger of the host."""

@@ -11,6 +11,7 @@ import click
 
 from outfitter_proto.names import InvalidNameError, check_name
 from outfitter_proto.support.units import LONGEST_S, format_duration, parse_duration
+from outfitter_service.cli._lib import choices
 from outfitter_service.cli._lib.options import F
 
 if TYPE_CHECKING:
@@ -62,6 +63,15 @@ _OPTIONS: tuple[Callable[[F], F], ...] = (
         help="How many devices; repeatable. Default: the amounts in the manager's configuration.",
     ),
     click.option(
+        "--where", "where", metavar=choices.WHERE_FORM, multiple=True,
+        help="Which devices: gpu:model~H100 (contains), gpu:memory.total_bytes=40Gi.. (at least), gpu:model!=A100; "
+        "repeatable. Default: those of the manager's configuration.",
+    ),
+    click.option(
+        "--same", "same", metavar=choices.SAME_FORM, multiple=True,
+        help="What all devices have in common, such as gpu:nvlink.group; repeatable.",
+    ),
+    click.option(
         "--operator", "operators", metavar="OPERATOR:NAME=AMOUNT", multiple=True,
         help="One operator's share of them; repeatable. Default: every operator sees all devices.",
     ),
@@ -104,6 +114,8 @@ def registration(
     *,
     worker: str | None,
     resources: Iterable[str],
+    where: Iterable[str] = (),
+    same: Iterable[str] = (),
     operators: Iterable[str],
     lease: float | str | None,
     priority: int,
@@ -127,13 +139,13 @@ def registration(
     def requests(amounts: dict[str, int]) -> dict[str, ResourceRequest]:
         return {name: ResourceRequest(amount=amount) for name, amount in amounts.items()}
 
-    amounts = _amounts(resources, "--resource")
+    wanted = choices.chosen(requests(_amounts(resources, "--resource")), where, same)
     shares = _shares(operators)
     message = Register(
         host=host,
         worker=worker_name(worker),
         incarnation=incarnation or new_incarnation(),
-        resources=requests(amounts) if amounts else None,
+        resources=wanted or None,
         operators={operator: requests(share) for operator, share in shares.items()} if shares else None,
         owner=owner,
         lease_s=UNSET if lease is None else None if isinstance(lease, str) else lease,

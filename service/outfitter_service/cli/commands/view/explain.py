@@ -108,10 +108,14 @@ def _waiting(explanation: Explanation) -> Iterator[str]:
         yield f"  Before it: {waiter.worker}, which wants {_in_words(waiter.amounts)} (priority {waiter.priority})."
     for name, amount in explanation.amounts.items():
         devices = [line for line in explanation.devices if line.resource == name]
-        free = [line for line in devices if line.is_free]
-        yield f"It wants {amount} {name}; {len(free)} of {len(devices)} are free."
+        excluded, choice = (explanation.excluded or {}).get(name, {}), (explanation.choices or {}).get(name)
+        taken = [line for line in devices if line.id not in excluded]
+        free = [line for line in taken if line.is_free]
+        wanted, such = (f"{amount} {name} ({choice})", " such") if choice else (f"{amount} {name}", "")
+        yield f"It wants {wanted}; {len(free)} of {len(taken)}{such} are free."
         for line in devices:
-            yield f"  {line.id} {_use(line)}."
+            why = excluded.get(line.id)
+            yield f"  {line.id} {_use(line) if why is None else f'is not such: {why}'}."
     if explanation.wait_until is not None:
         seconds = (explanation.wait_until - datetime.now(UTC)).total_seconds()
         yield f"It gives up at {explanation.wait_until:%Y-%m-%dT%H:%M:%SZ} (in {output.age(max(seconds, 0))})."

@@ -56,6 +56,7 @@ async def _announce(where: BusConnection, message: Register, as_json: bool) -> i
     from outfitter_service.cli._lib.conversation import conversing
 
     async with conversing(where, message.worker) as conversation:
+        await conversation.check_manager(message)
         sent_at = datetime.now(UTC)
         await conversation.publish(message)
         key = allocation_key(message.host, message.worker, message.incarnation)
@@ -93,6 +94,7 @@ async def _obtain(where: BusConnection, message: Register, wait: float, as_json:
         def has_status(*statuses: AllocationStatus) -> bool:
             return key in conversation.records and status_of(conversation.records[key].record) in statuses
 
+        await conversation.check_manager(message)
         answered = False
         try:
             offset = await conversation.publish(message)
