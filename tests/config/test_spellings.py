@@ -71,6 +71,10 @@ OPTIONS = {
     "discovery-script": "/a",
     "param.any.thing": "x",
     "param.": "x",
+    "same": "a;b",
+    "where.model": "A100",
+    "where.memory.total_bytes.min": "40Gi",
+    "where.": "x",
     "unknown": "x",
 }
 LISTED = ("external-resources", "gpu")

@@ -200,6 +200,15 @@ def yarn_key(value: str) -> str | None:
     return key
 
 
+def property_names(value: str | list[str]) -> tuple[str, ...]:
+    """Names of properties: a list, or text with semicolons or commas between them."""
+    given = value if isinstance(value, list) else re.split("[;,]", value)
+    names = tuple(dict.fromkeys([name.strip() for name in given if name.strip()]))
+    if not names:
+        raise ValueError("is empty; write a property's name such as nvlink.group, or leave the key out")
+    return names
+
+
 KAFKA = "kafka."
 """The prefix of the settings for logging in to Kafka's brokers: `outfitter_proto.bus.kafka.connecting.login`."""
 
@@ -417,9 +426,16 @@ RESOURCE_OPTIONS: tuple[ResourceOption, ...] = (
         "How long a device that was ill must be healthy before a worker gets it. The default is three looks of the gpu "
         "driver: one good look lends no device that is ill and well in turns. 0s: at once.",
     ),
+    ResourceOption(
+        "same", "property names", property_names, None,
+        "Which properties all devices of a worker have in common that does not say it itself.",
+    ),
 )  # fmt: skip
 
 PARAM = "param."
+WHERE = "where."
+"""The prefix of clauses: `where.<property>`, or `where.<property>.min` and the other words of a clause."""
+WORDS = ("is", "not", "min", "max", "exists")
 LIST_KEY = "external-resources"
 PREFIX = "external-resource."
 OLD_PREFIXES = ("external.", "taskmanager.external-resource.", "taskmanager.resource.")

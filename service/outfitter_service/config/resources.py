@@ -12,10 +12,13 @@ from typing import Any, NamedTuple
 
 from msgspec import Struct
 
+from outfitter_proto import clauses
+from outfitter_proto.clauses import Clauses
+from outfitter_proto.records import Condition
 from outfitter_service.config import options
 from outfitter_service.config.problems import ConfigProblem, Severity, nearest
 from outfitter_service.config.sources import Value
-from outfitter_service.core.model import OnFailure, SpecState
+from outfitter_service.core.model import NO_CLAUSES, OnFailure, SpecState
 
 MIN_HEALTHY_S = 30.0
 """The default of `min-healthy-time`, in seconds."""
@@ -43,6 +46,8 @@ class ResourceConfig(Struct, frozen=True, kw_only=True):
     """Time limit of one driver call in seconds, None for the driver's own."""
     min_healthy: float = MIN_HEALTHY_S
     """Seconds for which a device that was ill must be healthy before a worker gets it."""
+    clauses: Clauses = NO_CLAUSES
+    """Which devices a worker takes that does not say it."""
     directory: Path | None = None
     """The configuration file's folder."""
 
@@ -99,7 +104,7 @@ _SUGGESTED = [*_OPTIONS, *options.ALIASES, "param.discovery-script.path", "param
 
 def canonical(rest: str) -> str | None:
     """The option for `rest`, the text after `external-resource.<name>.`; None if it is unknown."""
-    if rest in _OPTIONS or (rest.startswith(options.PARAM) and rest != options.PARAM):
+    if rest in _OPTIONS or (rest.startswith((options.PARAM, options.WHERE)) and not rest.endswith(".")):
         return rest
     return options.ALIASES.get(rest) or options.OLD_SPELLINGS.get(rest)
 
@@ -215,6 +220,7 @@ class _ResourceBuilder:
         """The configuration of one resource, with what is valid of it."""
         values = {option: self._parsed(name, option) for option in _OPTIONS}
         driver, reason = self._driver(name, values["driver-factory.class"])
+        chosen = self._clauses(name, values)
         state = SpecState.OK if driver else SpecState.NO_DRIVER
         if values["amount"] == 0:
             state, reason = SpecState.DISABLED, f"switched off on this host: {options.PREFIX}{name}.amount is 0"
@@ -236,6 +242,7 @@ class _ResourceBuilder:
             on_failure=OnFailure(values["on-failure"] or OnFailure.FAIL_WORKER),
             timeout=values["driver-timeout"],
             min_healthy=MIN_HEALTHY_S if values["min-healthy-time"] is None else values["min-healthy-time"],
+            clauses=chosen,
             directory=directory,
         )
 
@@ -246,11 +253,11 @@ class _ResourceBuilder:
             if option == "amount":
                 self._missing_amount(name, item)
             return None if definition.default is None else definition.parse(definition.default)
-        if isinstance(item.value, list):
+        if isinstance(item.value, list) and option != "same":
             self._add_problem(name, item, "must be one value, not a list")
             return None
         try:
-            value = definition.parse(item.value)
+            value = definition.parse(item.value)  # type: ignore[arg-type]  # only `same` may be a list
         except ValueError as error:
             self._add_problem(name, item, str(error))
             return None
@@ -265,6 +272,45 @@ class _ResourceBuilder:
         problem = "is missing: a listed resource needs its amount per worker"
         missing = Given(None, item.place if item else "", key)
         self._add_problem(name, missing, problem, f"add {key}: 1, or 0 to switch it off")
+
+    def _clauses(self, name: str, values: Mapping[str, Any]) -> Clauses:
+        """Which devices a worker takes by default. A problem of a property is that of its first key."""
+        words: dict[str, dict[str, Any]] = {}
+        first: dict[str, Given] = {}
+        for option, item in self.values[name].items():
+            if option.startswith(options.WHERE) and item.value is not None:
+                property_name, word = _clause_key(option.removeprefix(options.WHERE))
+                first.setdefault(property_name, item)
+                words.setdefault(property_name, {})[_FIELDS.get(word, word)] = self._clause_value(name, item, word)
+        conditions = {property_name: Condition(**said) for property_name, said in words.items()}
+        for property_name, condition in conditions.items():
+            self._add_clause_problem(name, first[property_name], {property_name: condition}, ())
+        same = values["same"] or ()
+        if (of_same := self.values[name].get("same")) is not None:
+            self._add_clause_problem(name, of_same, {}, same)
+            if values["sharing"] == "shared":
+                self._add_problem(name, of_same, "has no meaning where sharing is shared: a worker gets all devices")
+        return clauses.clauses_of(conditions, same)
+
+    def _add_clause_problem(
+        self, name: str, item: Given, where: Mapping[str, Condition], same: tuple[str, ...]
+    ) -> None:
+        problem = clauses.problem(clauses.clauses_of(where, same))
+        if problem is not None:
+            self._add_problem(name, item, f"cannot be judged: {problem}")
+
+    def _clause_value(self, name: str, item: Given, word: str) -> Any:
+        given = item.value if isinstance(item.value, list) else [item.value or ""]
+        if word == "exists":
+            try:
+                return options.flag(given[0])
+            except ValueError as error:
+                self._add_problem(name, item, str(error))
+                return True
+        if word in ("min", "max"):
+            return given[0]
+        values = tuple([part.strip() for each in given for part in each.split(";")])
+        return values[0] if len(values) == 1 else values
 
     def _params(self, name: str) -> dict[str, str]:
         return {
@@ -330,6 +376,15 @@ class _ResourceBuilder:
             for option in dict.fromkeys([*_OPTIONS, *values]):
                 origins[f"{options.PREFIX}{name}.{option}"] = values[option].place if option in values else "default"
         return origins
+
+
+def _clause_key(rest: str) -> tuple[str, str]:
+    """The property and the word of a clause's key."""
+    property_name, _, word = rest.rpartition(".")
+    return (property_name, word) if property_name and word in options.WORDS else (rest, "is")
+
+
+_FIELDS = {"is": "is_", "not": "not_"}
 
 
 def _misconfigured(config: ResourceConfig, reason: str) -> ResourceConfig:

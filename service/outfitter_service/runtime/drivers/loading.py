@@ -35,6 +35,7 @@ def _load(resource: ResourceConfig, scope: str) -> Loaded:
         replicas_same_device=resource.replicas > 1 and resource.replicas_same_device,
         on_failure=OnFailure(resource.on_failure),
         min_healthy_s=resource.min_healthy,
+        clauses=resource.clauses,
     )
     if spec.state != SpecState.OK or resource.driver is None:
         if spec.state != SpecState.OK:

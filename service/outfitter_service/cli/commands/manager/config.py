@@ -8,6 +8,7 @@ from typing import Any
 import click
 from msgspec import structs
 
+from outfitter_proto.clauses import Clauses, in_words
 from outfitter_service.cli._lib import output
 from outfitter_service.cli._lib.options import config as config_option
 from outfitter_service.cli._lib.options import json_output
@@ -155,6 +156,7 @@ def _resource(item: ResourceConfig) -> dict[str, Any]:
         "driver_timeout": item.timeout,
         "min_healthy_time": item.min_healthy,
         "state": str(item.state),
+        **({"where": dict(item.clauses.where), "same": list(item.clauses.same)} if item.clauses else {}),
     }
 
 
@@ -186,12 +188,22 @@ def _rows(settings: Settings) -> list[tuple[object, ...]]:
             "on-failure": item.on_failure,
             "driver-timeout": item.timeout,
             "min-healthy-time": item.min_healthy,
+            "same": ";".join(item.clauses.same) or None,
             **{f"param.{key}": mask(key, value) for key, value in item.params.items()},
         }
         rows += [
             (item.key(option), _text(value), settings.origins[item.key(option)]) for option, value in values.items()
         ]
+        rows += [
+            (key := item.key(f"where.{name}"), in_words(Clauses(where=((name, condition),))), _origin(settings, key))
+            for name, condition in item.clauses.where
+        ]
     return rows
+
+
+def _origin(settings: Settings, key: str) -> str:
+    """The origin of the first key of a clause."""
+    return next(origin for given, origin in settings.origins.items() if given == key or given.startswith(f"{key}."))
 
 
 def _text(value: Any) -> str | None:
