@@ -25,6 +25,7 @@ CHECKS: Mapping[str, tuple[str, str]] = {
     "dead-letters": ("each invalid message has one dead letter, with its bytes", "messages"),
     "inventory": ("granted devices were reported, and were healthy", "granted devices"),
     "operators": ("each operator has the devices that it named of its worker's grant", "operators"),
+    "choices": ("each worker that takes certain devices only has such devices", "grants with clauses"),
     "queue": ("no worker overtakes an earlier one that waits for the same, or waits for free devices", "grants"),
     "orders": (
         "nothing is lent that an order takes out, and orders that were read are in effect until they end",

@@ -518,7 +518,7 @@ _GRANTED = ("resources", "operators", "env", "cdi", "unavailable", "aliases", "c
 """A record's fields about its grant."""
 _SHARES = ("operators", "common")
 """Those of its operators."""
-_SAID = ("resources", "operators", "labels")
+_SAID = ("resources", "operators", "labels", "choices")
 """The fields of a record's request that a manager leaves out where the topics take less by now."""
 
 

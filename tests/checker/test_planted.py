@@ -9,6 +9,7 @@ from support.checker.plants import (  # noqa: F401 - imported for what they plan
     PLANTS,
     allocations,
     answers,
+    choices,
     cordons,
     order,
     releases,
@@ -72,6 +73,12 @@ def test_who_waits_alone_for_what_has_become_shared_since_is_in_nobodys_way() ->
     world.register("f")
     waits = world.allocation("e", "pending", reason_code="busy", queue_position=1)
     world.commit(waits, world.allocation("f", "allocated", devices=["GPU-2"], shared=["gpu"]))
+    assert world.report().violations == ()
+
+
+def test_who_takes_certain_devices_only_is_overtaken_at_others_by_nobody() -> None:
+    world = lived_in()
+    choices.overtaken(world, "A100")
     assert world.report().violations == ()
 
 

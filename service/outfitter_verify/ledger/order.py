@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from outfitter_verify import wire
+from outfitter_verify.ledger import choices
 from outfitter_verify.ledger.devices import Links
 from outfitter_verify.ledger.writers import Commits, Written
 from outfitter_verify.logs import Log
@@ -189,6 +190,8 @@ class Order:
                 earlier = now.get(entry[2])
                 if earlier is None or earlier.record.state != "pending" or earlier.record.reason_code != "busy":
                     continue  # it is served, gone, or waits for another reason by now
+                if not choices.could_take(earlier.record, resource, record):
+                    continue
                 if earlier.offset > host.offset:
                     yield earlier, resource
                     return
@@ -223,11 +226,13 @@ class Order:
 def _could_have_it(
     host: HostQueue, waiter: Written, held: Collection[str], takes_out: Callable[[str, str], bool]
 ) -> bool:
-    """Whether the whole request is free, healthy, and taken out by no order. No device counts for two of its resources.
+    """Whether the whole request is surely free, healthy, and taken out by no order. No device counts twice.
 
     Never while the record lacks names: a manager of version 0.2 lent nothing until their driver had reported."""
     if any(inventory.names_left_out for inventory in host.inventories.values()):
         return False
+    if choices.choices(waiter.record):
+        return False  # a host's record need not have the properties of all devices
     taken: set[str] = set()
     links = Links(host.inventories.values())
     for resource, amount in waiter.record.request.amounts.items():

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from outfitter_verify import wire
-from outfitter_verify.ledger import operators
+from outfitter_verify.ledger import choices, operators
 from outfitter_verify.ledger.cordons import Cordons
 from outfitter_verify.ledger.devices import Holdings, grants
 from outfitter_verify.ledger.order import Order
@@ -263,6 +263,19 @@ class LedgerWalk:
             self._findings.count("operators", len(record.operators))
             for what in operators.faults(record):
                 self.wrong("operators", offset, what)
+            self._choices(written)
+
+    def _choices(self, written: Written) -> None:
+        """A worker has been granted devices."""
+        record, before = written.record, written.before.record if written.before is not None else None
+        if not choices.choices(record) and not (before is not None and choices.choices(before)):
+            return
+        self._findings.count("choices")
+        if not choices.is_known(record):
+            self._findings.note_partial("choices", "this version does not know all words of a worker's clauses")
+            return
+        for what in choices.faults(record, before):
+            self.wrong("choices", written.offset, what)
 
     def _ending(self, record: wire.Allocation) -> VisibleWriter:
         """The writer whose checkpoint ends a record's commit. A restored record still names its former writer."""

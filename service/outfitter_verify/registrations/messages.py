@@ -14,6 +14,8 @@ from typing import Any
 from outfitter_verify import wire
 
 MAX_BYTES = 64 * 1024
+SURELY_SHORT = 1000
+"""Characters of requests: the clauses of fewer are surely within their limit of bytes."""
 
 
 class MessageKind(enum.Enum):
@@ -92,9 +94,42 @@ def _operators(value: object) -> bool:
 
 def _requests(value: object) -> bool:
     return isinstance(value, dict) and all(
-        wire.is_name(name) and isinstance(request, dict) and _whole(request.get("amount"), 1, 2**63 - 1)
+        wire.is_name(name)
+        and isinstance(request, dict)
+        and _whole(request.get("amount"), 1, 2**63 - 1)
+        and (request.keys().isdisjoint(("where", "same")) or len(str(value)) < SURELY_SHORT)
+        and _clauses(request.get("where"))
+        and _texts(request.get("same"))
         for name, request in value.items()
     )
+
+
+def _clauses(value: object) -> bool:
+    """Whether `where` is certainly valid."""
+    return value is None or (isinstance(value, dict) and all(map(_is_clause, value.values())))
+
+
+def _is_clause(value: object) -> bool:
+    if not isinstance(value, dict):
+        return _values(value)
+    return all(
+        (word in ("is", "not") and _values(said))
+        or (word in ("min", "max") and _one(said))
+        or (word == "exists" and isinstance(said, bool))
+        for word, said in value.items()
+    )
+
+
+def _values(value: object) -> bool:
+    return all(map(_one, value)) if isinstance(value, list) else _one(value)
+
+
+def _one(value: object) -> bool:
+    return isinstance(value, str) or _whole(value, -(2**63), 2**63 - 1)
+
+
+def _texts(value: object) -> bool:
+    return value is None or (isinstance(value, list) and all(isinstance(one, str) for one in value))
 
 
 def _owner(value: object) -> bool:

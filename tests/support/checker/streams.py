@@ -372,8 +372,11 @@ def lived_in(world: World | None = None, *, markers: bool = True) -> World:
     ended = world.allocation("a", "ended", reason_code="deregistered")
     world.commit(f"@cordon/{HOST}/o1", ended, world.allocation("b", "allocated", devices=["GPU-0"]))
     world.register("c")
-    world.register("d")
-    world.commit(world.allocation("c", "failed"), world.allocation("d", "preparing", devices=["GPU-1"]))
+    world.register("d", resources={"gpu": {"amount": 1, "where": {"id": "GPU-1"}}})
+    chooses = {"amounts": {"gpu": 1}, "choices": {"gpu": {"where": {"id": "GPU-1"}}}}
+    world.commit(
+        world.allocation("c", "failed"), world.allocation("d", "preparing", devices=["GPU-1"], request=chooses)
+    )
     world.instance = "second"
     world.commit()
     world.commit(world.allocation("d", "releasing", outcome="failed"))
