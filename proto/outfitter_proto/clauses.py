@@ -178,7 +178,9 @@ class _Values:
         self._patterns = [pattern(str(value)) for value in given if is_pattern(value)]
 
     def has(self, text: str) -> bool:
-        return alike(text) in self._exact or any(matches(text) for matches in self._patterns)
+        if self._exact and alike(text) in self._exact:
+            return True
+        return any(matches(text) for matches in self._patterns)
 
 
 def values_of(said: ClauseValue | tuple[ClauseValue, ...] | UnsetType) -> tuple[ClauseValue, ...]:

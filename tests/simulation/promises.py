@@ -7,6 +7,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from outfitter_proto.codec import decode_ledger
@@ -432,17 +433,36 @@ def _asked_otherwise(world: World, host: str, partition: int) -> list[str]:
         said = json.loads(record.value or b"") if record.key == host.encode() and world.remade_at is None else {}
         if said.get("type") == "register":
             key = f"{said['host']}/{said['worker']}/{said['incarnation']}"
-            asked[key, record.offset] = said.get("resources")
+            asked[key, record.offset] = _amounts_and_clauses(said.get("resources"))
     wrong: list[str] = []
     for record, _ in world.broker.logs[TOPICS.allocations, partition].committed():
         key = (record.key or b"").decode()
         if key.startswith(f"{host}/") and record.value is not None:
             found = json.loads(record.value)
-            first = asked.get((key, found["source"]["offset"]), found["request"].get("resources"))
-            is_short = found["state"] in (*FINAL, "releasing") and found["request"].get("resources") is None
-            if found["request"].get("resources") != first and not is_short:
-                wrong.append(f"{key} asked for {first}, and its record is about {found['request']['resources']}")
+            request = found["request"]
+            about = _amounts_and_clauses(request.get("resources"), request.get("choices") or {})
+            first = asked.get((key, found["source"]["offset"]), about)
+            is_short = found["state"] in (*FINAL, "releasing") and request.get("resources") is None
+            # of what this manager does not have, or has switched off, it keeps no clauses
+            is_short |= found["state"] == "failed" and not request["amounts"].keys() >= (about or {}).keys()
+            if about != first and not is_short:
+                wrong.append(f"{key} asked for {first}, and its record is about {about}")
     return sorted(set(wrong))[:5]
+
+
+def _amounts_and_clauses(requests: Any, choices: Any = MappingProxyType({})) -> Any:
+    """What is asked for by resource, however it is said. `choices`: the clauses, if they stand apart."""
+    if requests is None:
+        return None
+    found = {}
+    for name, request in requests.items():
+        whole = {**request, **choices.get(name, {})}
+        where = {
+            key: clause if isinstance(clause, dict) else {"is": clause}
+            for key, clause in (whole.get("where") or {}).items()
+        }
+        found[name] = (whole["amount"], where, sorted(whole.get("same") or []))
+    return found
 
 
 def _refused_for_their_size(world: World) -> list[str]:

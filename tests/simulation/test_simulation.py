@@ -43,6 +43,7 @@ QUICKLY_FOUND = (
     "read-and-never-taken",
     "illness-forgotten-by-a-restart",
     "lent-at-the-first-good-report",
+    "clauses-forgotten-by-a-restart",
 )
 TESTS = Path(__file__).parents[1]
 

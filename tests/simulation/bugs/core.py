@@ -18,6 +18,7 @@ from outfitter_service.core.placement.shared_devices import DeviceChoice
 from outfitter_service.core.state import infos
 from outfitter_service.core.state.device_index import DeviceIndex
 from outfitter_service.core.state.host_state import HostState
+from outfitter_service.core.state.ledger import Ledger, LedgerChange, PutAllocation
 from outfitter_service.core.states import Step
 from simulation.bugs.bug import Bug, jumping
 from simulation.hosts.hardware import Catalogue
@@ -58,8 +59,8 @@ def _ahead_for_good() -> Iterator[None]:
 def _claims_of_its_own() -> Iterator[None]:
     begin = DeviceChoice.__init__
 
-    def begin_without_claims(self: DeviceChoice, *args: Any) -> None:
-        begin(self, *args)
+    def begin_without_claims(self: DeviceChoice, *args: Any, **more: Any) -> None:
+        begin(self, *args, **more)
         self._claimed = self._claimed_alone = frozenset()
 
     with (
@@ -122,7 +123,31 @@ def _released_as_configured() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _clauses_forgotten() -> Iterator[None]:
+    restore = Ledger.restore
+
+    def restore_without(self: Ledger, change: LedgerChange) -> None:
+        if isinstance(change, PutAllocation) and change.record.state == "pending":
+            request = structs.replace(change.record.request, choices=UNSET)
+            change = PutAllocation(change.key, structs.replace(change.record, request=request))
+        restore(self, change)
+
+    with (
+        patch.object(settings, "CHOOSY", 1.0),
+        patch.object(settings, "FAULTS", ("kill", "kill", "stop", "device")),
+        patch.object(Ledger, "restore", restore_without),
+    ):
+        yield
+
+
 BUGS: tuple[Bug, ...] = (
+    Bug(
+        name="clauses-forgotten-by-a-restart",
+        what="a worker that waits for certain devices gets any one after a restart of the manager",
+        within=40,
+        patches=_clauses_forgotten,
+    ),
     Bug(
         name="lent-without-taking-back",
         what="a device that a driver prepared is free at once when its worker is gone",

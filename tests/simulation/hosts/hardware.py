@@ -218,7 +218,9 @@ def _named(name: str, kind: str) -> str:
 
 
 def _device(name: str, *aliases: str) -> Device:
-    return Device(id=name, aliases=aliases, properties={"index": name.rpartition("-")[2]})
+    number = int(name.rpartition("-")[2])
+    properties = {"index": str(number), "colour": ("red", "blue")[number % 2], "pair": f"{number // 2},all"}
+    return Device(id=name, aliases=aliases, properties=properties)
 
 
 def load(

@@ -15,7 +15,8 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import anyio
 from msgspec import UNSET, UnsetType, structs
@@ -29,8 +30,8 @@ from outfitter_proto import codec
 from outfitter_proto.bus import Bus, BusError, Entry
 from outfitter_proto.names import DEFAULT_CLUSTER, topics
 from outfitter_proto.partitioning import partition_of
-from outfitter_proto.records import Allocation, Deregister, Owner, Register, ResourceRequest, Survivors
-from simulation.hosts.hardware import RESOURCE, Bench, physical
+from outfitter_proto.records import Allocation, Condition, Deregister, Owner, Register, ResourceRequest, Survivors
+from simulation.hosts.hardware import CARD, RESOURCE, Bench, physical
 from simulation.hosts.owners import Owners
 from simulation.loop import Loop, Process
 from simulation.model.client import ModelBus
@@ -61,7 +62,8 @@ class Holding:
 
 class Plan(NamedTuple):
     """What one incarnation is up to. `owned`: it names its process, which a manager of its host watches. `crashes`: it
-    ends without a word. `silent`: nobody sends heartbeats, and it uses what it got until its end, whatever it hears."""
+    ends without a word. `silent`: nobody sends heartbeats, and it uses what it got until its end, whatever it hears.
+    `choices`: which devices it takes, by resource."""
 
     amounts: dict[str, int]
     operators: dict[str, dict[str, int]] | None
@@ -73,6 +75,7 @@ class Plan(NamedTuple):
     use_s: float
     crashes: bool
     silent: bool = False
+    choices: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
 
 
 def plan(dice: random.Random, devices: int, *, tenacious: bool, last: bool) -> Plan:
@@ -119,6 +122,24 @@ def varied(plan: Plan, dice: random.Random, resources: Sequence[str], *, last: b
         operators = dice.choice(({"all": whole}, {"some": part}, {"some": part, "others": {**part, wanted[0]: 1}}))
     lease_s = UNSET if dice.random() < 0.2 else plan.lease_s
     return plan._replace(amounts=amounts, operators=operators, lease_s=lease_s)
+
+
+def choosy(plan: Plan, dice: random.Random) -> Plan:
+    """The plan of a worker that takes certain devices only."""
+    choices = {
+        name: dice.choice(
+            (
+                {},
+                {"where": {"colour": "r*"}},
+                {"where": {"colour": Condition(not_="red")}},
+                {"where": {"index": Condition(max=1)}, "same": ("pair",)},
+            )
+        )
+        for name in plan.amounts
+        if name in (RESOURCE, CARD)
+    }
+    amounts = {name: min(amount, 2) if choices.get(name) else amount for name, amount in plan.amounts.items()}
+    return plan._replace(choices=choices, amounts=amounts, operators=None)
 
 
 class Session(WorkerSession):
@@ -231,8 +252,10 @@ class Diary(AllocationWatch):
         self._note()
 
 
-def _requests(amounts: Mapping[str, int]) -> dict[str, ResourceRequest]:
-    return {name: ResourceRequest(amount=amount) for name, amount in amounts.items()}
+def _requests(
+    amounts: Mapping[str, int], choices: Mapping[str, Mapping[str, Any]] | None = None
+) -> dict[str, ResourceRequest]:
+    return {name: ResourceRequest(amount=amount, **(choices or {}).get(name, {})) for name, amount in amounts.items()}
 
 
 class Worker:
@@ -253,11 +276,13 @@ class Worker:
         unruly: random.Random | None = None,
         twin: str = "",
         silent: random.Random | None = None,
+        choosy: random.Random | None = None,
     ) -> None:
         """`owners`: those of a host whose manager watches them. `told(what, key)` hears of each incarnation:
         `answered`, `died`, `left`. With dice it is `unruly`: now and then it registers a run again with another
         request, and deregisters by its name alone. `twin` is what the incarnations begin with of a worker whose name
-        somebody else has, too. With dice nobody sends heartbeats for some of its runs: `silent`."""
+        somebody else has, too. With dice nobody sends heartbeats for some of its runs: `silent`;
+        and in some it takes certain devices only: `choosy`."""
         self.process = Process(f"{host}/{name}{twin}")
         self.bus = bus
         self.holdings: list[Holding] = []
@@ -278,6 +303,7 @@ class Worker:
         self._unruly = unruly
         self._twin = twin
         self._silent = silent
+        self._choosy = choosy
 
     async def main(self) -> None:
         """Live until the world closes, then once more to the good end; unless it crashes and never comes back."""
@@ -290,6 +316,8 @@ class Worker:
                 chosen = bulky(chosen, self._bulk_dice, len(self._bench.ids))
             if len(self._bench.catalogue.names) > 1:
                 chosen = varied(chosen, self._dice, self._bench.catalogue.names, last=last)
+            if self._choosy is not None and not last and self._choosy.random() < 0.5:
+                chosen = choosy(chosen, self._choosy)
             if self._silent is not None and not last and self._silent.random() < 0.5:
                 chosen = chosen._replace(owned=True, lease_s=None, silent=True)
             ended_well = await self._incarnation(f"{self._twin}{number}", chosen)
@@ -307,7 +335,7 @@ class Worker:
             host=self._host,
             worker=self._name,
             incarnation=incarnation,
-            resources=_requests(plan.amounts),
+            resources=_requests(plan.amounts, plan.choices),
             operators={name: _requests(share) for name, share in (plan.operators or {}).items()} or None,
             owner=Owner(**owners.describe(pid)) if owners is not None else None,
             lease_s=plan.lease_s if owners is not None or plan.lease_s is not None else LONGEST_LEASE_S,

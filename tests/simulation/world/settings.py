@@ -54,6 +54,8 @@ WALLED = 0.3
 """In how many of the worlds of host scope managers start in another PID namespace now and then."""
 UNRULY = 0.3
 """How many of the worlds have unruly workers."""
+CHOOSY = 0.3
+"""How many of the worlds have workers that take certain devices only."""
 THROTTLED = (0.0, 0.0, 0.0, 0.05, 0.3)
 """The share of answers that throttle: in most of the worlds there are no quotas."""
 ORDERED = 0.4
@@ -105,6 +107,8 @@ class Setting(Struct, kw_only=True, frozen=True):
     """The least grace that managers give leases at first: in some worlds it is so long that no clock hides it."""
     unruly: bool
     """Whether workers say what no client would, and one of them runs twice at once."""
+    choosy: bool
+    """Whether workers take certain devices only, now and then."""
 
 
 def setting(seed: int) -> Setting:
@@ -155,6 +159,7 @@ def setting(seed: int) -> Setting:
         beat_s=random.Random(f"{seed}/beats").choice((None, None, 5.0)),
         lease_grace_s=LONG_GRACE_S if random.Random(f"{seed}/grace").random() < PATIENT else 0.0,
         unruly=random.Random(f"{seed}/unruly").random() < UNRULY,
+        choosy=large is None and random.Random(f"{seed}/choosy").random() < CHOOSY,
         takes_bytes=large.takes_bytes if large is not None else takes_bytes,
         bulk=large,
     )

@@ -283,6 +283,7 @@ class World:
             bench=host.bench, owners=host.owners if not self.setting.replicas else None, dice=dice,
             tenacious=self.setting.tenacious, told=lambda what, key: self.note(key, what),
             unruly=unruly, twin=twin, silent=self._silent(host, f"{name}{twin}"),
+            choosy=random.Random(f"{self.seed}/{host.name}/{name}{twin}/choosy") if self.setting.choosy else None,
         )  # fmt: skip
         link.process = worker.process
         self.workers.append(worker)

@@ -65,10 +65,16 @@ def _groups(
 ) -> tuple[tuple[frozenset[int], ...], bool]:
     """The groups of devices with common values, and whether these are all."""
     members: dict[tuple[str | Number, ...], list[int]] = {}
-    count = 0
+    count, named = 0, "id" in same
+    known: dict[tuple[str | None, ...], list[tuple[str | Number, ...]]] = {}
     for position in positions:
-        properties: Mapping[str, str] = {**devices[position].properties, "id": devices[position].id}
-        for values in product(*[common_values(properties, name) for name in same]):
+        properties = devices[position].properties
+        if named:
+            properties = {**properties, "id": devices[position].id}
+        texts = tuple([properties.get(name) for name in same])
+        if texts not in known:
+            known[texts] = list(product(*[common_values(properties, name) for name in same]))
+        for values in known[texts]:
             if count == MOST_MEMBERS:
                 return _distinct(members), False
             count += 1
