@@ -20,7 +20,8 @@ type record struct {
 	Type, State, Outcome, Reason string
 	Code                         string `json:"reason_code"`
 	Request                      struct {
-		LeaseS float64 `json:"lease_s"` // null: no lease
+		LeaseS  float64 `json:"lease_s"` // null: no lease
+		Choices map[string]any
 	}
 	Resources json.RawMessage
 }

@@ -60,7 +60,9 @@ func main() {
 	}
 	ends := must(kadm.NewClient(client).ListEndOffsets(stop, ledger)) // the answer comes behind them
 	ours := lease{aliveAt: now()}
-	sentAt, request := ours.aliveAt, fmt.Sprintf(`,"resources":{%q:{"amount":%s}},"lease_s":%s`, resource, amount, asked)
+	where := cmp.Or(os.Getenv("WHERE"), "null") // which devices, as JSON
+	wanted := fmt.Sprintf(`{%q:{"amount":%s,"where":%s}}`, resource, amount, where)
+	sentAt, request := ours.aliveAt, fmt.Sprintf(`,"resources":%s,"lease_s":%s`, wanted, asked)
 	home := publish("register", request, 30)
 	if home < 0 {
 		log.Fatal("the registration was not acknowledged")
@@ -73,6 +75,9 @@ func main() {
 			word, r := status(own, string(fetched.Key), fetched.Value)
 			switch word {
 			case "waiting", "yours":
+				if word == "yours" && where != "null" && r.Request.Choices == nil {
+					leave(1, "failed: the manager ignores `where`")
+				}
 				fmt.Println(word, map[string]string{"waiting": r.Reason, "yours": string(r.Resources)}[word])
 				ours.seconds = r.Request.LeaseS
 			case "over", "failed":

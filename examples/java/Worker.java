@@ -68,7 +68,8 @@ public final class Worker {
         var producer = new KafkaProducer<>(settings, new StringSerializer(), new StringSerializer());
         var ends = consumer.endOffsets(consumer.partitionsFor(ledger).stream()
             .map(info -> new TopicPartition(ledger, info.partition())).toList()); // the answer comes behind these
-        var resources = Map.of(args[3].split("=")[0], Map.of("amount", Integer.valueOf(args[3].split("=")[1])));
+        JsonNode where = parse(System.getenv("WHERE")), amount = parse(args[3].split("=")[1]);
+        var resources = Map.of(args[3].split("=")[0], Map.of("amount", amount, "where", where)); // null: any device
         double sentAt = aliveAt = now();
         var beat = publish(producer, run, Map.of("type", "register", "resources", resources, "lease_s", asked));
         var home = new TopicPartition(ledger, beat.get().partition());
@@ -86,6 +87,8 @@ public final class Worker {
                 JsonNode body = parse(record.value());
                 String status = status(own, record.key(), body);
                 if (status.equals("skip")) continue;
+                boolean ignored = !where.isNull() && body.path("request").path("choices").isMissingNode();
+                if (status.equals("yours") && ignored) end("failed: the manager ignores `where`");
                 String line = status + " " + (status.equals("yours") ? body.path("resources") : body.path("reason"));
                 if (List.of("over", "failed").contains(status)) end(line); // the devices are no longer ours
                 System.out.println(line);

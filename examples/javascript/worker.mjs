@@ -32,6 +32,7 @@ const now = () => parseFloat(readFileSync("/proc/uptime", "utf8"));
 
 async function main(bootstrap, host, worker, wanted, asked = "30") {
   const cluster = process.env.OUTFITTER_CLUSTER || "outfitter", [resource, amount] = wanted.split("=");
+  const where = process.env.WHERE; // which devices, as JSON
   const run = randomUUID(), own = `${host}/${worker}/${run}`, ledger = `${cluster}.allocations`;
   const { Kafka, Partitioners, logLevel } = kafkajs;
   const kafka = new Kafka({ brokers: bootstrap.split(","), logLevel: logLevel.NOTHING, requestTimeout: asked * 333 });
@@ -58,6 +59,7 @@ async function main(bootstrap, host, worker, wanted, asked = "30") {
     const [word, record] = status(own, home, { key: key?.toString(), value, partition });
     if (word === "over" || word === "failed") return leave(1, word, record?.reason); // the devices are no longer ours
     if (word === "skip") return;
+    if (word === "yours" && where && !record.request.choices) return leave(1, "failed: the manager ignores `where`");
     console.log(word, word === "yours" ? JSON.stringify(record.resources) : record.reason);
     lease.seconds = record.request.lease_s; // null: no lease
   };
@@ -67,7 +69,7 @@ async function main(bootstrap, host, worker, wanted, asked = "30") {
   for (const { partition, offset } of ends) consumer.seek({ topic: ledger, partition, offset });
   for (const signal of ["SIGTERM", "SIGINT"]) process.on(signal, () => leave(0, "released"));
   lease.aliveAt = sentAt = now();
-  const resources = { [resource]: { amount: Number(amount) } };
+  const resources = { [resource]: { amount: Number(amount), where: where && JSON.parse(where) } };
   home = await publish({ type: "register", resources, lease_s: Number(asked) }, 30);
   for (;;) {
     await sleep(100);

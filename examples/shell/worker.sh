@@ -53,7 +53,8 @@ main() {
   local consumer=$! stopping=''
   trap 'stopping=1' TERM INT
   read_clock && alive_at=$now sent_at=$now
-  publish "{type: \"register\", resources: {\"$resource\": {amount: $amount}}, lease_s: $asked}" 30 ||
+  local wanted="{amount: $amount, where: ${WHERE:-null}}" # which devices, as JSON
+  publish "{type: \"register\", resources: {\"$resource\": $wanted}, lease_s: $asked}" 30 ||
     leave 1 "failed: the registration was not acknowledged"
   while read_clock || leave 1 "failed: /proc/uptime cannot be read"; [ -z "$stopping" ]; do
     if [ "$lease" -gt 0 ] && ! is_lost "$now" && [ "$now" -ge $((sent_at + lease / 3)) ]; then
@@ -73,6 +74,8 @@ main() {
     case $word in
       over | failed) leave 1 "$word $(jq -r .reason <<<"$body")" ;; # the devices are no longer ours
       waiting | yours)
+        [ -z "${WHERE-}" ] || jq -e '.state != "allocated" or .request.choices' <<<"$body" >/dev/null ||
+          leave 1 "failed: the manager ignores where"
         echo "$word $(jq -r 'if .state == "allocated" then .resources | tojson else .reason end' <<<"$body")"
         lease=$(jq '(.request.lease_s // 0) * 100 | floor' <<<"$body") ;;
     esac

@@ -74,12 +74,20 @@ class WorkerContract:
     """The promises. A subclass stands in a module with the fixture `program`."""
 
     def worker(
-        self, program: Program, manager: Manager, name: str, *, resource: str = "gpu=1", lease_s: float | None = None
+        self,
+        program: Program,
+        manager: Manager,
+        name: str,
+        *,
+        resource: str = "gpu=1",
+        lease_s: float | None = None,
+        where: str | None = None,
     ) -> WorkerProgram:
         """The example as the worker `name` of the manager's host."""
         bootstrap = manager.bus_url.removeprefix("kafka://")
         arguments = [bootstrap, manager.host, name, resource, f"{lease_s or program.lease_s:g}"]
-        return WorkerProgram([*program.command, *arguments], folder=program.folder, variables=manager.environment)
+        variables = manager.environment | ({"WHERE": where} if where else {})
+        return WorkerProgram([*program.command, *arguments], folder=program.folder, variables=variables)
 
     def test_it_has_a_device_that_nobody_else_has_until_it_is_told_to_end(
         self, program: Program, one_gpu: Manager
@@ -127,6 +135,14 @@ class WorkerContract:
         with self.worker(program, one_gpu, "wrong", resource="fpga=1") as worker:
             assert "fpga" in worker.wait_for("failed")
             assert worker.wait() == 1
+
+    def test_it_gets_only_devices_that_it_chooses(self, program: Program, one_gpu: Manager) -> None:
+        for where, word in (('{"id": "GPU-*"}', "yours"), ('{"id": {"not": "GPU-0"}}', "failed")):
+            with self.worker(program, one_gpu, "choosy", where=where) as worker:
+                worker.wait_for(word)
+                worker.signal(signal.SIGTERM)
+                worker.wait()
+            assert one_gpu.record("choosy")["request"]["choices"], "the manager knows it"
 
     def test_it_stops_when_its_allocation_is_over(self, program: Program, one_gpu: Manager) -> None:
         with self.worker(program, one_gpu, "sent-away", lease_s=60) as worker:

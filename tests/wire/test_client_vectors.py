@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from outfitter.errors import AllocationEndedError
@@ -15,10 +16,10 @@ from outfitter.session import status
 from outfitter.session.lease import HEARTBEATS_PER_LEASE, Lease
 from outfitter.session.watch import WatchSnapshot
 from outfitter.session.worker_session import WorkerSession
-from outfitter_proto import codec, environment, names, topics
+from outfitter_proto import clauses, codec, environment, names, topics
 from outfitter_proto.bus import Bus, Entry, connect
 from outfitter_proto.partitioning import murmur2, partition_of
-from outfitter_proto.records import Allocation, Register
+from outfitter_proto.records import Allocation, Clause, Register
 from support.documents import ROOT
 
 FOLDER = ROOT / "proto" / "conformance"
@@ -47,13 +48,24 @@ def body(row: Vector) -> bytes | None:
 
 
 def test_every_file_of_vectors_is_tried_here() -> None:
-    assert {path.stem for path in FOLDER.iterdir()} == {"partitions", "records", "sequences", "leases", "environment"}
+    assert {path.stem for path in FOLDER.iterdir()} == {
+        "partitions", "records", "sequences", "leases", "environment", "choices",
+    }  # fmt: skip
 
 
 def test_every_word_of_a_record_and_of_a_lease_is_there() -> None:
     assert {row["then"] for row in RECORDS["vectors"]} == {"waiting", "yours", "over", "failed", "skip"}
     steps = [step for vector in document("leases")["vectors"] for step in vector["steps"]]
     assert {step["then"] for step in steps} == {"held", "at-risk", "lost"}
+
+
+@vectors("choices")
+def test_a_worker_sees_whether_it_has_what_its_vector_asks_for(vector: Vector) -> None:
+    where = msgspec.convert(vector.get("where", {}), dict[str, Clause])
+    asked = clauses.clauses_of(where, vector.get("same"))
+    assert clauses.problem(asked) is None
+    found = "as-asked" if clauses.fault(asked, vector["infos"]) is None else "otherwise"
+    assert found == vector["then"]
 
 
 @vectors("partitions")
