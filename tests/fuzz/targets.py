@@ -14,6 +14,7 @@ from functools import partial
 from io import BytesIO
 from pathlib import Path
 
+import msgspec
 from aiokafka.cluster import ClusterMetadata
 from aiokafka.protocol.admin import CreateTopicsRequest, DescribeConfigsRequest
 from aiokafka.protocol.fetch import FetchRequest
@@ -36,7 +37,7 @@ from outfitter_drivers.nvidia.xid import XidClasses
 from outfitter_drivers.script import ScriptOutcome, parse_indexes
 from outfitter_drivers.support.description import described_device
 from outfitter_drivers.support.device_name import is_blank
-from outfitter_proto import codec
+from outfitter_proto import clauses, codec
 from outfitter_proto.bus import BusError, TopicSpec
 from outfitter_proto.bus.addresses import Node
 from outfitter_proto.bus.embedded import housekeeping, log
@@ -53,13 +54,14 @@ from outfitter_proto.bus.kafka.connecting.protocol import (
 )
 from outfitter_proto.bus.kafka.reading import batches, codecs
 from outfitter_proto.names import check_name
-from outfitter_proto.records import Health
+from outfitter_proto.records import Clause, Health
 from outfitter_proto.support.units import parse_duration
 from outfitter_service.config import ConfigurationError, ResourceConfig, options, sources
 from outfitter_service.config.names import resource_names
 from outfitter_service.requests import RequestError, annotated_amounts, request_in_pod_template
 from outfitter_service.webhook import review
 from outfitter_verify import wire
+from outfitter_verify.ledger.choices import meets
 from outfitter_verify.registrations.messages import classify
 
 Target = Callable[[bytes], None]
@@ -249,6 +251,27 @@ def words(data: bytes) -> None:
 _OPTIONS = (*options.SETTINGS, *options.RESOURCE_OPTIONS)
 
 
+def choices(data: bytes) -> None:
+    """The clauses of a worker, and behind a line feed each property of a device. The checker says the same of them."""
+    said, _, property_text = data.partition(b"\n")
+    try:
+        where = _where.decode(said)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return
+    asked, text = clauses.clauses_of(where, list(where)[:4]), property_text.decode("utf-8", "replace")
+    clauses.in_words(asked)
+    if clauses.problem(asked) is not None:
+        return
+    info = dict.fromkeys(where, text) | {"id": "a"}
+    found = clauses.Sieve(asked).fault(info)
+    clauses.fault(asked, [info, info | {"id": "b"}])
+    raw = msgspec.json.decode(said)
+    assert (found is None) == all(meets(raw[name], name, info | {"local_index": "?"}) for name in where), found
+
+
+_where = msgspec.json.Decoder(dict[str, Clause])
+
+
 def pod_templates(data: bytes) -> None:
     with suppress(RequestError):
         request_in_pod_template(data.decode("utf-8", "replace"), {"nvidia.com/gpu": "2"})
@@ -318,7 +341,7 @@ TARGETS: dict[str, Target] = {
     target.__name__: target
     for target in (
         registrations, records, record_batches, packed_records, broker_answers, toml, yaml, flink_conf, script_output,
-        nvidia_smi, nvml_answers, gpu_files, device_files, coordination, words, pod_templates, reviews, verifier,
-        embedded_rows,
+        nvidia_smi, nvml_answers, gpu_files, device_files, coordination, words, choices, pod_templates, reviews,
+        verifier, embedded_rows,
     )
 }  # fmt: skip

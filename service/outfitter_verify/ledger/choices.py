@@ -108,6 +108,8 @@ def _value(text: str) -> str | tuple[int, ...]:
 
 
 def _listed(text: str) -> list[str]:
+    if "," not in text:
+        return [text] if text else []
     return [part.strip() for part in text.split(",")[:MOST_LISTED] if part.strip()]
 
 
