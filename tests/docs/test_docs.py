@@ -57,7 +57,7 @@ def _slug(heading: str) -> str:
 @documents
 def test_every_environment_variable_that_is_named_is_read_somewhere(document: Path) -> None:
     sources = "".join(path.read_text() for folder in ("proto", "drivers", "service") for path in _python(folder))
-    sources += "".join(path.read_text() for path in _python("tests/support"))
+    sources += "".join(path.read_text() for folder in ("tests/support", "tests/examples") for path in _python(folder))
     computed = (  # made of other words
         "OUTFITTER_EXTERNAL_RESOURCE",
         "OUTFITTER_LEASE_GRACE",

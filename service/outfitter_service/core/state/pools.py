@@ -130,7 +130,9 @@ class Pools:
     def change(self, pool: CanonicalName, use: PoolUse, sign: int) -> bool:
         """A record uses so much more of a pool from now on (`sign` 1), or no longer (-1). Returns whether others may
         have another answer from `fits` since then."""
-        before = None if use.amount != 1 else (not self.amount(pool), self.words_of(pool))
+        # a seat without a word may stand beside replicas, and then keeps the last one from others
+        is_seat = use.amount == 1 and use.word != ""
+        before = (not self.amount(pool), self.words_of(pool)) if is_seat else None
         _add(self.used, pool, sign * use.amount)
         if use.word:
             words = self.words.setdefault(pool, {})
