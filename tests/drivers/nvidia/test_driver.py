@@ -14,6 +14,7 @@ import anyio
 import pytest
 
 from outfitter_drivers.api import (
+    CannotTell,
     Device,
     DeviceUser,
     DriverParams,
@@ -26,6 +27,7 @@ from outfitter_drivers.nvidia import process
 from outfitter_drivers.nvidia.driver import CheckingNvmlDriver, Interface, NvmlDriver
 from outfitter_drivers.nvidia.testing import FakeGpu, FakeGpuDriverFactory, FakeInstance, FakeMachine
 from outfitter_proto.records import Health
+from outfitter_proto.support import processes
 from support.drivers.gpu_machine import nvidia_smi
 
 LONG_S = 60.0
@@ -335,6 +337,26 @@ async def test_neither_the_owner_that_gave_a_gpu_back_nor_the_server_of_mps_uses
         assert isinstance(driver, CheckingNvmlDriver)
         assert await driver.in_use(grant(machine, 0, is_given_back=True)) is None
         assert (await driver.in_use(grant(machine, 0)) or "").startswith("process 4711 on ")
+
+
+async def test_who_uses_a_lost_gpu_cannot_be_told(machine: FakeMachine) -> None:
+    async with driving(machine) as driver:
+        await driver.look()
+        machine.change(0, lost=15)
+        first, second, *_ = [device.users for device in await driver.look()]
+        assert isinstance(first, CannotTell)
+        assert second == ()
+
+
+async def test_in_a_pid_namespace_of_its_own_a_list_without_processes_says_nothing(
+    machine: FakeMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "INITIAL_PID_NAMESPACE", 1)
+    async with driving(machine) as driver:
+        assert isinstance(driver, CheckingNvmlDriver)
+        first, *_ = [device.users for device in await driver.look()]
+        assert isinstance(first, CannotTell)
+        assert await driver.in_use(grant(machine, 0)) == first
 
 
 async def test_where_nvml_is_not_asked_nvidia_smi_says_who_uses_a_gpu(
