@@ -221,7 +221,10 @@ def _serving(machine: Machine) -> Iterator[str]:
     folder = Path(tempfile.mkdtemp(dir=machine.folder))
     bus = f"sqlite:///{folder}/bus.db"
     config = folder / "outfitter.toml"
-    config.write_text(f'external-resources = ["gpu"]\n\n[external-resource.gpu]\namount = 1\n{machine.config}')
+    config.write_text(
+        'external-resources = ["gpu"]\n\n[external-resource.gpu]\namount = 1\nmin-healthy-time = "0s"\n'
+        + machine.config
+    )
     command = ("serve", "--bus", bus, "--config", str(config), "--host", "gpu-check", "--http", "127.0.0.1:0")
     with (folder / "log").open("wb") as log:
         manager = subprocess.Popen(machine.outfitter(*command), stdout=log, stderr=log)
