@@ -194,11 +194,8 @@ class CheckingNvmlDriver(NvmlDriver, CheckingNvidiaDriver):
         devices = await super().look()
         if self.snapshot is None:
             return devices  # nvidia-smi has said it, or nobody has
-        lists = processes(self.snapshot)
-        return [
-            msgspec.structs.replace(device, users=self._users(lists.get(device.id or "", NOT_LISTED)))
-            for device in devices
-        ]
+        users = await self._users_of(processes(self.snapshot), [device.id or "" for device in devices])
+        return [msgspec.structs.replace(device, users=users[device.id or ""]) for device in devices]
 
     async def in_use(self, grant: Grant) -> str | CannotTell | None:
         """As `CheckingNvidiaDriver.in_use`, by NVML where it is asked.
@@ -212,8 +209,8 @@ class CheckingNvmlDriver(NvmlDriver, CheckingNvidiaDriver):
         owner = grant.worker.owner_pid if grant.is_given_back else None
         found: list[str] = []
         untold: CannotTell | None = None
-        for uuid in [device.get("uuid", "") for device in grant.devices]:
-            users = self._users(lists.get(uuid, NOT_LISTED))
+        users_of = await self._users_of(lists, [device.get("uuid", "") for device in grant.devices])
+        for uuid, users in users_of.items():
             if isinstance(users, CannotTell):
                 untold = users
                 continue
@@ -231,6 +228,14 @@ class CheckingNvmlDriver(NvmlDriver, CheckingNvidiaDriver):
             if self._interface is Interface.NVML:
                 raise
             return None
+
+    async def _users_of(self, lists: Mapping[str, Processes], uuids: Sequence[str]) -> dict[str, Users]:
+        """Who computes on each device. A file in /proc may block as long as its process hangs in the kernel."""
+
+        def read() -> dict[str, Users]:
+            return {uuid: self._users(lists.get(uuid, NOT_LISTED)) for uuid in uuids}
+
+        return await anyio.to_thread.run_sync(read, abandon_on_cancel=True)
 
     def _users(self, listed: Processes) -> Users:
         """Who computes on a device. Processes that are listed count, also if NVML cannot tell all."""
