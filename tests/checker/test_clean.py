@@ -400,6 +400,37 @@ def test_a_worker_may_wait_for_free_devices_while_the_host_lacks_names_of_some(l
     assert world.violated() == (set() if left_out else {"queue"})
 
 
+def test_two_holders_of_parts_are_not_blamed_for_who_has_the_whole() -> None:
+    """Nobody knew what is part of what when these were granted."""
+    world = lived_in()
+    mig = [world.allocation(name, "allocated", devices=[f"MIG-{name}"], resource="mig") for name in "ef"]
+    world.commit(*mig, world.allocation("g", "allocated", devices=["GPU-9"]))
+    parts = {
+        "state": "reported",
+        "devices": [{"id": f"MIG-{name}"} for name in "ef"],
+        "parts": {"GPU-9": ["MIG-e", "MIG-f"]},
+    }
+    world.inventory({"gpu": {"state": "reported", "devices": [{"id": "GPU-9"}]}, "mig": parts})
+    uses = {"GPU-9": [1, 720720, "parts"]}
+    world.commit(*[world.allocation(name, "allocated", uses=uses) for name in "ef"])
+    found = [each.what for each in world.report().violations if each.check == "exclusivity"]
+    assert sorted(found) == [
+        f"gpu-3/{name}/1 holds GPU-9 of host gpu-3, which gpu-3/g/1 holds as well" for name in "ef"
+    ]
+
+
+def test_two_operators_of_a_worker_may_have_a_replica_each_of_one_device() -> None:
+    world = lived_in()
+    record = world.allocation(
+        "e", "allocated", devices=["GPU-2"] * 2, uses={"GPU-2": [720720, 720720, "replicas"]},
+        operators={"one": {"resources": {"gpu": ["GPU-2"]}}, "two": {"resources": {"gpu": ["GPU-2"]}}},
+    )  # fmt: skip
+    wanted = {"gpu": {"amount": 1}}
+    record["request"] |= {"amounts": {"gpu": 2}, "operators": {"one": wanted, "two": wanted}}
+    world.commit(record)
+    assert [each for each in world.report().violations if each.check == "operators"] == []
+
+
 def test_parts_of_one_device_replicas_and_a_worker_that_shares_what_it_has_a_part_of_raise_no_alarm() -> None:
     world = lived_in()
     part = {"GPU-9": [1, 720720, "parts"]}

@@ -97,9 +97,11 @@ class Holdings:
         yielded: set[str] = set()
         for name, use in sorted(uses.items()):
             users = self._uses[record.host, name]
-            is_full = sum([other.amount for other in users.values()]) + use.amount > use.total
-            for key, other in users.items():
-                if (is_full or not use.agrees(other)) and key not in yielded:
+            in_the_way = [key for key, other in users.items() if _exclude(use, other)]
+            if not in_the_way and sum([other.amount for other in users.values()]) + use.amount > use.total:
+                in_the_way = list(users)  # together, as holders of replicas are
+            for key in in_the_way:
+                if key not in yielded:
                     yielded.add(key)
                     yield name, key
             users[record.key] = use
@@ -124,6 +126,11 @@ class Holdings:
         for name, use in above.items():
             uses[name] = _joined(uses[name], use) if name in uses else use
         return uses
+
+
+def _exclude(one: PoolUse, other: PoolUse) -> bool:
+    """Whether two uses of a device are in each other's way, whoever else uses it."""
+    return not one.agrees(other) or one.amount + other.amount > one.total
 
 
 def _joined(one: PoolUse, other: PoolUse) -> PoolUse:

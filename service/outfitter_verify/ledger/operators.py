@@ -9,10 +9,11 @@ from outfitter_verify.wire import Allocation
 
 
 def faults(record: Allocation) -> Iterator[str]:
-    """The faults in the operators' shares of a grant, as text."""
+    """The faults in the operators' shares of a grant, as text. A worker that has several replicas of a device has it
+    several times, and so may its operators together."""
     shared = record.body.get("shared") or ()
     devices = wire.devices(record.body)
-    owners: dict[tuple[str, str], str] = {}
+    owners: dict[tuple[str, str], list[str]] = {}
     for name, operator in record.operators.items():
         for resource, amount in operator.named.items():
             own = operator.own.get(resource, [])
@@ -22,7 +23,10 @@ def faults(record: Allocation) -> Iterator[str]:
             elif len(own) != amount:
                 yield f"operator {name} of {record.key} named {amount} {resource}, but has {len(own)}"
             for device in own:
-                if device not in devices.get(resource, ()):
+                had = owners.setdefault((resource, device), [])
+                had.append(name)
+                count = devices.get(resource, []).count(device)
+                if not count:
                     yield f"operator {name} of {record.key} has {device}, which its worker does not have"
-                elif (other := owners.setdefault((resource, device), name)) != name:
-                    yield f"operator {name} of {record.key} has {device}, which belongs to operator {other}"
+                elif len(had) > count:
+                    yield f"operator {name} of {record.key} has {device}, which belongs to operator {had[0]}"
