@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple, NoReturn
@@ -105,12 +105,22 @@ def _finite(digits: str) -> float:
     return number
 
 
+class Choice(NamedTuple):
+    """Which devices of a resource a worker takes: a clause on each property of `where`, which is a value, a list of
+    values, or one of these by each word; and the properties that its devices have in common."""
+
+    where: Mapping[str, Any]
+    same: Sequence[str]
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerRequest:
     """A worker's request in its record. `lease_s` None: no lease, or the manager's default. `waits_for_survivors`: its
-    devices are free only after the manager has looked for processes that it left behind."""
+    devices are free only after the manager has looked for processes that it left behind. `choices`: which devices it
+    takes, by resource."""
 
     amounts: Mapping[str, int]
+    choices: Mapping[str, Choice]
     priority: int
     lease_s: float | None
     has_owner: bool
@@ -273,16 +283,29 @@ def _operators(body: Mapping[str, Any], shared: list[str]) -> dict[str, Operator
 
 
 def _request(body: Mapping[str, Any]) -> WorkerRequest:
-    amounts = _get(body, "amounts", dict, {})
+    amounts, choices = _get(body, "amounts", dict, {}), _get(body, "choices", dict, {})
     lease_s = None if body.get("lease_s") is None else _seconds(body, "lease_s")
     has_owner = _get(body, "owner", dict, None) is not None
     return WorkerRequest(
         amounts={name: _get(amounts, name, int) for name in amounts},
+        choices={name: _choice(choice, f"request.choices.{name}") for name, choice in choices.items()},
         priority=_get(body, "priority", int, 0),
         lease_s=lease_s,
         has_owner=has_owner,
         waits_for_survivors=has_owner and _get(body, "survivors", dict, None) is not None,
     )
+
+
+def _choice(body: object, where: str) -> Choice:
+    if not isinstance(body, dict):
+        _fail(f"{where} is {body!r}")
+    clauses = _get(body, "where", dict, {})
+    for name, clause in clauses.items():
+        for value in clause.values() if isinstance(clause, dict) else [clause]:
+            values = value if isinstance(value, list) else [value]
+            if not all(isinstance(one, str | int | float) for one in values):
+                _fail(f"{where}.where.{name} is {clause!r}")
+    return Choice(clauses, _names(_get(body, "same", list, []), f"{where}.same"))
 
 
 @dataclass(frozen=True, slots=True)

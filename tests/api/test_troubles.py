@@ -98,7 +98,7 @@ def cases() -> dict[str, tuple[list[Any], dict[str, Any], str, str, str]]:
             {"host": "h"},
             "1 device on h is unhealthy",
             "GPU-h-0 on h: XID 79. A worker still holds it.",
-            "Look at it, or replace it: `drivers/health.md` says what makes a device ill.",
+            "Look at it, or replace it: drivers/health.md says what makes a device ill.",
         ),
         "waits-for-healing": (
             [well(), waiter("w", 5, "infeasible", IN_VAIN)],
@@ -158,7 +158,7 @@ def cases() -> dict[str, tuple[list[Any], dict[str, Any], str, str, str]]:
             {"host": "h"},
             "The health of 2 devices on h is unknown",
             "GPU-h-0 on h: no reason is given.",
-            "Nobody gets it before it is known to be well: `drivers/health.md` says when that is.",
+            "Nobody gets it before it is known to be well: drivers/health.md says when that is.",
         ),
         "orders-unread": (
             [

@@ -246,13 +246,13 @@ def _failing_drivers(picture: _Picture) -> Iterator[Trouble]:
 ILLNESSES = (
     (
         UNHEALTHY, "{} on {} {} unhealthy",
-        "Look at it, or replace it: `drivers/health.md` says what makes a device ill.",
+        "Look at it, or replace it: drivers/health.md says what makes a device ill.",
     ),
     (STRANGER, "{} on {} {} used by strangers", "End that process, or have its user register for the device."),
     (HELD_BACK, "{} on {} {} held back", "End that worker, or let the driver report the old id as an alias."),
     (
         UNKNOWN, "The health of {} on {} is unknown",
-        "Nobody gets it before it is known to be well: `drivers/health.md` says when that is.",
+        "Nobody gets it before it is known to be well: drivers/health.md says when that is.",
     ),
 )  # fmt: skip
 """Kinds of ill devices, each with the title and the remedy of its trouble."""

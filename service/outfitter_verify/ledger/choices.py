@@ -19,16 +19,9 @@ MOST_LISTED = 64
 """So many values of a list count."""
 
 
-def choices(record: Allocation) -> Mapping[str, Any]:
-    """Which devices a record says that its worker takes, by resource."""
-    request = record.body.get("request")
-    found = request.get("choices") if isinstance(request, dict) else None
-    return found if isinstance(found, dict) else {}
-
-
 def faults(record: Allocation, before: Allocation | None) -> Iterator[str]:
     """The faults in a grant, as text. `before`: the record of the waiting worker, or None."""
-    waited, counted = choices(before) if before is not None else {}, choices(record)
+    waited, counted = before.request.choices if before is not None else {}, record.request.choices
     granted = record.body.get("resources") or {}
     for resource in waited:
         if resource in record.request.amounts and waited[resource] != counted.get(resource):
@@ -36,28 +29,28 @@ def faults(record: Allocation, before: Allocation | None) -> Iterator[str]:
     for resource, choice in {**waited, **counted}.items():
         infos = granted.get(resource) or []
         for info in infos:
-            for name, clause in (choice.get("where") or {}).items():
+            for name, clause in choice.where.items():
                 if not meets(clause, name, info):
                     yield f"{record.key} has {info['id']} of {resource}, which is not as its clause on {name} says"
-        for name in (choice.get("same") or ()) if len({info["id"] for info in infos}) > 1 else ():
-            if not set.intersection(*[{_value(each) for each in _listed(info.get(name) or "")} for info in infos]):
+        for name in choice.same if len({info["id"] for info in infos}) > 1 else ():
+            if not set.intersection(*[{_value(each) for each in _listed(_text(info, name))} for info in infos]):
                 yield f"{record.key} has {len(infos)} {resource}, which have no value of {name} in common"
 
 
 def could_take(waiter: Allocation, resource: str, granted: Allocation) -> bool:
     """Whether an earlier waiter surely takes some device of another one's grant, as one of this resource."""
-    choice = choices(waiter).get(resource)
+    choice = waiter.request.choices.get(resource)
     if choice is None:
         return True
     infos = (granted.body.get("resources") or {}).get(resource) or []
-    return not choice.get("same") and any(
-        all(meets(clause, name, info) for name, clause in (choice.get("where") or {}).items()) for info in infos
+    return not choice.same and any(
+        all(meets(clause, name, info) for name, clause in choice.where.items()) for info in infos
     )
 
 
 def is_known(record: Allocation) -> bool:
     """Whether this version knows all words of a record's clauses."""
-    clauses = [clause for choice in choices(record).values() for clause in (choice.get("where") or {}).values()]
+    clauses = [clause for choice in record.request.choices.values() for clause in choice.where.values()]
     return all(clause.keys() <= _WORDS for clause in clauses if isinstance(clause, dict))
 
 
@@ -66,13 +59,18 @@ def meets(clause: Any, name: str, info: Mapping[str, str]) -> bool:
     if name == "index" and info.get(name) == info.get("local_index"):
         return True  # a device without a number of its own has its place in the grant there
     said = clause if isinstance(clause, dict) else {"is": clause}
-    text = info.get(name) or ""
+    text = _text(info, name)
     values = list(dict.fromkeys([text, *_listed(text)])) if text else []
     if "exists" in said and said["exists"] != bool(values):
         return False
     if any(_is(value, said["not"]) for value in values if "not" in said):
         return False
     return not said.keys() & {"is", "min", "max"} or any(_fits(value, said) for value in values)
+
+
+def _text(info: Mapping[str, Any], name: str) -> str:
+    text = info.get(name)
+    return text if isinstance(text, str) else ""
 
 
 def _fits(value: str, said: Mapping[str, Any]) -> bool:

@@ -231,7 +231,7 @@ def _could_have_it(
     Never while the record lacks names: a manager of version 0.2 lent nothing until their driver had reported."""
     if any(inventory.names_left_out for inventory in host.inventories.values()):
         return False
-    if choices.choices(waiter.record):
+    if waiter.record.request.choices:
         return False  # a host's record need not have the properties of all devices
     taken: set[str] = set()
     links = Links(host.inventories.values())

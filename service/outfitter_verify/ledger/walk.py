@@ -268,7 +268,7 @@ class LedgerWalk:
     def _choices(self, written: Written) -> None:
         """A worker has been granted devices."""
         record, before = written.record, written.before.record if written.before is not None else None
-        if not choices.choices(record) and not (before is not None and choices.choices(before)):
+        if not record.request.choices and not (before is not None and before.request.choices):
             return
         self._findings.count("choices")
         if not choices.is_known(record):

@@ -3,6 +3,8 @@
 // A host is replaced and never changed in place, so that a view knows by identity what it need not draw again. Events
 // may already be in a page: each one replaces what it is about, so it may be applied twice.
 
+import { inTheWay, wholesIn, withKept } from "./parts.js";
+
 export const STATES = ["unhealthy", "unknown", "stranger", "cordoned", "held", "free"];
 const HOLDING = new Set(["preparing", "allocated", "releasing"]);
 const UNREPORTED = "its driver does not report it";
@@ -11,8 +13,6 @@ const UNSERVED = new Set(["stopped", "dead"]); // a manager of which nobody gets
 const FAILING = new Set(["driver-failed", "misconfigured", "no-driver"]);
 
 export const isFailing = resource => FAILING.has(resource.state);
-
-const inTheWay = (holders, device) => holders.filter(holder => !holder.shared || device.sharing !== "shared");
 
 /** Whether its resource can lend a device to nobody else. A device that workers share is free, too, and one of which
  * there is a replica. */
@@ -93,27 +93,8 @@ export function totalsOf(fleet) {
  * hold devices), `users` (and how many wait, too), `planned` (no manager serves it, as an operator has planned),
  * `weight` (how bad it is) and `text` to find it by. */
 function completed({ devices, ...host }) {
-  const placed = withKept(devices).map(device => ({ device, place: placeOf(device) }));
+  const placed = withKept(devices, byName).map(device => ({ device, place: placeOf(device) }));
   return counted({ ...host, devices: placed.sort(byPlace).map(({ device }) => device) });
-}
-
-/** Devices, with `kept` where somebody holds a part of one, or what it is a part of. */
-function withKept(devices) {
-  if (!devices.some(device => device.part_of || device.kept)) return devices; // nearly always
-  const named = byName(devices), wholes = device => {
-    const found = new Set(), todo = [device];
-    for (const { part_of: whole } of todo)
-      for (const each of whole ? named.get(whole) ?? [] : [])
-        if (each !== device && !found.has(each)) todo.push((found.add(each), each));
-    return found;
-  };
-  const related = new Map(devices.map(device => [device, []]));
-  for (const part of devices)
-    for (const whole of wholes(part)) related.get(part).push(whole), related.get(whole).push(part);
-  return devices.map(device => {
-    const kept = related.get(device).some(other => inTheWay(other.holders, device).length);
-    return kept === (device.kept ?? false) ? device : { ...device, kept };
-  });
 }
 
 /** A device's place: by resource, and in the machine by index, or else by PCI address. */
@@ -261,7 +242,8 @@ export class Fleet {
         const names = new Set([...named, ...former.filter(each => each.holders.length).flatMap(namesOf)]);
         const device = { host: name, resource, id, health, reason: why ?? null, sharing, state: null, properties };
         const part_of = wholes.get(id) ?? null;
-        devices.push({ ...device, part_of, replicas, cordon, aliases: others(names, id), ...holdersIn(former), listed: true });
+        const aliases = others(names, id);
+        devices.push({ ...device, part_of, replicas, cordon, aliases, ...holdersIn(former), listed: true });
         for (const each of names) listedNames.add(each);
       }
     }
@@ -321,10 +303,6 @@ function namesIn(inventories) {
   }
   return all;
 }
-
-/** What each part in a resource of a host's record is a part of, by its id. */
-const wholesIn = ({ parts = {} }) =>
-  new Map(Object.entries(parts).flatMap(([whole, names]) => names.map(name => [name, whole])));
 
 /** Devices by each of their names. */
 function byName(devices) {
