@@ -6,8 +6,9 @@ from datetime import datetime
 from typing import Any
 
 from simulation.hosts.managers import Host
+from simulation.lent import HOLDING
 from simulation.model import log as model
-from simulation.ordered import HOLDING, commits
+from simulation.ordered import commits
 from simulation.world.world import World
 
 CERTAIN = 1 / 3

@@ -12,11 +12,10 @@ from outfitter_proto.records import Cordon
 from outfitter_service.runtime.processor.processor import Processor
 from simulation.hosts.hardware import RESOURCE, physical
 from simulation.hosts.managers import TOPICS, Host
+from simulation.lent import HOLDING
 from simulation.model import log as model
 from simulation.world.operators import CONTROL
 from simulation.world.world import World
-
-HOLDING = ("preparing", "allocated", "releasing")
 
 
 def lent_although_ordered(host: Host, ledger: model.Log) -> list[str]:
@@ -26,7 +25,7 @@ def lent_although_ordered(host: Host, ledger: model.Log) -> list[str]:
     told: dict[str, Any] = {}
     before: dict[str, dict[str, Any]] = {}
     for commit in commits(ledger):
-        after, connected = dict(before), _connected(told)
+        after, connected, parts = dict(before), _connected(told), _parts(told)
         granted: list[tuple[str, str, str, datetime]] = []
         for key, body in commit:
             if key.startswith(f"@cordon/{host.name}/"):
@@ -43,14 +42,14 @@ def lent_although_ordered(host: Host, ledger: model.Log) -> list[str]:
                         for info in infos
                         if info["id"] not in _ids(held)
                     ]
-        connected &= _connected(told)
+        connected, parts = connected & _connected(told), parts & _parts(told)
         steady = [order for key, order in before.items() if after.get(key) == order]
         wrong += [
             f"PROMISE 6: {key} gets {device} of {resource}, which order {order['order']} takes out"
             for key, resource, device, since in granted
             for order in steady
             # a ledger that was made anew has no grants from before, only later versions of their records
-            if since >= datetime.fromisoformat(order["since"]) and _takes_out(order, resource, device, connected)
+            if since >= datetime.fromisoformat(order["since"]) and _takes_out(order, resource, device, connected, parts)
         ]
         before = after
     return sorted(set(wrong))[:5]
@@ -78,13 +77,35 @@ def _connected(told: dict[str, Any]) -> set[str]:
     }
 
 
-def _takes_out(order: dict[str, Any], resource: str, device: str, connected: set[str]) -> bool:
-    """Whether an order certainly applies. That two names mean one device is for a driver to say."""
+def _parts(told: dict[str, Any]) -> set[tuple[str, str]]:
+    """What a host's record says of parts, each with its whole."""
+    return {
+        (part, whole)
+        for resource in told.get("resources", {}).values()
+        for whole, parts in (resource.get("parts") or {}).items()
+        for part in parts
+    }
+
+
+def _takes_out(
+    order: dict[str, Any], resource: str, device: str, connected: set[str], parts: set[tuple[str, str]]
+) -> bool:
+    """Whether an order certainly applies: to the device, to a part of it, or to what it is a part of. That two names
+    mean one device, or a device and a part of it, is for a driver to say."""
     ordered = order.get("device")
     if ordered is None:
         return order.get("resource") in (None, resource)
-    is_same = f"-{RESOURCE}-" in device and physical(ordered) == physical(device) and physical(device) in connected
-    return ordered == device or is_same
+
+    def is_same(one: str, other: str) -> bool:
+        is_known = f"-{RESOURCE}-" in other and physical(one) == physical(other) and physical(other) in connected
+        return one == other or is_known
+
+    is_related = any(
+        (part == device and is_same(ordered, physical(whole)) and is_same(whole, physical(whole)))
+        or (part == ordered and is_same(whole, device))
+        for part, whole in parts
+    )
+    return is_same(ordered, device) or is_related
 
 
 def in_effect_at_rest(world: World) -> list[str]:

@@ -18,14 +18,15 @@ from outfitter_service.runtime.dead_letter_quota import A_MINUTE
 from outfitter_service.runtime.processor.processor import Processor
 from outfitter_verify import Control, Log, Partition, Reading, Record, Report, Violation
 from outfitter_verify import check as verify
-from simulation import ailing, ordered
-from simulation.hosts.hardware import physical
+from simulation import ailing, ordered, parted
+from simulation.hosts.hardware import REPLICAS, physical
 from simulation.hosts.managers import CLUSTER, EPOCH, TOPICS, Host
+from simulation.lent import HOLDING, lent
 from simulation.model import log as model
 from simulation.model.broker import LONG_POLL_S
 from simulation.world.operators import CONTROL
 from simulation.world.world import World
-from support.exclusivity import Held
+from support.exclusivity import Held, lent_too_often
 
 FINAL = ("ended", "failed")
 SHORT_OUTAGE_S = LONG_POLL_S + 0.2
@@ -40,6 +41,9 @@ def check(world: World) -> tuple[list[str], dict[str, int]]:
     wrong: list[str] = []
     counts: Counter[str] = Counter()
     report = verify(_reading(world))
+    found = {
+        host.name: parted.look(host, world.broker.lives(TOPICS.allocations, host.partition)) for host in world.hosts
+    }
     if not _is_ledger_remade(world):  # what was written to two ledgers fits together for who has seen both
         wrong += [
             str(violation)
@@ -53,6 +57,7 @@ def check(world: World) -> tuple[list[str], dict[str, int]]:
                     _is_about_a_shortened_host,
                 )
             )
+            and not any(each.excuses(violation) for each in found.values())
         ]
     wrong += _unanswered(world)
     wrong += world.complaints
@@ -69,6 +74,8 @@ def check(world: World) -> tuple[list[str], dict[str, int]]:
         lives = world.broker.lives(TOPICS.allocations, host.partition)
         wrong += _lent_too_early(world, lives, host)
         wrong += [each for ledger in lives for each in _held_twice(host, ledger)]
+        wrong += found[host.name].wrong
+        counts["parts judged"] += found[host.name].judged
         wrong += [each for ledger in lives for each in ordered.lent_although_ordered(host, ledger)]
         wrong += [each for ledger in lives for each in ailing.lent_while_ailing(world, host, ledger)]
         wrong += [each for ledger in lives for each in _blamed_for_an_outage(world, host, ledger)]
@@ -252,19 +259,6 @@ def _unswept(world: World) -> list[str]:
     ]
 
 
-def _alone(found: dict[str, Any]) -> list[str]:
-    """The devices that a record has to itself, each by its one physical name."""
-    shared = found.get("shared", [])
-    infos = [each for resource, infos in found["resources"].items() if resource not in shared for each in infos]
-    return [physical(info["id"]) for info in infos]
-
-
-def _together(found: dict[str, Any]) -> list[str]:
-    return [
-        physical(info["id"]) for resource in found.get("shared", []) for info in found["resources"].get(resource, [])
-    ]
-
-
 def _held_twice(host: Host, ledger: model.Log) -> list[str]:
     """No device is two workers' under whichever names, at any prefix of the ledger: where the manager can know."""
     wrong: list[str] = []
@@ -281,9 +275,9 @@ def _held_twice(host: Host, ledger: model.Log) -> list[str]:
         if not key.startswith(f"{host.name}/"):
             continue
         since = live.pop(key, (at,))[0]
-        if found.get("state") not in ("preparing", "allocated", "releasing"):
+        if found.get("state") not in HOLDING:
             continue
-        held = Held(frozenset(_alone(found)), frozenset(_together(found)))
+        held = lent(found)
         for other, (granted, its) in live.items():
             wrong += [
                 f"PROMISE 1: {device} is {key}'s from {at - 1000:.3f} on, while {other} has it"
@@ -292,13 +286,17 @@ def _held_twice(host: Host, ledger: model.Log) -> list[str]:
                 or known.get(device, math.inf) < granted < bench.parted_at.get(device, math.inf)
             ]
         live[key] = (since, held)
+        wrong += [
+            f"PROMISE 1: {device} is lent more than {REPLICAS} times from {at - 1000:.3f} on, to {key} as well"
+            for device in lent_too_often([each for _, each in live.values()], REPLICAS)
+        ]
     return sorted(set(wrong))[:5]
 
 
 def _lent_too_early(world: World, lives: Sequence[model.Log], host: Host) -> list[str]:
     """No device is lent while a worker still believes, and may, that it is its own: not in a ledger that was made anew
     either, where tokens may begin anew."""
-    grants: dict[str, list[tuple[float, str, tuple[int, int]]]] = {}
+    grants: dict[str, list[tuple[float, str, tuple[int, int], bool]]] = {}
     ranks: dict[tuple[str, int], dict[int, float]] = {}
     for life, ledger in enumerate(lives):
         for record, at in ledger.committed():
@@ -308,8 +306,10 @@ def _lent_too_early(world: World, lives: Sequence[model.Log], host: Host) -> lis
             if found["state"] in ("preparing", "allocated"):
                 key, token = record.key.decode(), found["token"]
                 ranks.setdefault((key, token), {}).setdefault(life, at)
-                for device in _alone(found):
-                    grants.setdefault(device, []).append((at, key, (life, token)))
+                held = lent(found)
+                for device in held.own:
+                    is_replica = device in held.replicas
+                    grants.setdefault(device, []).append((at, key, (life, token), is_replica))
     wrong: list[str] = []
     said_over = _said_over(world, host.name)
     named = _named_survivors(world, lives, host.name) if world.setting.walled else None
@@ -319,10 +319,12 @@ def _lent_too_early(world: World, lives: Sequence[model.Log], host: Host) -> lis
         until = min(held.until, said_over.get(held.key, math.inf))
         if held.left and named is not None:
             until = min(until, named[held.key])
-        for device in itertools.filterfalse(host.bench.is_hidden, held.devices):
+        for device in itertools.filterfalse(host.bench.is_hidden, held.held.own):
             began = ranks.get((held.key, held.token), {})
             own = max((life for life, at in began.items() if at <= held.since), default=0), held.token
-            for at, key, rank in grants.get(device, []):
+            for at, key, rank, is_replica in grants.get(device, []):
+                if is_replica and device in held.held.replicas:
+                    continue
                 if key != held.key and rank > own and at < until and held.since < until:
                     wrong.append(
                         f"PROMISE 7: {device} was lent to {key} at {at - 1000:.3f}, while {held.key} had it "

@@ -39,9 +39,16 @@ CARD = "card"
 MAP = "map"
 PORT = "port"
 BOOKED = "booked"
+PART = "part"
+SLICE = "slice"
+HALF = "half"
 ASKED = (PORT, BOOKED)
 """Those whose drivers have no inventory."""
 PORTS = 2
+PARTS = 2
+"""How many parts `part` shows of each device of `gpu`."""
+REPLICAS = 2
+"""To how many workers `half` lends each device."""
 LOOK_S = 3.0
 """How often a driver looks at the devices."""
 ACCEPTED_BYTES = 60_000
@@ -50,9 +57,12 @@ ACCEPTED_BYTES = 60_000
 
 class Catalogue(NamedTuple):
     """The resources there are beside `gpu`: `card`, which shows some of the same devices under names of its own; `map`,
-    which shows all of them to everybody; `port`, on demand; `booked`, on demand by a script with books of its own.
+    which shows all of them to everybody; `port`, on demand; `booked`, on demand by a script with books of its own;
+    `part`, which shows parts of them; `slice`, which shows some of these parts and does not know of what they are
+    parts; `half`, which lends each of the devices of `gpu` to two workers.
 
-    `mapped`: the driver of `map` alone knows which names mean one device; otherwise that of `card` does.
+    `mapped`: the driver of `map` alone knows which names mean one device; otherwise that of `card` does. `by_card`: the
+    driver of `part` calls wholes as `card` does. `repeats`: a worker may get both replicas of a device.
     """
 
     cards: bool = False
@@ -62,10 +72,18 @@ class Catalogue(NamedTuple):
     books: bool = False
     min_healthy_s: float = 0.0
     """A device that was ill is lent only after it has been healthy for so many seconds; 0: none falls ill."""
+    parts: bool = False
+    slices: bool = False
+    by_card: bool = False
+    halves: bool = False
+    repeats: bool = False
 
     @property
     def names(self) -> list[str]:
-        there = {CARD: self.cards, MAP: self.maps or self.mapped, PORT: self.ports, BOOKED: self.books}
+        there = {
+            CARD: self.cards, MAP: self.maps or self.mapped, PORT: self.ports, BOOKED: self.books,
+            PART: self.parts, SLICE: self.slices, HALF: self.halves,
+        }  # fmt: skip
         return [RESOURCE, *(name for name, is_there in there.items() if is_there)]
 
 
@@ -74,7 +92,8 @@ GPUS_ALONE = Catalogue()
 
 class Oddities(NamedTuple):
     """How a manager is configured otherwise than the others: it does not know the resources `without`, those that are
-    `turned` it shares out where others do not, and the other way round, and its drivers tell of devices `backwards`."""
+    `turned` it shares out where others do not, and the other way round (replicas: it lends whole devices), and its
+    drivers tell of devices `backwards`."""
 
     without: frozenset[str] = frozenset()
     turned: frozenset[str] = frozenset()
@@ -89,7 +108,7 @@ class Bench:
 
     `parted_at` is when the driver of `map` first kept silent about a device: who has read it since need not know its
     names. `era` counts how often drivers that prepare nothing began to serve the host: they take nothing back of what
-    was ready before.
+    was ready before. While `keeps_silent`, the driver of `part` does not say of what its devices are parts.
     """
 
     def __init__(
@@ -110,6 +129,7 @@ class Bench:
         self.missing: set[str] = set()
         self.ill: set[str] = set()
         self.parted_at: dict[str, float] = {}
+        self.keeps_silent = False
         self.slow_s = 0.0
         self.failing = 0.0
         self.ready_for: dict[str, str] = {}
@@ -128,7 +148,15 @@ class Bench:
     def places(self) -> list[str]:
         """What may be missing: a device in one resource."""
         maps = [f"{self.host}-{MAP}-{index}" for index in range(len(self.ids))] if MAP in self.catalogue.names else []
-        return [*self.ids, *self.cards, *maps]
+        halves = [_named(name, HALF) for name in self.ids if self.catalogue.halves]
+        return [*self.ids, *self.cards, *maps, *self.parts, *halves]
+
+    @property
+    def parts(self) -> list[str]:
+        """The devices of `part`: `h0-part-1.0` is a part of `h0-gpu-1`."""
+        if not self.catalogue.parts:
+            return []
+        return [f"{_named(name, PART)}.{number}" for name in self.ids for number in range(PARTS)]
 
     def lose(self, place: str, now: float) -> None:
         """A driver shows a device no more, until it is no longer in `missing`."""
@@ -141,6 +169,7 @@ class Bench:
         """All devices are there, answer at once, and say no more of themselves than keeps them healthy."""
         self.missing.clear()
         self.ill.clear()
+        self.keeps_silent = False
         self.slow_s = self.failing = 0.0
         self._most_info_bytes = ACCEPTED_BYTES
 
@@ -168,6 +197,12 @@ class Bench:
         if resource == CARD:
             shown = [name for name in self.cards if name not in self.missing]
             return [self._device(name, *(() if self.catalogue.mapped else [physical(name)])) for name in shown]
+        if resource == PART:
+            return [self._part(name) for name in self.parts if name not in self.missing]
+        if resource == SLICE:
+            return [_device(name) for name in self.parts[::PARTS]]
+        if resource == HALF:
+            return [_device(name) for name in self.ids if _named(name, HALF) not in self.missing]
         maps = [name for name in self.ids if _named(name, MAP) not in self.missing]
         if not self.catalogue.mapped:
             return [_device(name) for name in maps]
@@ -179,6 +214,13 @@ class Bench:
             size = self._info_bytes.setdefault(name, self.bulk.info_bytes(self._bulk_dice))
             device.properties["about"] = "x" * min(size, self._most_info_bytes or size)
         return device
+
+    def _part(self, name: str) -> Device:
+        whole = whole_of(physical(name))
+        card = _named(whole, CARD) if whole is not None else None
+        if self.catalogue.by_card and card in self.cards:
+            whole = card
+        return _device(name, part_of=None if self.keeps_silent else whole)
 
     def reset(self) -> None:
         """Somebody has put all devices back as they were, and nobody remembers a token."""
@@ -212,15 +254,21 @@ def physical(name: str) -> str:
     return f"{host}-{RESOURCE}-{index}"
 
 
+def whole_of(device: str) -> str | None:
+    """What a device, by its one name, is really a part of; None: nothing."""
+    return device.rpartition(".")[0] or None if ":" not in device else None
+
+
 def _named(name: str, kind: str) -> str:
     host, _, index = name.rsplit("-", 2)
     return f"{host}-{kind}-{index}"
 
 
-def _device(name: str, *aliases: str) -> Device:
-    number = int(name.rpartition("-")[2])
-    properties = {"index": str(number), "colour": ("red", "blue")[number % 2], "pair": f"{number // 2},all"}
-    return Device(id=name, aliases=aliases, properties=properties)
+def _device(name: str, *aliases: str, part_of: str | None = None) -> Device:
+    index = name.rpartition("-")[2]
+    number = int(index.partition(".")[0])
+    properties = {"index": index, "colour": ("red", "blue")[number % 2], "pair": f"{number // 2},all"}
+    return Device(id=name, aliases=aliases, part_of=part_of, properties=properties)
 
 
 def load(
@@ -245,6 +293,10 @@ def load(
             kind = PreparingDriver if own else ListingDriver
             driver = kind(benches, name, backwards=oddities.backwards)
         spec = ResourceSpec(name=name, amount=1, shared=shared, min_healthy_s=catalogue.min_healthy_s)
+        if name == HALF:
+            count = 1 if name in oddities.turned else REPLICAS
+            same = catalogue.repeats and count > 1
+            spec = structs.replace(spec, shared=False, replicas=count, replicas_same_device=same)
         found[name] = with_driver(spec, inspected(driver))
     return found
 

@@ -10,6 +10,7 @@ to others meanwhile.
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -31,10 +32,12 @@ from outfitter_proto.bus import Bus, BusError, Entry
 from outfitter_proto.names import DEFAULT_CLUSTER, topics
 from outfitter_proto.partitioning import partition_of
 from outfitter_proto.records import Allocation, Condition, Deregister, Owner, Register, ResourceRequest, Survivors
-from simulation.hosts.hardware import CARD, RESOURCE, Bench, physical
+from simulation.hosts.hardware import CARD, RESOURCE, Bench
 from simulation.hosts.owners import Owners
+from simulation.lent import lent
 from simulation.loop import Loop, Process
 from simulation.model.client import ModelBus
+from support.exclusivity import Held
 
 CRASHES = 0.3
 """How often a worker ends without a word."""
@@ -47,14 +50,12 @@ class Holding:
     """A worker believes that devices (each by its one physical name) are its own, from `since` until `until` (its clock
     is everybody's). `left`: not it, but processes that it has left behind."""
 
-    __slots__ = ("devices", "key", "left", "since", "token", "until")
+    __slots__ = ("held", "key", "left", "since", "token", "until")
 
-    def __init__(
-        self, key: str, devices: list[str], token: int, since: float, until: float, *, left: bool = False
-    ) -> None:
+    def __init__(self, key: str, held: Held, token: int, since: float, until: float, *, left: bool = False) -> None:
         self.left = left
         self.key = key
-        self.devices = devices
+        self.held = held
         self.token = token
         self.since = since
         self.until = until
@@ -237,13 +238,8 @@ class Diary(AllocationWatch):
                 self._open = None
             return
         if self._open is None:
-            devices = [
-                physical(info["id"])
-                for resource, infos in record.resources.items()
-                if resource not in record.shared
-                for info in infos
-            ]
-            self._open = self.last = Holding(self._key, devices, record.token or 0, now, until)
+            held = lent(json.loads(codec.encode(record)))
+            self._open = self.last = Holding(self._key, held, record.token or 0, now, until)
             self._holdings.append(self._open)
         self._open.until = until
 
@@ -375,7 +371,7 @@ class Worker:
     async def _outlive(self, owners: Owners, dice: random.Random, held: Holding) -> None:
         """What a worker has left behind uses its devices. It goes on as another process now and then."""
         self._told("left processes behind", held.key)
-        used = Holding(held.key, held.devices, held.token, self._loop.time(), math.inf, left=True)
+        used = Holding(held.key, held.held, held.token, self._loop.time(), math.inf, left=True)
         self.holdings.append(used)
         pid = owners.leave_behind(held.key)
         for _ in range(dice.choice((1, 3))):

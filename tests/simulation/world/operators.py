@@ -39,6 +39,7 @@ class Operators:
     def __init__(self, world: World, dice: random.Random) -> None:
         self._world = world
         self._dice = dice
+        self._parts_dice = random.Random(f"{world.seed}/parts/orders")
         self._number = 0
         self._given: dict[str, Order] = {}
         """The last version of each order that anybody gave, whatever became of it."""
@@ -101,6 +102,8 @@ class Operators:
     def _what(self, host: Host) -> Order:
         """A device by one of its names (perhaps of none), a resource, or the whole host."""
         dice, bench = self._dice, host.bench
+        if bench.parts and self._parts_dice.random() < 0.4:
+            return {"device": self._parts_dice.choice(bench.parts)}
         number = dice.randrange(len(bench.ids))
         return dice.choice((
             {"device": bench.ids[number]},

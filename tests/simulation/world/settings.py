@@ -58,6 +58,10 @@ CHOOSY = 0.3
 """How many of the worlds have workers that take certain devices only."""
 THROTTLED = (0.0, 0.0, 0.0, 0.05, 0.3)
 """The share of answers that throttle: in most of the worlds there are no quotas."""
+PARTED = 0.3
+"""How many of the worlds have parts or replicas of devices, unless devices say much of themselves there."""
+SILENT = 0.5
+"""In how many of these the driver that knows the parts keeps silent at times, at first or later."""
 ORDERED = 0.4
 """How many of the worlds have operators who give orders."""
 AILING = 0.25
@@ -95,6 +99,8 @@ class Setting(Struct, kw_only=True, frozen=True):
     """The largest ledger batch; for some it is too small for what managers make of a flood at once."""
     bulk: Bulk | None
     catalogue: Catalogue
+    silent: bool
+    """Whether a driver says at times only of what its devices are parts."""
     jumps: bool
     """Whether wall clocks jump."""
     changes: bool
@@ -121,6 +127,7 @@ def setting(seed: int) -> Setting:
     takes_bytes = SMALL_BATCH_BYTES if flooded and random.Random(f"{seed}/bytes").random() < 0.5 else MAX_BATCH_BYTES
     large = bulk(seed) if takes_bytes == MAX_BATCH_BYTES else None
     jumps = random.Random(f"{seed}/jumps").random() < JUMPY
+    parts = random.Random(f"{seed}/parts")
     booked = not replicas and not jumps and random.Random(f"{seed}/books").random() < BOOKED
     return Setting(
         replicas=replicas,
@@ -149,10 +156,15 @@ def setting(seed: int) -> Setting:
         ),
         transaction_timeout_s=dice.choice((1.0, 5.0, 15.0)),
         flood=FLOOD if flooded else 0,
-        catalogue=_catalogue(random.Random(f"{seed}/catalogue"))._replace(
-            books=booked,
-            min_healthy_s=MIN_HEALTHY_S if random.Random(f"{seed}/ailing").random() < AILING else 0.0,
+        catalogue=_parted(
+            _catalogue(random.Random(f"{seed}/catalogue"))._replace(
+                books=booked,
+                min_healthy_s=MIN_HEALTHY_S if random.Random(f"{seed}/ailing").random() < AILING else 0.0,
+            ),
+            parts,
+            bulky=large is not None,
         ),
+        silent=parts.random() < SILENT,
         jumps=jumps,
         changes=random.Random(f"{seed}/changes").random() < CHANGING,
         walled=not replicas and random.Random(f"{seed}/walls").random() < WALLED,
@@ -172,4 +184,20 @@ def _catalogue(dice: random.Random) -> Catalogue:
     cards = dice.random() < 0.8
     return Catalogue(
         cards=cards, mapped=cards and dice.random() < 0.5, maps=dice.random() < 0.4, ports=dice.random() < 0.3
+    )
+
+
+def _parted(catalogue: Catalogue, dice: random.Random, *, bulky: bool) -> Catalogue:
+    """The catalogue, in some of the worlds with parts, with replicas, or both. A driver that knows the names of others'
+    devices is enough to be silent in one world."""
+    chances = [dice.random() for _ in range(6)]
+    if chances[0] >= PARTED or bulky or catalogue.mapped:
+        return catalogue
+    parts = chances[1] < 0.85
+    return catalogue._replace(
+        parts=parts,
+        slices=parts and chances[2] < 0.5,
+        by_card=parts and catalogue.cards and chances[3] < 0.5,
+        halves=not parts or chances[4] < 0.4,
+        repeats=chances[5] < 0.5,
     )

@@ -37,6 +37,7 @@ from simulation.world.operators import operators
 from simulation.world.remaking import adopt, remake, remaking
 from simulation.world.retention import retention
 from simulation.world.settings import setting
+from simulation.world.silence import silences
 from simulation.world.strangers import lateness, strangers
 
 COMPACTED = {
@@ -86,6 +87,7 @@ class World:
         names = [host.name for host in self.hosts]
         self.strangers = strangers(self.broker, TOPICS, seed, hosts=names, many=bool(self.setting.replicas))
         self.operators = operators(self)
+        self.silences = silences(self)
         self.jobs = self._jobs()
         if self.remaking is not None:
             for job in self.jobs:
@@ -195,7 +197,7 @@ class World:
             self.loop.spawn(world, self.faults.flood)
         if self.setting.jumps:
             self.loop.spawn(world, self.faults.set_clocks)
-        for each in (self.retention, self.strangers, self.lowering):
+        for each in (self.retention, self.strangers, self.lowering, *self.silences):
             if each is not None:
                 self.loop.spawn(world, partial(each.run, lambda: self.over))
         if self.onlooker is not None:
