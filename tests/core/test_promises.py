@@ -13,6 +13,7 @@ from msgspec import UNSET, structs
 
 from outfitter_proto.keys import allocation_key
 from outfitter_proto.records import (
+    FINAL_STATES,
     NO_TOKEN,
     Condition,
     CordonOrder,
@@ -29,7 +30,7 @@ from outfitter_service.core import delays
 from outfitter_service.core import model as m
 from outfitter_service.core.decide import Rules
 from support.core.core_driver import HOST
-from support.core.world import World, known
+from support.core.world import WHOLES, World, known
 
 pytestmark = pytest.mark.timeout(600)  # 250 examples take as long as a busy machine lets them
 
@@ -47,14 +48,20 @@ RESOURCES = {
     "net": ["n0", "n1"],
     "mon": ["g2", "g0", "m0"],
     "disk": ["d0", "g3", "d2"],
+    "part": ["g0.0", "g0.1", "g2.0"],
+    "slice": ["g0.0", "g2.0", "s0"],
+    "half": ["g0", "g3", "h0"],
     "npu": ["u0", "u1", "u2"],
     "tpu": ["u0", "u1", "u2"],
 }
-"""Some of them show the same devices, under the same or another name. `npu` and `tpu` are one resource: its devices may
+"""Some of them show the same devices, under the same or another name. `part` shows parts of them, and so does `slice`,
+which does not know that. `half` has replicas. `npu` and `tpu` are one resource: its devices may
 have other ids at any time, and when the manager starts again, it may be renamed."""
 INVENTORIES = ["gpu", "fpga", "cuda", "net", "mon"]
 TURNED = ["cuda", "net", "mon"]
 """What is shared or exclusive as the configuration has it, besides `npu` and `tpu`."""
+PARTED = ["part", "slice", "half", "gpu", "cuda", "mon", "disk"]
+"""What shows parts, wholes and replicas."""
 HEALTH = st.sampled_from([Health.HEALTHY, Health.HEALTHY, Health.HEALTHY, Health.UNHEALTHY, Health.UNKNOWN])
 STRANGERS = st.sampled_from([None, None, None, None, "process 7 (x) of ada", "process 8 (y) of bob"])
 """Who uses a device to whom it was not lent."""
@@ -121,6 +128,8 @@ class Core(RuleBasedStateMachine):
         on_failure=st.sampled_from(m.OnFailure),
         npu_shared=st.booleans(),
         min_healthy_s=st.sampled_from([0, 0, 4, 50]),
+        parted=st.booleans(),
+        repeats=st.booleans(),
         disk_state=st.sampled_from([m.SpecState.OK, m.SpecState.OK, m.SpecState.MISCONFIGURED]),
         bounds=st.sampled_from(
             [
@@ -143,6 +152,8 @@ class Core(RuleBasedStateMachine):
         on_failure: m.OnFailure,
         npu_shared: bool,
         min_healthy_s: int,
+        parted: bool,
+        repeats: bool,
         disk_state: m.SpecState,
         bounds: dict[str, int],
     ) -> None:
@@ -155,6 +166,10 @@ class Core(RuleBasedStateMachine):
             m.ResourceSpec(name="disk", amount=1, on_demand=True, on_failure=on_failure, state=disk_state),
             m.ResourceSpec(name="npu", amount=1, confirms=confirms, shared=npu_shared),
         ]
+        self.parted = parted
+        specs.append(m.ResourceSpec(name="half", amount=1, replicas=2, replicas_same_device=repeats))
+        if parted:
+            specs += [m.ResourceSpec(name="part", amount=1), m.ResourceSpec(name="slice", amount=1)]
         rules = Rules(writer="host/h", specs={spec.name: spec for spec in specs}, chunk=chunk, retention_s=50, **bounds)
         self.world = World(rules)
         if reported:
@@ -366,6 +381,85 @@ class Core(RuleBasedStateMachine):
         )
         self.world.say(m.DriverReport(host=HOST, resource=resource, devices=devices))
 
+    @precondition(lambda self: self.parted)
+    @rule(resource=st.sampled_from(["part", "part", "slice", "half"]), tells=st.booleans(), data=st.data())
+    def report_parts(self, resource: str, tells: bool, data: st.DataObject) -> None:
+        """A driver `tells` of what its devices are parts, or forgets it."""
+        names = data.draw(st.lists(st.sampled_from(RESOURCES[resource]), unique=True))
+        wholes = WHOLES if tells and resource == "part" else {}
+        devices = tuple(known(name, data.draw(HEALTH), part_of=wholes.get(name)) for name in names)
+        self.world.say(m.DriverReport(host=HOST, resource=resource, devices=devices))
+
+    @precondition(lambda self: self.parted)
+    @rule(worker=WORKERS, amounts=st.dictionaries(st.sampled_from(PARTED), AMOUNTS, min_size=1, max_size=3))
+    def ask_for_parts(self, worker: str, amounts: dict[str, int]) -> None:
+        run = f"run-{self.world.offset}"
+        self.world.message(Register(host=HOST, worker=worker, incarnation=run, resources=requests(amounts)))
+
+    @precondition(lambda self: self.parted)
+    @rule(first=st.sampled_from(["gpu", "part", "slice", "half"]), tells=st.booleans(), worker=WORKERS)
+    def restart_with_parts(self, first: str, tells: bool, worker: str) -> None:
+        """The manager starts again, and somebody wants what one driver reports before the others."""
+        self.world.crash()
+        wholes = WHOLES if tells and first == "part" else {}
+        devices = tuple(known(name, part_of=wholes.get(name)) for name in RESOURCES[first])
+        self.world.say(m.DriverReport(host=HOST, resource=first, devices=devices))
+        self.ask_for_parts(worker, {first: 1})
+
+    @precondition(lambda self: self.parted)
+    @rule(
+        first=st.sampled_from(["part", "slice", "half", "gpu", "cuda", "mon"]),
+        amount=st.sampled_from([1, 1, 2]),
+        late=st.booleans(),
+        between=st.sampled_from(["nothing", "commit", "fail", "forget", "restart", "leave"]),
+        second=st.sampled_from(["part", "slice", "half", "gpu", "cuda", "mon"]),
+    )
+    def take_turns(self, first: str, amount: int, late: bool, between: str, second: str) -> None:
+        """Nobody has anything, two take something, something happens, and others come. Drivers may tell `late` what is
+        part of what."""
+        world = self.world
+        for _, record in sorted(world.ledger.allocations.items()):
+            if record.state not in FINAL_STATES:
+                world.message(Deregister(host=HOST, worker=record.worker, incarnation=record.incarnation))
+        world.commit()
+        for command in [command for command in world.commands if isinstance(command, m.Unprepare)]:
+            world.commands.remove(command)
+            world.say(m.Unprepared(allocation=command.allocation, token=command.token, confirmed=True))
+        self.report_all()
+        if late:
+            self.say_parts(tells=False)
+        taker = f"run-{world.offset}"
+        self.ask_for_parts("v", {first: amount})
+        self.ask_for_parts("w", {first: 1})
+        if late:
+            self.say_parts(tells=True)
+        if between == "commit":
+            world.commit()
+        elif between == "fail":
+            world.fail_commit()
+        elif between == "restart":
+            world.commit()
+            self.restart_with_parts(second, False, "x")
+        elif between == "leave":
+            world.message(Deregister(host=HOST, worker="v", incarnation=taker))
+            world.settle()
+        if between in ("fail", "forget", "restart"):
+            self.say_parts(tells=False)
+        self.ask_for_parts("y", {second: 1})
+        self.ask_for_parts("z", {second: 1})
+
+    def say_parts(self, *, tells: bool) -> None:
+        devices = tuple(known(name, part_of=WHOLES[name] if tells else None) for name in RESOURCES["part"])
+        self.world.say(m.DriverReport(host=HOST, resource="part", devices=devices))
+
+    @precondition(lambda self: self.parted)
+    @rule()
+    def halve(self) -> None:
+        """What was lent in two is lent whole after a restart, or the reverse."""
+        half = self.world.rules.specs["half"]
+        changed = structs.replace(half, replicas=3 - half.replicas)
+        self.world.crash(structs.replace(self.world.rules, specs=self.world.rules.specs | {"half": changed}))
+
     @property
     def renamed(self) -> str:
         return "npu" if "npu" in self.world.rules.specs else "tpu"
@@ -382,8 +476,10 @@ class Core(RuleBasedStateMachine):
 
     @rule()
     def report_all(self) -> None:
-        for resource in INVENTORIES:
-            devices = tuple(known(name) for name in RESOURCES[resource])
+        for resource in [*INVENTORIES, *(["part", "slice", "half"] if self.parted else [])]:
+            devices = tuple(known(name, part_of=WHOLES.get(name)) for name in RESOURCES[resource])
+            if resource == "slice":
+                devices = tuple(known(name) for name in RESOURCES[resource])
             self.world.say(m.DriverReport(host=HOST, resource=resource, devices=devices))
 
     @rule(resource=st.sampled_from(INVENTORIES), permanent=st.booleans(), silent=st.booleans())

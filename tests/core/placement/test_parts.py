@@ -326,8 +326,14 @@ class AnyParts(RuleBasedStateMachine):
     """Drivers show cards, parts, parts of parts, replicas and shared views; the model judges by pairs of devices. Only
     the driver of `mig` knows what is part of what, and not from the beginning."""
 
-    @initialize(chunk=st.integers(1, 3), steps=st.sampled_from([2000, 2000, 3]), same=st.booleans())
-    def begin(self, chunk: int, steps: int, same: bool) -> None:
+    @initialize(
+        chunk=st.integers(1, 3),
+        steps=st.sampled_from([2000, 2000, 3]),
+        same=st.booleans(),
+        late=st.one_of(st.none(), st.sampled_from(["nobody", *SHOWN])),
+    )
+    def begin(self, chunk: int, steps: int, same: bool, late: str | None) -> None:
+        """`late`: all drivers have reported but for this one; None: none has."""
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(search, "MOST_STEPS", steps)
         wait = m.OnFailure.WAIT
@@ -342,6 +348,9 @@ class AnyParts(RuleBasedStateMachine):
         self.told: set[tuple[str, str]] = set()
         self.judged: set[str] = set()
         self.unreported = set(SHOWN)
+        for resource in SHOWN if late is not None else ():
+            if resource != late:
+                self.report(resource, True)
 
     def teardown(self) -> None:
         self.patch.undo()
@@ -369,12 +378,37 @@ class AnyParts(RuleBasedStateMachine):
         self.core.register(f"w{self.count}", resources=asks(**amounts))
         self.look()
 
+    @rule(resource=st.sampled_from([*SHOWN]))
+    def register_one(self, resource: str) -> None:
+        self.register({resource: 1})
+
     @precondition(lambda self: self.held())
     @rule(data=st.data())
     def leave(self, data: st.DataObject) -> None:
         key = data.draw(st.sampled_from(sorted({each.key for each in self.held()})))
         self.core.deregister(key.split("/")[1])
         self.look()
+
+    @rule(
+        first=st.sampled_from([*SHOWN]),
+        amount=st.integers(1, 2),
+        second=st.sampled_from([*SHOWN]),
+        leaves=st.booleans(),
+    )
+    def take_turns(self, first: str, amount: int, second: str, leaves: bool) -> None:
+        """Nobody has anything. Somebody takes devices, nobody knows any more what is part of what, and others come."""
+        for name in sorted({record.worker for record in self.core.ledger.allocations.values()}):
+            self.core.deregister(name)
+        for resource in SHOWN:
+            self.report(resource, True)
+        self.register({first: amount})
+        taker = f"w{self.count}"
+        self.register_one(first)
+        self.report("mig", False)
+        if leaves:
+            self.core.deregister(taker)
+        self.register_one(second)
+        self.register_one(second)
 
     @rule()
     def restart(self) -> None:

@@ -6,7 +6,7 @@ It knows nothing of how decisions are made. What it checks it works out from rec
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from itertools import combinations, product
 
@@ -48,12 +48,15 @@ from outfitter_service.core.states import GRANTED_STATES
 from support.core.core_driver import HOST, START
 from support.core.decided import apply, change_all, decision_of, is_committed, touched
 from support.core.fingerprint import whole
-from support.exclusivity import Held
+from support.core.uses import REPLICAS, Pair, Room, Use, may_exclude, uses_of
+from support.exclusivity import Held, lent_too_often
 
 ALIASES = {"g0": ("p0",), "g1": ("p1", "x1")}
 """Devices with several names; `p0` is also what another resource calls `g0`."""
+WHOLES = {"g0.0": "p0", "g0.1": "g0", "g2.0": "g2"}
+"""What devices are parts of, by some name of it."""
 
-MORE = 10
+MORE = 13
 """Changes of one decision beyond `Rules.chunk`: the event's own, each inventory, and the last of a larger effect."""
 
 _ONE_NAME = {alias: name for name, aliases in ALIASES.items() for alias in aliases}
@@ -73,6 +76,7 @@ def known(
     used_by: str | None = None,
     untold: str | None = None,
     painted: str = "",
+    part_of: str | None = None,
 ) -> m.KnownDevice:
     """A device. Its colour and its groups follow from its name, unless it is `painted` otherwise."""
     number = int("".join(filter(str.isdigit, one_name(name))) or 0)
@@ -82,7 +86,9 @@ def known(
         "group": ("a", "a,b", "b,c", "c")[number % 4],
     }
     aliases = ALIASES.get(name, ())
-    return m.KnownDevice(id=name, properties=properties, aliases=aliases, health=health, used_by=used_by, untold=untold)
+    return m.KnownDevice(
+        id=name, properties=properties, aliases=aliases, health=health, used_by=used_by, untold=untold, part_of=part_of
+    )
 
 
 def written(decision: Decision) -> int:
@@ -96,27 +102,30 @@ def written(decision: Decision) -> int:
     return size
 
 
-def has_alone(record: Allocation) -> frozenset[str]:
-    """The devices that a live record has to itself, each by one name."""
+def held_by(record: Allocation) -> Held:
+    """The devices of a live record, each by one name: to itself, with others, and as replicas."""
     if record.state not in HOLDING_STATES:
-        return frozenset()
+        return Held()
+    halves = {one_name(pool) for pool, use in (record.uses or {}).items() if "replicas" in use.word}
     ids = [info["id"] for name, infos in record.resources.items() if name not in record.shared for info in infos]
-    names = frozenset(map(one_name, ids))
-    assert len(names) == len(ids), f"one device twice in {record.key}: {ids}"
-    return names
+    own = [*map(one_name, ids)]
+    alone = [name for name in own if name not in halves]
+    shared = frozenset(one_name(info["id"]) for name in record.shared for info in record.resources[name])
+    assert len({*alone}) == len(alone), f"one device twice in {record.key}: {ids}"
+    return Held(frozenset(alone), shared, tuple(name for name in own if name in halves))
 
 
-def has_shared(record: Allocation) -> frozenset[str]:
-    if record.state not in HOLDING_STATES:
-        return frozenset()
-    return frozenset(one_name(info["id"]) for name in record.shared for info in record.resources[name])
+def wholes(name: str) -> list[str]:
+    """What a device is really a part of, by one name."""
+    return [one_name(WHOLES[name])] if name in WHOLES else []
 
 
 def check_exclusive(records: Iterable[Allocation]) -> None:
-    """Promise 1."""
-    held = {one.key: Held(has_alone(one), has_shared(one)) for one in records if one.state in HOLDING_STATES}
+    """Promise 1, but for parts."""
+    held = {one.key: held_by(one) for one in records if one.state in HOLDING_STATES}
     for (key, mine), (other, its) in combinations(held.items(), 2):
         assert not mine.clash(its), f"{set(mine.clash(its))} are in {key} and in {other}"
+    assert not lent_too_often(held.values(), REPLICAS)
 
 
 def check_operators(record: Allocation) -> None:
@@ -136,7 +145,16 @@ def check_operators(record: Allocation) -> None:
                 assert len(own) == asked.amount, f"{operator} of {record.key} named {asked.amount} {resource}: {own}"
                 assert set(own) <= {info["id"] for info in record.resources[resource]}
                 dealt += own
-    assert len(set(dealt)) == len(dealt), f"two operators of {record.key} have one device"
+    has = [info["id"] for infos in record.resources.values() for info in infos]
+    assert all(dealt.count(each) <= has.count(each) for each in dealt), f"two operators of {record.key} have one device"
+
+
+def _joined(name: str, groups: Iterable[set[str]]) -> set[str]:
+    """All names of a device. `groups`: those that mean one device each."""
+    names = {name}
+    while more := [group for group in groups if not group.isdisjoint(names) and not group <= names]:
+        names.update(*more)
+    return names
 
 
 class World:
@@ -159,6 +177,12 @@ class World:
         self.registered: set[str] = set()
         self.answers: dict[str, str] = {}
         self.gone: set[str] = set()
+        self.known: dict[str, set[Pair]] = {}
+        """By holder, what was known to be a part of what at some time since its grant."""
+        self.known_before: dict[str, set[Pair]] = {}
+        """The same as of the last commit."""
+        self.late: set[frozenset[str]] = set()
+        """The pairs of holders of a part and its whole, of which nobody knew that when the later one got it."""
         manager = ManagerIdentity(instance="one", version="0", since=START)
         self.ledger.change(PutRecord(Host(host=HOST, manager=manager, since=START)))
         self.commit()
@@ -198,8 +222,9 @@ class World:
         assert written(decision) <= self.rules.max_bytes, f"{event} is decided in {written(decision)} bytes"
         self._check_grants(decision)
         check_exclusive(self.ledger.allocations.values())
+        self._check_parts()
         host_state = self.ledger.host_state(HOST)
-        assert sum(not has_alone(one) for one in host_state.holders.live.values()) <= self.rules.max_live
+        assert sum(not held_by(one).own for one in host_state.holders.live.values()) <= self.rules.max_live
         unfinished = [one for one in self.ledger.allocations.values() if one.state not in FINAL_STATES]
         assert sum(items(one.request) for one in unfinished) == host_state.items
 
@@ -229,12 +254,12 @@ class World:
             ]
             assert not given_unwell, f"{record.key} was given {given_unwell}, which were ill just now"
             self._check_users(record, step)
-            alone, shared = has_alone(record), has_shared(record)
+            uses, parts = uses_of(held_by(record)), self.parts()
             for _, _, key in self.ledger.host_state(HOST).waiters.queue:
                 waiter = self.ledger.allocations[key]
                 if queue_entry(waiter) < queue_entry(record) and self.feasible(waiter):
-                    wants_alone, wants_shared = self.wants(waiter)
-                    overtaken = (alone & (wants_alone | wants_shared)) | (shared & wants_alone)
+                    wants = self.wants(waiter)
+                    overtaken = {use for use in uses if any(may_exclude(use, other, parts) for other in wants)}
                     assert not overtaken, f"{record.key} overtook {key} at {overtaken}"
 
     def _check_users(self, record: Allocation, step: Transition) -> None:
@@ -247,6 +272,36 @@ class World:
             assert not used, f"{record.key} was given {used}, which strangers use"
             untold |= self.rules.specs[resource].confirms and any(device.untold is not None for device in given)
         assert (step.confirmed is False) == untold, step.explanation
+
+    def _check_parts(self) -> None:
+        """Nobody is granted a part of what another has, nor the reverse, unless nobody knew that it is a part; and what
+        was known while somebody held it is known still."""
+        parts = self.parts()
+        live = {key: held_by(one) for key, one in self.ledger.host_state(HOST).holders.live.items()}
+        granted = [key for key in live if key not in self.known]
+        for key, other in product(granted, live):
+            for pair in live[key].beside(live[other], wholes) if key != other else ():
+                is_known = pair in parts or pair in self.known.get(other, ())
+                assert not is_known, f"{key} and {other} have {pair[1]} and its part {pair[0]}"
+                self.late.add(frozenset((key, other)))
+        self.known = {key: self.known.get(key, set()) | parts for key in live}
+        for key, held in live.items():
+            kept = {pair for pair in self.known[key] if not (held.own | held.together).isdisjoint(pair)}
+            assert kept <= parts, f"nobody knows any more of {kept - parts}, which {key} has"
+
+    def parts(self) -> set[Pair]:
+        """What is known to be a part of what, by one name each: by what drivers report, or the host's record says."""
+        return {(one_name(part), one_name(whole)) for part, whole in self._parts()}
+
+    def _parts(self) -> list[tuple[str, str]]:
+        host_state = self.ledger.host_state(HOST)
+        inventories = host_state.devices.inventories
+        recorded = host_state.record.resources if host_state.record is not None else {}
+        found = [pair for inventory in inventories.values() for pair in inventory.parts]
+        for resource, entry in recorded.items():
+            if resource not in inventories or not inventories[resource].reported:
+                found += [(part, whole) for whole, parts in (entry.parts or {}).items() for part in parts]
+        return found
 
     def commit(self) -> None:
         """Write what was decided as one ordered batch, look at each prefix of it, and act."""
@@ -264,7 +319,7 @@ class World:
                 self._write(key, None)
             if record is not None:
                 self._write(key, record)
-            check_exclusive(one for one in self.topic.values() if isinstance(one, Allocation))
+            self._check_prefix()
         fresh = [
             record.token
             for _, record in changed
@@ -276,11 +331,21 @@ class World:
         self.ledger.begin_commit()
         self.ledger.end_commit()
         self._note_names()
+        self.known_before = {key: set(pairs) for key, pairs in self.known.items()}
         decided, self.decided = self.decided, []
         self.last = decided
         for _, decision in decided:
             self.commands += decision.commands
             self.waiting.extend(decision.follow_ups)
+
+    def _check_prefix(self) -> None:
+        """Promise 1 of what is written so far."""
+        records = [one for one in self.topic.values() if isinstance(one, Allocation)]
+        check_exclusive(records)
+        held = {one.key: held_by(one) for one in records if one.state in HOLDING_STATES}
+        for (key, mine), (other, its) in combinations(held.items(), 2):
+            beside = mine.beside(its, wholes)
+            assert not beside or frozenset((key, other)) in self.late, f"{set(beside)} are in {key} and in {other}"
 
     def _write(self, key: str, record: Allocation | StateRecord | None) -> None:
         old = self.topic.get(key)
@@ -313,6 +378,7 @@ class World:
         events = [event for event, _ in self.decided]
         self.decided = []
         self.ledger.rollback()
+        self.known = {key: set(pairs) for key, pairs in self.known_before.items()}
         assert self.ledger.allocations == {key: one for key, one in self.topic.items() if isinstance(one, Allocation)}
         assert is_committed(self.ledger)
         assert self.ledger.token == self.token
@@ -346,6 +412,7 @@ class World:
         unread = [event for event, _ in self.decided if isinstance(event, m.Incoming)]
         unread += [event for event in self.waiting if isinstance(event, m.Incoming)]
         self.ledger = self.replayed()
+        self.known = {key: set(pairs) for key, pairs in self.known_before.items()}
         self.decided = []
         self.rules = rules or self.rules
         host_state = self.ledger.host_state(HOST)
@@ -404,7 +471,8 @@ class World:
         for device in self.ledger.host_state(HOST).devices.inventory(resource).devices:
             for values in product(*[clauses.common_values(device.properties, name) for name in asked.same]):
                 named.setdefault(values, set()).add(one_name(device.id))
-        return [group for each in named.values() if len(group := each & shown) >= amount]
+        times = REPLICAS if self.how(resource) == "replica" and self.rules.specs[resource].replicas_same_device else 1
+        return [group for each in named.values() if len(group := each & shown) * times >= amount]
 
     def cordoned(self) -> set[str]:
         """The names of all devices that some order in effect takes out, as far as drivers or the host's record connect
@@ -431,7 +499,9 @@ class World:
                 out.update(name for names in entry.names or [] for name in names)
         while joined := [names for names in groups if not names.isdisjoint(out) and not names <= out]:
             out.update(*joined)
-        return out
+        related = [(_joined(part, groups), _joined(whole, groups)) for part, whole in self._parts()]
+        related += [(whole, part) for part, whole in related]
+        return out.union(*[other for one, other in related if not one.isdisjoint(out)])
 
     def _note_names(self) -> None:
         """Note the names of devices that orders name, as the committed host's record connects them."""
@@ -461,37 +531,36 @@ class World:
                 assert {device.id for device in entry.devices if device.cordon} == marked, resource
                 assert (entry.cordoned or 0) == len(marked)
 
-    def wants(self, record: Allocation) -> tuple[set[str], set[str]]:
-        """The devices that could serve a request: to have alone, and to share."""
-        wanted: tuple[set[str], set[str]] = set(), set()
+    def how(self, resource: str) -> str:
+        """How a worker gets devices of a resource."""
+        spec, inventory = self.rules.specs[resource], self.ledger.host_state(HOST).devices.inventory(resource)
+        return "shared" if spec.shared else "replica" if inventory.replicas > 1 else "alone"
+
+    def wants(self, record: Allocation) -> list[Use]:
+        """The devices that could serve a request, and how."""
         asked = chosen(record.request)
-        for resource, amount in record.request.amounts.items():
-            groups = self.groups(resource, amount, asked.get(resource, m.NO_CLAUSES))
-            wanted[self.rules.specs[resource].shared].update(*groups)
-        return wanted
+        return [
+            Use(name, self.how(resource))
+            for resource, amount in record.request.amounts.items()
+            for name in sorted(set().union(*self.groups(resource, amount, asked.get(resource, m.NO_CLAUSES))))
+        ]
 
     def can_be_had(
-        self, record: Allocation, *, alone: Iterable[str] = (), shared: Iterable[str] = (), healthy: bool = True
+        self, record: Allocation, *, taken: Sequence[Use] = (), wanted: Sequence[Use] = (), healthy: bool = True
     ) -> bool:
-        """Whether there are enough devices but for those that can not be had `alone`, or `shared` (Hall's condition:
-        however some of the exclusive resources are picked, they show as many devices as are wanted of them)."""
+        """Whether there are enough devices beside what others have, and what earlier waiters want."""
         amounts, asked = record.request.amounts, chosen(record.request)
-        mine: dict[str, list[set[str]]] = {}
+        room = Room(self.parts(), taken, wanted, self.rules.specs["half"].replicas_same_device)
+        mine: dict[str, list[list[Use]]] = {}
         for resource, amount in amounts.items():
             groups = self.groups(resource, amount, asked.get(resource, m.NO_CLAUSES), healthy=healthy)
+            uses = [[Use(name, self.how(resource)) for name in sorted(group)] for group in groups]
             if not self.rules.specs[resource].shared:
-                mine[resource] = [group.difference(alone) for group in groups]
-            elif not any(len(group.difference(shared)) >= amount for group in groups):
+                mine[resource] = uses
+            elif not any(sum(map(room.has, group)) >= amount for group in uses):
                 return False
-        return any(self._suffice(dict(zip(mine, picked, strict=True)), amounts) for picked in product(*mine.values()))
-
-    @staticmethod
-    def _suffice(mine: dict[str, set[str]], amounts: Mapping[str, int]) -> bool:
-        return all(
-            len(set().union(*[mine[one] for one in some])) >= sum(amounts[one] for one in some)
-            for count in range(1, len(mine) + 1)
-            for some in combinations(mine, count)
-        )
+        own = {resource: amounts[resource] for resource in mine}
+        return any(room.fits(dict(zip(mine, picked, strict=True)), own) for picked in product(*mine.values()))
 
     def is_being_asked(self, record: Allocation) -> bool:
         return any(
@@ -512,10 +581,8 @@ class World:
     def _check_nothing_stalls(self) -> None:
         """At rest nobody waits who could be served with what is free and no earlier waiter wants, nor who never can."""
         live = list(self.ledger.allocations.values())
-        alone = set().union(*[has_alone(record) for record in live])
-        shared = set().union(*[has_shared(record) for record in live])
-        claimed_alone: set[str] = set()
-        claimed_shared: set[str] = set()
+        taken = [use for record in live for use in uses_of(held_by(record))]
+        wanted: list[Use] = []
         for _, _, key in self.ledger.host_state(HOST).waiters.queue:
             record = self.ledger.allocations[key]
             self._check_hope(record)
@@ -523,13 +590,9 @@ class World:
                 continue
             # one whose driver is being asked may keep its place, or may have none yet
             if not self.is_being_asked(record):
-                could = self.can_be_had(
-                    record, alone=alone | shared | claimed_alone | claimed_shared, shared=alone | claimed_alone
-                )
+                could = self.can_be_had(record, taken=taken, wanted=wanted)
                 assert not could, f"{key} could be served and is not: {record.reason}"
-            wants_alone, wants_shared = self.wants(record)
-            claimed_alone |= wants_alone
-            claimed_shared |= wants_shared
+            wanted += self.wants(record)
 
     def is_out_of_sight(self, key: str) -> bool:
         """Whether the devices of a record wait for processes that the manager does not see."""
