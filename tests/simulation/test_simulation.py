@@ -44,6 +44,10 @@ QUICKLY_FOUND = (
     "illness-forgotten-by-a-restart",
     "lent-at-the-first-good-report",
     "clauses-forgotten-by-a-restart",
+    "whole-beside-its-part",
+    "part-beside-the-whole-after-a-restart",
+    "part-counted-twice",
+    "parts-forgotten",
 )
 TESTS = Path(__file__).parents[1]
 
