@@ -92,6 +92,13 @@ def test_illness_is_told_apart_from_what_there_is_not() -> None:
     assert core.register("v", 1).state == "allocated", "who cannot be served blocks nobody"
 
 
+def test_who_asks_for_what_there_is_not_does_not_wait_until_ill_devices_are_well() -> None:
+    core = CoreDriver(GPU)
+    core.report(device("h0", model="H100"), structs.replace(ill("a0"), properties={"model": "A100"}))
+    record = choose(core, "w", 2, H100)
+    assert (record.state, record.reason_code) == ("failed", "infeasible"), record.reason
+
+
 def test_orders_are_told_apart_from_illness() -> None:
     core = fleet()
     core.cordon(device="h0")

@@ -26,6 +26,8 @@ from outfitter_service.core.state.resource_state import ResourceState
 from outfitter_service.core.state.selections import Selection
 
 _OK = SpecState.OK
+_BLOCKED = frozenset({ReasonCode.INFEASIBLE, ReasonCode.CORDONED, ReasonCode.USED_BY_STRANGER})
+"""What stands against a request where there are enough devices, and too few of them are lent to anybody."""
 
 
 class Infeasibility(Struct, frozen=True):
@@ -166,6 +168,9 @@ def infeasibility(
             candidate = _excluded(overlay, spec, amount, inventory, clauses[resource])
         else:
             candidate = _obstacle(overlay, spec, amount, inventory)
+            if candidate is not None and candidate.code in _BLOCKED and not candidate.final and resource in clauses:
+                excluded = _excluded(overlay, spec, amount, inventory, clauses[resource])
+                candidate = excluded if excluded is not None and excluded.final else candidate
         if candidate is not None:
             if candidate.final:
                 return candidate
