@@ -603,7 +603,7 @@ class Core(RuleBasedStateMachine):
         self.world.crash(structs.replace(self.world.rules, specs=specs))
 
     def teardown(self) -> None:
-        if hasattr(self, "world"):
+        if hasattr(self, "world") and not self.world.is_deciding:  # else the error is on its way
             self.world.settle()
 
 

@@ -99,6 +99,12 @@ def test_who_asks_for_what_there_is_not_does_not_wait_until_ill_devices_are_well
     assert (record.state, record.reason_code) == ("failed", "infeasible"), record.reason
 
 
+def test_who_chooses_waits_for_a_resource_of_which_no_device_is_there() -> None:
+    core = CoreDriver(structs.replace(GPU, on_failure=m.OnFailure.WAIT))
+    core.report()
+    assert choose(core, "w", 1, H100).reason == "1 gpu requested, 0 discovered"
+
+
 def test_orders_are_told_apart_from_illness() -> None:
     core = fleet()
     core.cordon(device="h0")

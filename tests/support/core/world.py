@@ -177,6 +177,7 @@ class World:
         self.registered: set[str] = set()
         self.answers: dict[str, str] = {}
         self.gone: set[str] = set()
+        self.is_deciding = False
         self.known: dict[str, set[Pair]] = {}
         """By holder, what was known to be a part of what at some time since its grant."""
         self.known_before: dict[str, set[Pair]] = {}
@@ -207,6 +208,11 @@ class World:
         self.say(m.OrderRead(order=order))
 
     def _decide(self, event: m.Event) -> None:
+        self.is_deciding = True
+        self._decide_and_check(event)
+        self.is_deciding = False
+
+    def _decide_and_check(self, event: m.Event) -> None:
         before = whole(self.ledger)
         decided = decide(self.ledger, self.rules, event, self.now)
         decision = decision_of(decided)

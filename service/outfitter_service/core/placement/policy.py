@@ -168,7 +168,8 @@ def infeasibility(
             candidate = _excluded(overlay, spec, amount, inventory, clauses[resource])
         else:
             candidate = _obstacle(overlay, spec, amount, inventory)
-            if candidate is not None and candidate.code in _BLOCKED and not candidate.final and resource in clauses:
+            is_blocked = candidate is not None and candidate.code in _BLOCKED and not candidate.final
+            if is_blocked and resource in clauses and inventory.devices:
                 excluded = _excluded(overlay, spec, amount, inventory, clauses[resource])
                 candidate = excluded if excluded is not None and excluded.final else candidate
         if candidate is not None:
