@@ -277,6 +277,8 @@ class _QueuePass:
             clauses = sorted(chosen(request).items(), key=lambda item: item[0])
             amounts = (*amounts, *clauses)
             self._count_sifted(overlay, clauses)
+        if request.operators and _specs_for(builder, waiter) is not specs:
+            amounts = (*amounts, None)
         obstacle = self._alike.get(amounts)
         record = waiter
         if obstacle is None:
@@ -433,7 +435,7 @@ def _placed(
 ) -> m.Devices | policy.Infeasibility:
     """The devices for a worker, or the obstacle. A driver that answers for one worker at a time is only asked once
     nothing else is in the way."""
-    specs, amounts = builder.rules.specs, record.request.amounts
+    specs, amounts = _specs_for(builder, record), record.request.amounts
     clauses = NO_CLAUSES if record.request.choices is UNSET else chosen(record.request)
     unanswered = discovery.without_answer(overlay, builder.rules, record)
     if not unanswered:
@@ -443,6 +445,17 @@ def _placed(
     if not isinstance(outcome, dict):
         return outcome
     return policy.unanswered(overlay, {name: (specs[name], amounts[name]) for name in amounts if name in unanswered})
+
+
+def _specs_for(builder: DecisionBuilder, record: Allocation) -> Mapping[str, m.ResourceSpec]:
+    """The resources as a worker may have them. Operators divide a worker's devices by their ids, so these have replicas
+    of different devices."""
+    specs = builder.rules.specs
+    named = {name for requests in (record.request.operators or {}).values() for name in requests}
+    divided = [name for name in named if name in specs and specs[name].replicas_same_device]
+    if not divided:
+        return specs  # nearly always
+    return {**specs, **{name: structs.replace(specs[name], replicas_same_device=False) for name in divided}}
 
 
 def _without(record: Allocation, obstacle: policy.Infeasibility) -> Allocation:

@@ -261,6 +261,16 @@ def test_a_worker_gets_replicas_of_one_device_where_the_resource_says_so() -> No
     assert core.has("e") == ["g0"]
 
 
+def test_operators_divide_replicas_of_different_devices_only() -> None:
+    core = replicated(replicas_same_device=True)
+    operators = {name: asks(gpu=1) for name in ("a", "b")}
+    assert core.register("w", 2, operators=operators).state == "allocated"
+    assert core.has("w") == ["g0", "g1"]
+    three = {name: asks(gpu=1) for name in ("a", "b", "c")}
+    assert core.register("v", 3, operators=three).reason_code == "infeasible"
+    assert core.register("u", 3).reason == "waits for 3 gpu: 2 of 2 free"
+
+
 def test_who_has_a_replica_keeps_it_where_the_resource_lends_whole_devices_after_a_restart() -> None:
     core = replicated()
     core.register("a", 2)

@@ -165,7 +165,7 @@ def is_feasible(overlay: HostOverlay, wanted: Wanted, repeats: Collection[str], 
     """Whether a request fits into the host if nobody held a device; None: not found within the budget. `lendable`: only
     devices count that nothing blocks. Each answer is remembered until devices change."""
     devices = overlay.devices
-    key = (lendable, *wanted.items())
+    key = (lendable, *wanted.items(), *sorted(wanted.keys() & set(repeats)))
     if key not in devices.feasible:
 
         def candidates(resource: str) -> Iterable[int]:
