@@ -667,13 +667,12 @@ class World:
                 assert self.now < record.wait_until or self._is_unanswered(record), f"{key} waits too long"
 
     def _check_recovery(self) -> None:
-        """At rest no device that has been well for long enough is kept back, and none for longer than it may be."""
+        """At rest no device that has been well for long enough is kept back. Where the clock was set back, a time may be
+        too long until the driver reports again."""
         host_state = self.ledger.host_state(HOST)
         for resource, inventory in host_state.devices.inventories.items():
-            spec = self.rules.specs.get(resource)
-            longest = timedelta(seconds=2 + (spec.min_healthy_s if spec is not None else 0))
             ends = [lent for lent in inventory.unwell.values() if lent is not None]
-            assert all(self.now < lent <= self.now + longest for lent in ends), f"{resource}: {ends}"
+            assert all(self.now < lent for lent in ends), f"{resource}: {ends}"
 
     def _is_unanswered(self, record: Allocation) -> bool:
         """A driver has yet to answer."""
