@@ -667,8 +667,8 @@ class World:
                 assert self.now < record.wait_until or self._is_unanswered(record), f"{key} waits too long"
 
     def _check_recovery(self) -> None:
-        """At rest no device that has been well for long enough is kept back. Where the clock was set back, a time may be
-        too long until the driver reports again."""
+        """At rest no device that has been well for long enough is kept back. Where the clock was set back, a time may
+        be too long until the driver reports again."""
         host_state = self.ledger.host_state(HOST)
         for resource, inventory in host_state.devices.inventories.items():
             ends = [lent for lent in inventory.unwell.values() if lent is not None]
