@@ -79,7 +79,7 @@ SERVING = {
     "api": ["api", "--listen", "127.0.0.1:0", "--log-format", "text"],
 }  # fmt: skip
 PROBES = {"serve": "readyz", "serve --scope cluster": "readyz", "api": "api/v1/status"}
-WITHOUT_A_BUS = {"demo", "discover", "config", "schema", "completion", "kubernetes", "webhook", "yarn"}
+WITHOUT_A_BUS = {"demo", "discover", "config", "schema", "completion", "kubernetes", "nvidia", "webhook", "yarn"}
 CLUSTER = "answers"
 NOBODY_KNOWS = "kafka-0.nosuch.invalid:9092"
 NOT_FOR_PEOPLE = re.compile(
