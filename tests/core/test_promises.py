@@ -119,6 +119,8 @@ class Core(RuleBasedStateMachine):
     """Workers, drivers, watchers and a failing bus around one core."""
 
     renamings = 0
+    parted = False
+    """Whether there are resources with parts."""
 
     @initialize(
         chunk=st.sampled_from([1, 2, 4, 100]),
