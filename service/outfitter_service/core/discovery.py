@@ -62,7 +62,9 @@ def _reported(
     """The resource's inventory after a report, and those of other resources that change with it."""
     host_state, specs = overlay.host_state, builder.rules.specs
     replicas = specs[event.resource].replicas if event.resource in specs else 1
-    inventory = ResourceState.of(event.devices, asked=max(event.asked, before.asking), replicas=replicas)
+    inventory = ResourceState.of(
+        event.devices, earlier=before.as_reported, asked=max(event.asked, before.asking), replicas=replicas
+    )
     inventory = structs.replace(inventory, asking_for=before.asking_for, asked_for=before.asking_for)
     if before.reported and inventory.as_reported == before.as_reported:
         # the very same tuples, so that the host's state keeps its indexes
@@ -236,11 +238,12 @@ def _serves_the_same(before: ResourceState, after: ResourceState, *, chooses: bo
         return False
     if before.devices is after.devices:
         return True
+    if len(before.devices) != len(after.devices):
+        return False
     if chooses and [device.properties for device in before.devices] != [device.properties for device in after.devices]:
         return False
-    return [_seen_by_requests(device) for device in before.devices] == [
-        _seen_by_requests(device) for device in after.devices
-    ]
+    pairs = zip(before.devices, after.devices, strict=True)
+    return all(old is new or _seen_by_requests(old) == _seen_by_requests(new) for old, new in pairs)
 
 
 def _seen_by_requests(device: m.KnownDevice) -> tuple[str, tuple[str, ...], str | None, Health, bool, bool]:

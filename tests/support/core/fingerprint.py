@@ -24,6 +24,11 @@ def fingerprint(host_state: HostState) -> dict[str, Any]:
             for name, free_list in host_state.devices.free_lists.items()
             if free_list.devices
         },
+        "alone": {
+            name: (list(free_list.alone), free_list.largest, free_list.least_bytes(len(free_list.devices)))
+            for name, free_list in host_state.devices.free_lists.items()
+            if free_list.devices
+        },
         "distinct": host_state.devices.distinct,
         "live": dict(host_state.holders.live),
         "without": host_state.holders.without_exclusive,

@@ -278,6 +278,7 @@ class DeviceIndex:
             pools=self.pools,
             above=self.above,
             replicas=inventory.replicas,
+            before=self.free_lists.get(resource),
         )
 
     def _recorded_names(self) -> list[object]:

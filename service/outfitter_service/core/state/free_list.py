@@ -27,8 +27,8 @@ class FreeList:
     """One resource's devices on one host: their positions, and which of them are free."""
 
     __slots__ = (
-        "_above", "_classes", "_least", "_properties", "_selections", "alone", "blocks", "devices", "free", "is_plain",
-        "largest", "names", "positions", "repeats", "resource", "users", "uses",
+        "_above", "_classes", "_least", "_properties", "_selections", "_sizes", "alone", "blocks", "devices", "free",
+        "is_plain", "largest", "names", "positions", "repeats", "resource", "users", "uses",
     )  # fmt: skip
 
     def __init__(
@@ -41,9 +41,11 @@ class FreeList:
         pools: Pools,
         above: Mapping[CanonicalName, tuple[CanonicalName, ...]],
         replicas: int,
+        before: FreeList | None = None,
     ) -> None:
         """`names`: the devices' canonical ones. `classes`: all names of the devices that have several. `pools`: what is
-        used. `above`: what devices are parts of. `replicas`: to how many workers each device is lent at once."""
+        used. `above`: what devices are parts of. `replicas`: to how many workers each device is lent at once. `before`:
+        the list that this one replaces, which knows what devices take that have not changed since."""
         self.resource = resource
         self.devices = devices
         """In the driver's order. A position is an index of this list."""
@@ -53,15 +55,27 @@ class FreeList:
             block_of(d.health, d.reason, cordoned=d.cordon is not None, stranger=d.used_by is not None) for d in devices
         ]
         """Why each of them is lent to nobody, or None."""
-        self.alone = [grant_infos({resource: (device,)}, classes) for device in devices]
+        self._classes = classes
+        self.alone: list[GrantInfos] = []
         """The infos of a grant of each device alone."""
-        self.largest = max(map(granted_bytes, self.alone), default=0)
+        self._sizes: list[tuple[int, int]] = []
+        """The bytes of each device alone: in a grant, and of its info."""
+        known = {id(device): position for position, device in enumerate(before.devices)} if before else {}
+        for device in devices:
+            position = known.get(id(device), -1)
+            if before and position >= 0 and before._classes.get(device.id) == classes.get(device.id):
+                self.alone.append(before.alone[position])
+                self._sizes.append(before._sizes[position])
+            else:
+                infos = grant_infos({resource: (device,)}, classes)
+                self.alone.append(infos)
+                self._sizes.append((granted_bytes(infos), info_bytes(infos.infos[resource][0])))
+        self.largest = max([granted for granted, _ in self._sizes], default=0)
         """The most bytes that one device takes in a grant."""
         self.positions: dict[CanonicalName, list[int]] = {}
         """The positions of each device, by its canonical name."""
         self.free: list[int] = []
         """The negated positions of the free devices in ascending order: the driver's preferred device is the last."""
-        self._classes = classes
         self._selections: dict[Clauses, Selection] = {}
         self._properties: frozenset[str] | None = None
         self._above = above
@@ -71,8 +85,7 @@ class FreeList:
         own = replica(replicas)
         self.uses: list[Uses] = [] if self.is_plain else [_uses(name, own, above.get(name, ()), PART) for name in names]
         """What a grant of each device alone uses. Empty in a plain list."""
-        smallest_first = sorted([info_bytes(infos.infos[resource][0]) for infos in self.alone])
-        self._least = list(accumulate(smallest_first, initial=0))
+        self._least = list(accumulate(sorted([size for _, size in self._sizes]), initial=0))
         for position, (name, block) in enumerate(zip(names, self.blocks, strict=True)):
             self.positions.setdefault(name, []).append(position)
             if block is None and (name not in pools.used if self.is_plain else self.fits(position, pools)):

@@ -91,10 +91,21 @@ class ResourceState(Struct, frozen=True, kw_only=True):
     """The delay after a failure ended during a question."""
 
     @classmethod
-    def of(cls, devices: tuple[KnownDevice, ...], *, asked: int = 0, replicas: int = 1) -> ResourceState:
-        """The state after a driver's report. Devices that share a name are one device. `asked`: the amount that the
-        manager asked an on-demand driver for. `replicas`: as the resource's configuration has it."""
-        distinct = _distinct(devices)
+    def of(
+        cls,
+        devices: tuple[KnownDevice, ...],
+        *,
+        earlier: tuple[KnownDevice, ...] = (),
+        asked: int = 0,
+        replicas: int = 1,
+    ) -> ResourceState:
+        """The state after a driver's report. Devices that share a name are one device. `earlier`: those of its report
+        before. A device that has not changed stays the same object, and what free lists know of it stays. `asked`: the
+        amount that the manager asked an on-demand driver for. `replicas`: as the resource's configuration has it."""
+        known = {device.id: device for device in earlier}
+        distinct = tuple([
+            same if (same := known.get(device.id)) == device else device for device in _distinct(devices)
+        ])  # fmt: skip
         return cls(as_reported=distinct, reported=True, asked=asked, replicas=replicas)._marked()
 
     def with_held_back(self, ids: frozenset[str], suspect: Suspect) -> ResourceState:
@@ -122,7 +133,9 @@ class ResourceState(Struct, frozen=True, kw_only=True):
 
     def _marked(self) -> ResourceState:
         """A copy whose devices say what is held back, what was ill, and what is cordoned, with their numbers."""
-        devices = tuple([self._mark(device) for device in self.as_reported])
+        devices = self.as_reported
+        if self.held_back or self.unwell or self.cordoned:
+            devices = tuple([self._mark(device) for device in devices])
         if devices == self.devices:
             devices = self.devices
         healths = [block_of(device.health, device.reason) for device in devices]
