@@ -24,7 +24,7 @@ from aiokafka.protocol.produce import ProduceRequest
 from aiokafka.protocol.transaction import AddPartitionsToTxnRequest, InitProducerIdRequest
 from aiokafka.record._crc32c import crc as crc32c
 
-from outfitter_drivers.api import Device, PermanentDriverError
+from outfitter_drivers.api import Device, PermanentDriverError, TemporaryDriverError
 from outfitter_drivers.gpu import coordination as gpu_coordination
 from outfitter_drivers.gpu.compute_processes import Processes
 from outfitter_drivers.gpu.nvidia import NvidiaDriver, parse_gpus
@@ -175,7 +175,7 @@ def _configuration(name: str, data: bytes) -> None:
 
 
 def script_output(data: bytes) -> None:
-    with suppress(PermanentDriverError):
+    with suppress(PermanentDriverError, TemporaryDriverError):
         indexes = parse_indexes(data)
         assert len(set(indexes)) == len(indexes)
         assert not any(map(is_blank, indexes))
