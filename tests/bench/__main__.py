@@ -21,6 +21,7 @@ import msgspec
 
 from bench import (
     api,
+    devices,
     embedded,
     floods,
     livez,
@@ -61,6 +62,7 @@ PARTS = (
     "embedded",
     "turns",
     "shapes",
+    "devices",
     "api",
     "webhook",
     "floods",
@@ -94,11 +96,14 @@ def main(arguments: Sequence[str]) -> None:
             rows += measure_embedded(folder / "embedded", quick=chosen.quick)
         if "turns" in chosen.only:
             rows += measure_turns(folder / "turns")
+        if "devices" in chosen.only:
+            say("many devices on one host")
+            rows += devices.measure(folder / "devices")
         if "api" in chosen.only:
             rows += measure_api(folder / "api", quick=chosen.quick)
         if "webhook" in chosen.only:
             rows += measure_webhook(folder / "webhook")
-        if set(chosen.only) - {"embedded", "turns", "shapes", "api", "webhook"}:
+        if set(chosen.only) - {"embedded", "turns", "shapes", "devices", "api", "webhook"}:
             broker = None if chosen.bootstrap else Broker(folder / "kafka")
             try:
                 if broker is not None:

@@ -13,7 +13,7 @@ from itertools import combinations, islice
 
 from bench.report import Row
 from outfitter_proto.keys import host_writer
-from outfitter_proto.records import Condition, Deregister, Host, ManagerIdentity, Register, ResourceRequest, Source
+from outfitter_proto.records import Deregister, Host, ManagerIdentity, Register, ResourceRequest, Source
 from outfitter_service.core import model as m
 from outfitter_service.core.decide import Decision, Rules, decide
 from outfitter_service.core.state.ledger import Ledger, PutRecord
@@ -26,7 +26,6 @@ BUSY = "is busy"
 KINDS = 14
 """Resources, of which there are more different sets than workers may wait."""
 OFTEN = 7
-CHOSEN_AMONG = 1_024
 
 Amounts = dict[str, int]
 
@@ -154,45 +153,7 @@ def measure(waiting: int) -> list[Row]:
             told = f"{waiting} {name}, the driver {state}"
             rows += [Row(f"{told}: {question}", "us", ours[question], base[question], aim="<= 10") for question in ours]
     longest = max(figure for row in rows for figure in (row.outfitter, row.bare) if figure is not None)
-    return [*rows, Row("the longest decision of these", "ms", longest / 1000, aim="<= 50"), *_choices()]
-
-
-def _choices() -> list[Row]:
-    """How long a choice among many devices takes, by clauses that the manager has seen since they were reported, and by
-    new ones."""
-    rules = Rules(writer=host_writer(HOST), specs={"gpu": m.ResourceSpec(name="gpu")})
-    devices = [
-        m.KnownDevice(
-            id=f"GPU-{number:08x}",
-            properties={
-                "index": str(number),
-                "model": ("NVIDIA A100", "NVIDIA H100 80GB HBM3")[number % 2],
-                "memory.total_bytes": str(85_520_809_984 - number % 3),
-                "nvlink.group": f"{number // 8},{number // 16}s",
-            },
-        )
-        for number in range(CHOSEN_AMONG)
-    ]
-    asked = ResourceRequest(
-        amount=2, where={"memory.total_bytes": Condition(min="40Gi"), "model": "*H100*"}, same=("nvlink.group",)
-    )
-    message = Register(host=HOST, worker="w", incarnation="1", resources={"gpu": asked})
-    new, seen = [], []
-    for _ in range(OFTEN):
-        ledger = Ledger()
-        manager = ManagerIdentity(instance="one", version="0", since=NOW)
-        ledger.change(PutRecord(Host(host=HOST, manager=manager, since=NOW)))
-        report = m.DriverReport(host=HOST, resource="gpu", devices=tuple(devices))
-        apply(decide(ledger, rules, report, NOW), ledger)
-        for times in (new, seen):
-            begun = time.perf_counter()
-            decide(ledger, rules, m.Incoming(message, Source(partition=0, offset=1)), NOW)
-            times.append((time.perf_counter() - begun) * 1e3)
-    told = f"a choice among {CHOSEN_AMONG} devices with where and same"
-    return [
-        Row(f"{told}, new", "ms", statistics.median(new), aim="<= 10"),
-        Row(f"{told}, seen before", "ms", statistics.median(seen), aim="<= 1"),
-    ]
+    return [*rows, Row("the longest decision of these", "ms", longest / 1000, aim="<= 50")]
 
 
 def _microseconds(scene: Scene, *, busy: bool) -> dict[str, float]:

@@ -101,7 +101,9 @@ class FakeLibrary:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._told = 0
-        self._handles: dict[int, str] = {}
+        self._handles: dict[str, int] = {}
+        self._uuids: dict[int, str] = {}
+        self._read: tuple[int, State, dict[str, FakeGpu]] | None = None
 
     def __getattr__(self, name: str) -> Callable[..., int]:
         function = getattr(type(self), f"_{name}", None)
@@ -113,7 +115,7 @@ class FakeLibrary:
             while state.hangs:
                 time.sleep(0.01)
                 state = self._state()
-            gpu = self._gpu(state, arguments[0]) if arguments and _is_handle(arguments[0]) else None
+            gpu = self._gpu(arguments[0]) if arguments and _is_handle(arguments[0]) else None
             if code := state.codes.get(name) or (gpu is not None and gpu.codes.get(name)):
                 return int(code)
             return int(function(self, state, *arguments))
@@ -121,22 +123,30 @@ class FakeLibrary:
         return call
 
     def _state(self) -> State:
-        return msgspec.json.decode(self._path.read_bytes(), type=State)
+        return self._now()[0]
+
+    def _now(self) -> tuple[State, dict[str, FakeGpu]]:
+        """What the file says, and the GPU of each UUID: its own, and its instances'."""
+        changed_at = self._path.stat().st_mtime_ns
+        if self._read is None or self._read[0] != changed_at:
+            state = msgspec.json.decode(self._path.read_bytes(), type=State)
+            gpus = {uuid: gpu for gpu in state.gpus for uuid in (gpu.uuid, *[each.uuid for each in gpu.instances])}
+            self._read = changed_at, state, gpus
+        return self._read[1:]
 
     # --- handles: numbers that stand for a GPU or a MIG instance of this moment ---
 
     def _handle(self, uuid: str) -> int:
-        number = next((number for number, known in self._handles.items() if known == uuid), len(self._handles) + 1)
-        self._handles[number] = uuid
+        number = self._handles.setdefault(uuid, len(self._handles) + 1)
+        self._uuids[number] = uuid
         return number
 
-    def _gpu(self, state: State, handle: Any) -> FakeGpu | None:
-        uuid = self._handles.get(_number(handle))
-        return next((gpu for gpu in state.gpus if uuid in {gpu.uuid, *(each.uuid for each in gpu.instances)}), None)
+    def _gpu(self, handle: Any) -> FakeGpu | None:
+        return self._now()[1].get(self._uuids.get(_number(handle), ""))
 
-    def _of(self, state: State, handle: Any) -> FakeGpu | FakeInstance | None:
-        uuid = self._handles.get(_number(handle))
-        gpu = self._gpu(state, handle)
+    def _of(self, handle: Any) -> FakeGpu | FakeInstance | None:
+        gpu = self._gpu(handle)
+        uuid = self._uuids.get(_number(handle))
         return next((each for each in gpu.instances if each.uuid == uuid), gpu) if gpu else None
 
     # --- NVML's functions ---
@@ -170,38 +180,38 @@ class FakeLibrary:
         return gpu.lost
 
     def _nvmlDeviceGetUUID(self, state: State, handle: Any, buffer: Any, size: Any) -> int:
-        device = self._of(state, handle)
+        device = self._of(handle)
         buffer.value = device.uuid.encode() if device else b""
         return 0 if device else 2
 
     def _nvmlDeviceGetName(self, state: State, handle: Any, buffer: Any, size: Any) -> int:
-        gpu, device = self._gpu(state, handle), self._of(state, handle)
+        gpu, device = self._gpu(handle), self._of(handle)
         name = gpu.name if gpu else ""
         buffer.value = (f"{name} MIG {device.profile}" if isinstance(device, FakeInstance) else name).encode()
         return 0
 
     def _nvmlDeviceGetPciInfo_v3(self, state: State, handle: Any, info: Any) -> int:
-        gpu = self._gpu(state, handle)
+        gpu = self._gpu(handle)
         info._obj.busId = _nvml_bus_id(gpu.bus_id) if gpu else b""
         return 0
 
     def _nvmlDeviceGetMinorNumber(self, state: State, handle: Any, minor: Any) -> int:
-        gpu = self._gpu(state, handle)
+        gpu = self._gpu(handle)
         minor._obj.value = gpu.number if gpu else 0
         return 0
 
     def _nvmlDeviceGetMemoryInfo(self, state: State, handle: Any, memory: Any) -> int:
-        device = self._of(state, handle)
+        device = self._of(handle)
         memory._obj.total = device.memory_mib * MIB if device else 0
         return 0
 
     def _nvmlDeviceGetCudaComputeCapability(self, state: State, handle: Any, major: Any, minor: Any) -> int:
-        gpu = self._gpu(state, handle)
+        gpu = self._gpu(handle)
         major._obj.value, minor._obj.value = gpu.compute_capability if gpu else (0, 0)
         return 0
 
     def _nvmlDeviceGetMigMode(self, state: State, handle: Any, current: Any, pending: Any) -> int:
-        gpu = self._gpu(state, handle)
+        gpu = self._gpu(handle)
         if gpu is None or gpu.mig is None:
             return NOT_SUPPORTED
         current._obj.value, pending._obj.value = gpu.mig
@@ -212,7 +222,7 @@ class FakeLibrary:
         return 0
 
     def _nvmlDeviceGetMigDeviceHandleByIndex(self, state: State, handle: Any, index: Any, instance: Any) -> int:
-        gpu = self._gpu(state, handle)
+        gpu = self._gpu(handle)
         for each in gpu.instances if gpu else ():
             if each.slot == index.value:
                 _point(instance, self._handle(each.uuid))
@@ -220,17 +230,17 @@ class FakeLibrary:
         return NOT_FOUND
 
     def _nvmlDeviceGetGpuInstanceId(self, state: State, handle: Any, number: Any) -> int:
-        device = self._of(state, handle)
+        device = self._of(handle)
         number._obj.value = device.gpu_instance if isinstance(device, FakeInstance) else 0
         return 0
 
     def _nvmlDeviceGetComputeInstanceId(self, state: State, handle: Any, number: Any) -> int:
-        device = self._of(state, handle)
+        device = self._of(handle)
         number._obj.value = device.compute_instance if isinstance(device, FakeInstance) else 0
         return 0
 
     def _nvmlDeviceGetFieldValues(self, state: State, handle: Any, count: Any, values: Any) -> int:
-        gpu = self._gpu(state, handle)
+        gpu = self._gpu(handle)
         told = {} if gpu is None else {230: gpu.recovery_action, 145: gpu.remapping_failed, 144: gpu.remapping_pending}
         for value in values._obj:
             number = told.get(value.fieldId)
@@ -239,37 +249,37 @@ class FakeLibrary:
         return 0
 
     def _nvmlDeviceGetRetiredPagesPendingStatus(self, state: State, handle: Any, pending: Any) -> int:
-        gpu = self._gpu(state, handle)
+        gpu = self._gpu(handle)
         if gpu is None or gpu.retired_pending is None:
             return NOT_SUPPORTED
         pending._obj.value = gpu.retired_pending
         return 0
 
     def _nvmlDeviceGetNvLinkState(self, state: State, handle: Any, link: int, is_active: Any) -> int:
-        gpu = self._gpu(state, handle)
+        gpu = self._gpu(handle)
         if gpu is None or link >= len(gpu.links):
             return NOT_SUPPORTED
         is_active._obj.value = bool(gpu.links[link])
         return 0
 
     def _nvmlDeviceGetNvLinkRemoteDeviceType(self, state: State, handle: Any, link: int, kind: Any) -> int:
-        gpu = self._gpu(state, handle)
+        gpu = self._gpu(handle)
         kind._obj.value = 2 if gpu and gpu.links[link] == "switch" else 0
         return 0
 
     def _nvmlDeviceGetNvLinkRemotePciInfo_v2(self, state: State, handle: Any, link: int, info: Any) -> int:
-        gpu = self._gpu(state, handle)
+        gpu = self._gpu(handle)
         info._obj.busId = _nvml_bus_id(gpu.links[link]) if gpu else b""
         return 0
 
     def _nvmlDeviceGetComputeRunningProcesses_v3(self, state: State, handle: Any, count: Any, infos: Any) -> int:
-        device = self._of(state, handle)
+        device = self._of(handle)
         return _list(device.processes if device else [], count, infos)
 
     _nvmlDeviceGetComputeRunningProcesses_v2 = _nvmlDeviceGetComputeRunningProcesses_v3
 
     def _nvmlDeviceGetGraphicsRunningProcesses_v3(self, state: State, handle: Any, count: Any, infos: Any) -> int:
-        device = self._of(state, handle)
+        device = self._of(handle)
         return _list(device.graphics if isinstance(device, FakeGpu) else [], count, infos)
 
     def _nvmlDeviceGetMPSComputeRunningProcesses_v3(self, state: State, handle: Any, count: Any, infos: Any) -> int:

@@ -183,7 +183,8 @@ class ResourceState(Struct, frozen=True, kw_only=True):
 def _distinct(devices: tuple[KnownDevice, ...]) -> tuple[KnownDevice, ...]:
     """Merge devices of a report that share a name, directly or through others. The first of them stays, with all their
     names. It is as ill as any of them, and used by whom any of them is."""
-    if len({device.id for device in devices}) == len(devices) and not any(device.aliases for device in devices):
+    names = [name for device in devices for name in (device.id, *device.aliases)]
+    if len(set(names)) == len(names):
         return devices
     _, classes = one_name_each((device.id, *device.aliases) for device in devices)
     alike: dict[tuple[str, ...], list[KnownDevice]] = {}
