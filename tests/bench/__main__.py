@@ -36,7 +36,7 @@ from bench import (
     webhook,
 )
 from bench.kafka import RATES, Contest, Run, Sizes
-from bench.report import Row, table
+from bench.report import TURN, Row, short, spread, table
 from outfitter_proto.bus.kafka.adapter import KafkaBus
 from support.kafka.broker import Broker
 from support.managers.process import environment
@@ -115,10 +115,12 @@ def main(arguments: Sequence[str]) -> None:
                 if broker is not None:
                     broker.stop()
     after = machine.description()
-    print(f"\n{before['platform']}, {before['cpus']} CPUs, Python {before['python']}")
-    print(f"load average before {before['load_average']}, after {after['load_average']}\n")
+    print(f"\n{before['platform']}, {before['cpus']} CPUs, Python {before['python']}, {before['build']}")
+    print(f"load average before {before['load_average']}, after {after['load_average']}")
+    if first := short(rows):
+        print(f"\n{table(first)}")
     if rows:
-        print(table(rows))
+        print(f"\n{table(rows)}\n")
     if by_shape:
         print(table(by_shape, columns=("all different", "all alike")))
     rows += by_shape
@@ -132,10 +134,16 @@ def measure_embedded(folder: Path, *, quick: bool) -> list[Row]:
     say("embedded bus")
     found = embedded.measure(folder, runs=5 if quick else 20, grants=10 if quick else 100)
     return [
-        Row("outfitter run -- true, over the start of Python", "ms", found.run_ms - found.python_ms, aim="< 300"),
+        Row(
+            "outfitter run -- true, over the start of Python",
+            "ms",
+            found.run_ms - found.python_ms,
+            aim="< 300",
+            matters=True,
+        ),
         Row("  CPU of it", "ms", found.run_cpu_ms - found.python_cpu_ms),
         Row("start of Python", "ms", found.python_ms),
-        Row("one device: registration to infos, p50", "ms", machine.median(found.session_ms), aim="< 10"),
+        Row("one device: registration to infos, p50", "ms", machine.median(found.session_ms), aim="< 10", matters=True),
         Row("one device: registration to infos, p99", "ms", machine.percentile(found.session_ms, 0.99)),
         Row("one device: a whole RuntimeContext to infos, p50", "ms", machine.median(found.context_ms)),
     ]
@@ -146,7 +154,7 @@ def measure_turns(folder: Path) -> list[Row]:
     table of limits."""
     rows: list[Row] = []
     for found in anyio.run(turns.measure_all, folder, say):
-        rows.append(Row(f"longest turn: {found.flood}", "ms", found.longest_ms, aim=f"<= {turns.LIMIT_MS:g}"))
+        rows.append(Row(f"{TURN}: {found.flood}", "ms", found.longest_ms, aim=f"<= {turns.LIMIT_MS:g}"))
         rows.append(Row("  longest look for garbage beside it", "ms", found.garbage_ms))
         if found.messages:
             rows.append(Row("  CPU a message", "us", 1000 * found.cpu_ms / found.messages))
@@ -274,7 +282,8 @@ async def measure_backlog(contest: Contest) -> list[Row]:
 
     ours, bare = (middle(kind, lambda run: run.rate) for kind in ("outfitter", "bare"))
     return [
-        Row("registrations allocated from a backlog", "1/s", ours, bare, aim=">= 0.8"),
+        Row("registrations allocated from a backlog", "1/s", ours, bare, aim=">= 0.8",
+            spread=spread([run.rate for run in runs["bare"]]), matters=True),
         Row("  transactions", "1/s", *(middle(kind, lambda run: run.commits) for kind in ("outfitter", "bare"))),
         Row("  CPU a registration", "us",
             *(middle(kind, lambda run: run.cpu_us) for kind in ("outfitter", "bare"))),
@@ -304,9 +313,10 @@ async def measure_kill(contest: Contest) -> list[Row]:
     say(f"kill -9 of a manager with {contest.sizes.held} allocations")
     took = await contest.after_kill()
     return [
-        Row(f"kill -9 to the next answer, {contest.sizes.held} allocations", "ms", machine.median(took)),
+        Row(f"kill -9 to the next answer, {contest.sizes.held} allocations", "ms", machine.median(took),
+            matters=True),
         Row("  the longest", "ms", max(took)),
-    ]
+    ]  # fmt: skip
 
 
 async def measure_replicas(contest: Contest) -> list[Row]:
@@ -353,13 +363,19 @@ async def measure_latency(contest: Contest) -> list[Row]:
     for rate in RATES:
         for share in (0.5, 0.99):
             # of each round, and then the middle one: a round in which the machine was busy must not speak for all
-            figures = {
-                kind: machine.median([machine.percentile(values, share) for values in took[kind, rate]])
+            rounds = {
+                kind: [machine.percentile(values, share) for values in took[kind, rate]]
                 for kind in ("outfitter", "bare", "plain")
             }
+            figures = {kind: machine.median(values) for kind, values in rounds.items()}
             name = f"registration to infos at {rate}/s, p{share * 100:.0f}"
             aim = "<= 1.2" if share == 0.5 else "<= 1.5"
-            rows.append(Row(name, "ms", figures["outfitter"], figures["bare"], aim=aim))
+            rows.append(
+                Row(
+                    name, "ms", figures["outfitter"], figures["bare"], aim=aim,
+                    spread=spread(rounds["bare"]), matters=True,
+                )
+            )  # fmt: skip
             rows.append(Row("  bare loop, one record of 418 bytes", "ms", None, figures["plain"]))
     return rows
 
@@ -386,10 +402,11 @@ async def measure_restore(contest: Contest) -> list[Row]:
         ours, bare = (machine.median([figure(run) for run in runs[kind]]) for kind in ("outfitter", "bare"))
         return ours, bare
 
+    bare = [run.records / run.seconds for run in runs["bare"]]
     return [
-        Row(f"replay of a ledger of {contest.sizes.ledger} records", "1/s",
-            *middle(lambda run: run.records / run.seconds), aim=">= 0.7"),
-        Row("  memory it takes", "MiB", *middle(lambda run: run.grown / MIB)),
+        Row("replay of a ledger, records", "1/s", *middle(lambda run: run.records / run.seconds), aim=">= 0.7",
+            spread=spread(bare), matters=True),
+        Row("memory of a replayed record", "bytes", *middle(lambda run: run.grown / run.records), matters=True),
     ]  # fmt: skip
 
 

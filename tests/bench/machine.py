@@ -6,6 +6,7 @@ import importlib.metadata
 import os
 import platform
 import statistics
+import sysconfig
 import time
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -40,6 +41,13 @@ def has_uvloop() -> bool:
     return find_spec("uvloop") is not None
 
 
+def build() -> str:
+    """How this Python was built. An optimized one is faster, for Outfitter more than for a loop that mostly waits."""
+    options = sysconfig.get_config_var("CONFIG_ARGS") or ""
+    found = [name for name, option in (("PGO", "--enable-optimizations"), ("LTO", "--with-lto")) if option in options]
+    return f"built with {' and '.join(found)}" if found else "built without PGO and LTO"
+
+
 def description() -> dict[str, object]:
     """Enough to compare two results by, or to see that they cannot be compared."""
     return {
@@ -48,6 +56,7 @@ def description() -> dict[str, object]:
         "load_average": [round(value, 2) for value in os.getloadavg()],
         "platform": platform.platform(),
         "python": platform.python_version(),
+        "build": build(),
         "uvloop": has_uvloop(),
         **{name: importlib.metadata.version(name) for name in ("outfitter", "aiokafka", "msgspec")},
     }
