@@ -313,10 +313,11 @@ class HostInventory:
     """One resource in a host's record: its listed devices, whether each is healthy (`whole`: the list is complete), and
     the names of each device (`names_left_out`: not of all, in records of version 0.2). `cordoned`: the listed devices
     that an order takes out. `used`: those that a process uses to which they were not lent. `parts`: pairs of a part and
-    its whole."""
+    its whole. `replicas`: to how many workers each device is lent at once."""
 
     state: str
     healthy: Mapping[str, bool]
+    properties: Mapping[str, Mapping[str, Any]]
     cordoned: frozenset[str]
     used: frozenset[str]
     whole: bool
@@ -324,6 +325,7 @@ class HostInventory:
     on_demand: bool
     connected: tuple[frozenset[str], ...]
     parts: tuple[tuple[str, str], ...]
+    replicas: int
     names_left_out: bool
 
     def names(self, device: str) -> frozenset[str]:
@@ -342,11 +344,13 @@ def _inventory(body: object, where: str) -> HostInventory:
     if not isinstance(body, dict):
         _fail(f"{where} is {body!r}")
     healthy: dict[str, bool] = {}
+    properties: dict[str, Mapping[str, Any]] = {}
     cordoned: set[str] = set()
     used: set[str] = set()
     for item in _get(body, "devices", list, []):
         device = item if isinstance(item, dict) else {}
         healthy[_get(device, "id", str)] = _get(device, "health", str, "healthy") == "healthy"
+        properties[device["id"]] = _get(device, "properties", dict, {})
         if _get(device, "cordon", str, None) is not None:
             cordoned.add(device["id"])
         if _get(device, "used_by", str, None) is not None:
@@ -355,6 +359,7 @@ def _inventory(body: object, where: str) -> HostInventory:
     return HostInventory(
         state=_get(body, "state", str),
         healthy=healthy,
+        properties=properties,
         cordoned=frozenset(cordoned),
         used=frozenset(used),
         whole=_get(body, "total", int, len(healthy)) <= len(healthy),
@@ -368,6 +373,7 @@ def _inventory(body: object, where: str) -> HostInventory:
                 for part in _names(parts, f"{where}.parts.{whole}")
             ]
         ),
+        replicas=_get(body, "replicas", int, 1),
         names_left_out=_get(body, "names_left_out", int, 0) > 0,
     )
 

@@ -6,11 +6,12 @@ Written from the documentation alone (proto/README.md, Which devices), as all of
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from fractions import Fraction
+from itertools import product
 from typing import Any
 
-from outfitter_verify.wire import Allocation
+from outfitter_verify.wire import Allocation, Choice
 
 _NUMBER = re.compile(r"(?P<sign>-?)(?P<digits>\d{1,19}(\.\d{1,19}){0,7}) ?(?P<unit>k|[KMGTPE]i|[MGTPE])?B?", re.ASCII)
 _POWERS = " kMGTPE"
@@ -46,6 +47,17 @@ def could_take(waiter: Allocation, resource: str, granted: Allocation) -> bool:
     return not choice.same and any(
         all(meets(clause, name, info) for name, clause in choice.where.items()) for info in infos
     )
+
+
+def largest(choice: Choice, devices: Iterable[str], properties: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """The most of these devices that a worker takes together. `properties`: as the host's record has them."""
+    groups: dict[tuple[object, ...], list[str]] = {}
+    for device in devices:
+        info = {"local_index": "none", **properties[device], "id": device}
+        if all(meets(clause, name, info) for name, clause in choice.where.items()):
+            for values in product(*[dict.fromkeys(map(_value, _listed(_text(info, name)))) for name in choice.same]):
+                groups.setdefault(values, []).append(device)
+    return max(groups.values(), key=len, default=[])
 
 
 def is_known(record: Allocation) -> bool:

@@ -11,7 +11,7 @@ too. A record says in `uses` what it uses otherwise. The uses add up to at most 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from outfitter_verify.ledger.writers import Written
 from outfitter_verify.wire import Allocation, HostInventory, PoolUse
@@ -70,6 +70,12 @@ class Holdings:
         kept = [name for name in found if not all(map(_PART.agrees, self._uses[host, name].values()))]
         kept += [name for name in found if _ALONE in self._uses[host, name].values()]
         return found | self._links[host].parts(frozenset(kept))
+
+    def has_replica(self, host: str, names: Collection[str], replicas: int) -> bool:
+        """Whether others have some replicas of the device with these names, and one is left."""
+        uses = [use for name in names for use in self._uses.get((host, name), {}).values()]
+        used = [sum([use.amount for use in self._uses.get((host, name), {}).values()]) for name in names]
+        return bool(uses) and all(use.word == "replicas" for use in uses) and max(used) + _WHOLE // replicas <= _WHOLE
 
     def all(self) -> Iterator[tuple[str, str, str, bool]]:
         """Each name of a device with its host, its holder's key, and whether the holder has it alone."""

@@ -16,7 +16,7 @@ from functools import partial
 
 from outfitter_verify import wire
 from outfitter_verify.ledger import choices
-from outfitter_verify.ledger.devices import Links
+from outfitter_verify.ledger.devices import Holdings, Links
 from outfitter_verify.ledger.writers import Commits, Written
 from outfitter_verify.logs import Log
 from outfitter_verify.report import Findings
@@ -206,10 +206,10 @@ class Order:
     # --- at the end ------------------------------------------------------------------------------------
 
     def finish(
-        self, now: Mapping[str, Written], held: Callable[[str], set[str]], takes_out: Callable[[str, str, str], bool]
+        self, now: Mapping[str, Written], holdings: Holdings, takes_out: Callable[[str, str, str], bool]
     ) -> None:
-        """Check that no first worker in a host's queue waits for devices that were free for some commits. `held`: the
-        names of a host's held devices. `takes_out`: whether an order takes out a host's device, of this resource."""
+        """Check that no first worker in a host's queue waits for devices that were free for some commits. `holdings`:
+        what is used of them. `takes_out`: whether an order takes out a host's device, of this resource."""
         for name, host in self._hosts.items():
             waiting = [entry for entry, _ in host.placed.values() if entry[2] in now]
             if not waiting:
@@ -219,33 +219,39 @@ class Order:
             writer = self._commits.writers.get(waiter.record.writer)
             if writer is None or writer.last is None or writer.last.commit < host.changed + SERVED_WITHIN:
                 continue
-            if waiter.offset > host.offset and _could_have_it(host, waiter, held(name), partial(takes_out, name)):
+            if waiter.offset > host.offset and _could_have_it(host, waiter, holdings, partial(takes_out, name)):
                 self._wrong("queue", waiter.offset, f"{key} waits for free devices", self._log.place(host.offset))
 
 
-def _could_have_it(
-    host: HostQueue, waiter: Written, held: Collection[str], takes_out: Callable[[str, str], bool]
-) -> bool:
+def _could_have_it(host: HostQueue, waiter: Written, holdings: Holdings, takes_out: Callable[[str, str], bool]) -> bool:
     """Whether the whole request is surely free, healthy, and taken out by no order. No device counts twice.
 
     Never while the record lacks names: a manager of version 0.2 lent nothing until their driver had reported."""
     if any(inventory.names_left_out for inventory in host.inventories.values()):
         return False
-    if waiter.record.request.choices:
-        return False  # a host's record need not have the properties of all devices
+    record, host_name = waiter.record, waiter.record.host
+    if not choices.is_known(record):
+        return False
     taken: set[str] = set()
-    links = Links(host.inventories.values())
-    for resource, amount in waiter.record.request.amounts.items():
+    links, held = Links(host.inventories.values()), holdings.held(host_name)
+    for resource, amount in record.request.amounts.items():
         inventory = host.inventories.get(resource)
         if inventory is None or inventory.state != "reported" or inventory.on_demand:
             return False
-        lendable = [device for device, healthy in inventory.healthy.items() if healthy]
-        out = inventory.cordoned | inventory.used
-        lendable = [name for name in lendable if name not in out and not takes_out(resource, name)]
-        free = [names for names in map(inventory.names, lendable) if names.isdisjoint(held)]
-        free = [names | links.wholes(names) for names in free]  # a whole and its part count for one
-        free = [names for names in free if names.isdisjoint(taken)]
+        free: dict[str, frozenset[str]] = {}
+        for device, healthy in inventory.healthy.items():
+            names, out = inventory.names(device), inventory.cordoned | inventory.used
+            wholes = links.wholes(names)
+            has_replica = not wholes and holdings.has_replica(host_name, names, inventory.replicas)
+            is_free = healthy and (names.isdisjoint(held) or has_replica)
+            # a whole and its part count for one
+            if is_free and (names | wholes).isdisjoint(taken) and device not in out and not takes_out(resource, device):
+                free[device] = names | wholes
+        choice = record.request.choices.get(resource)
+        if choice is not None:
+            wanted = choice if amount > 1 else choice._replace(same=())
+            free = {name: free[name] for name in choices.largest(wanted, free, inventory.properties)}
         if len(free) < amount:
             return False
-        taken.update(*free)
+        taken.update(*free.values())
     return True

@@ -103,7 +103,7 @@ class LedgerWalk:
         self._judge()
         for offset, what in self._misplaced.values():
             self.wrong("partitions", offset, what)
-        self._order.finish(self.now, self._holdings.held, self._cordons.takes_out)
+        self._order.finish(self.now, self._holdings, self._cordons.takes_out)
         self._cordons.finish()
         counts = self._findings.counts
         for key, written in self.now.items():

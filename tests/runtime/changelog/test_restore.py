@@ -114,6 +114,9 @@ async def test_what_records_say_alike_is_kept_once(serve: Serve, bus: FaultyBus)
     for part in ("amounts", "resources", "operators"):
         assert _different(getattr(record.request, part) for record in found) == 2, part
     assert _different(record.state for record in found) == 3
+    empty = [part for r in found for part in (r.operators, r.env, r.unavailable, r.cdi, r.shared) if not part]
+    assert len(empty) > 3 * len(found)
+    assert _different(empty) == 2, "a dict and a list"
     assert _different(record.host for record in found) == _different(record.writer for record in found) == 1
     assert _different(record.request.owner.boot_id for record in found if record.request.owner) == 1
 
