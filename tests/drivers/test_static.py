@@ -32,6 +32,7 @@ async def test_names_give_indexes_by_their_order_and_descriptions_give_the_rest(
         "device.a.cdi": "example.com/licence=a",
         "device.b.health": "unhealthy",
         "device.b.reason": "expired",
+        "device.b.part_of": "LIC-1",
         "device.b.pci.bus_id": "0000:01:00.0",
     }
     b, a = await devices(settings)
@@ -44,6 +45,8 @@ async def test_names_give_indexes_by_their_order_and_descriptions_give_the_rest(
         cdi=("example.com/licence=a",),
     )
     assert (b.health, b.reason, b.properties["pci.bus_id"]) == (Health.UNHEALTHY, "expired", "0000:01:00.0")
+    assert b.part_of == "LIC-1"
+    assert "part_of" not in b.properties
 
 
 async def test_described_devices_alone_are_counted_as_people_count() -> None:

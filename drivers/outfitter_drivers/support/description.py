@@ -1,7 +1,7 @@
 """A device described by keys and values: `static` reads them from the configuration, `files` from each file.
 
-These keys are for the manager: `id` (canonical id), `aliases` and `cdi` (lists split on `;`), `health` (healthy,
-unhealthy, unknown) with `reason`, and `env.<VARIABLE>`. Every other key, also `index`, is a property for operators.
+These keys are for the manager: `id` (canonical id), `aliases` and `cdi` (lists split on `;`), `part_of` (the id or an
+alias of the whole), `health` (healthy, unhealthy, unknown) with `reason`, and `env.<VARIABLE>`. Every other key, also `index`, is a property for operators.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def described_device(description: Mapping[str, str], *, name: str, index: int, d
             if (why := environment.refusal(variable)) is not None:
                 raise SettingError(key, f"is a variable that no driver may set: {why}")
             env[variable] = value
-        elif key not in ("id", "aliases", "cdi", "health", "reason"):
+        elif key not in ("id", "aliases", "cdi", "part_of", "health", "reason"):
             properties[key] = value
     if not properties["index"]:
         raise SettingError("index", "is empty; leave it out or give it a value")
@@ -64,6 +64,7 @@ def described_device(description: Mapping[str, str], *, name: str, index: int, d
         reason=reason,
         env=env,
         cdi=tuple(settings.items(description.get("cdi", ""))),
+        part_of=description.get("part_of", "").strip() or None,
     )
 
 
