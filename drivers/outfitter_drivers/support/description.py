@@ -1,7 +1,8 @@
 """A device described by keys and values: `static` reads them from the configuration, `files` from each file.
 
 These keys are for the manager: `id` (canonical id), `aliases` and `cdi` (lists split on `;`), `part_of` (the id or an
-alias of the whole), `health` (healthy, unhealthy, unknown) with `reason`, and `env.<VARIABLE>`. Every other key, also `index`, is a property for operators.
+alias of the whole), `health` (healthy, unhealthy, unknown) with `reason`, and `env.<VARIABLE>`. Every other key, also
+`index`, is a property for operators.
 """
 
 from __future__ import annotations
