@@ -38,7 +38,7 @@ MAX_PATTERNS = 16
 MAX_TEXT = 256
 """Most characters of a property's name, and of a value in a clause."""
 MAX_LISTED = 64
-"""Most values of a property that is a list. The values behind these do not count."""
+"""Most values of a property that is a list. The values behind these do not count, and no `not` is met."""
 
 UNITS = {
     "": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15, "E": 10**18,
@@ -214,7 +214,7 @@ class _Test:
             return f"has {name}"
         values = listed(text)
         every = [text, *values] if "," in text else values
-        if self._not is not None and any(self._not.has(value) for value in every):
+        if self._not is not None and (any(map(self._not.has, every)) or text.count(",") >= MAX_LISTED):
             return f"{name} is {_shown(text)}"
         if not self._needs_value:
             return None

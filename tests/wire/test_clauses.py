@@ -92,6 +92,13 @@ def test_a_device_without_the_property_meets_what_only_excludes(clause: str) -> 
     assert fault(f'{{"model": {clause}}}') is None
 
 
+def test_a_device_with_more_values_than_count_meets_no_clause_that_excludes_one() -> None:
+    many = [str(number) for number in range(clauses.MAX_LISTED)]
+    assert fault('{"m": {"not": "x"}}', m=",".join(many)) is None
+    assert fault('{"m": {"not": "x"}}', m=",".join([*many, "x"])) is not None
+    assert fault('{"m": "x"}', m=",".join([*many, "x"])) is not None
+
+
 @pytest.mark.parametrize(
     ("clause", "found"),
     [

@@ -50,6 +50,7 @@ def test_without_clauses_nothing_is_said() -> None:
         (["gpu:memory>=40Gi"], [], "the shell takes > and < for itself"),
         (["model=A100"], [], "'model=A100' is not NAME:PROPERTY=VALUE"),
         (["gpu:memory=.."], [], "has neither a minimum nor a maximum"),
+        (["gpu:memory!=40Gi.."], [], "excludes a range; say what is wanted instead, such as gpu:memory=..40Gi"),
         (["gpu:memory=lots.."], [], "gpu: where.memory.min is 'lots', which is no number"),
         (["gpu:m=1", "gpu:m=2"], [], "'gpu:m=2' is about what another --where has said"),
         (["fpga:m=1"], [], "fpga needs its amount: --resource fpga=1"),

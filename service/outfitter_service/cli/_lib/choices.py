@@ -89,6 +89,11 @@ def _clause(text: str) -> tuple[str, str, Condition]:
         if not least and not most:
             raise click.BadParameter(f"{text!r} has neither a minimum nor a maximum: {_VALID}", param_hint="--where")
         return name, property_name, Condition(min=least or UNSET, max=most or UNSET)
+    if dots and operator == "!=":
+        raise click.BadParameter(
+            f"{text!r} excludes a range; say what is wanted instead, such as {name}:{property_name}=..{least or most}",
+            param_hint="--where",
+        )
     values = tuple(value.split(","))
     if operator.endswith("~"):
         values = tuple([f"*{each}*" for each in values])
