@@ -131,3 +131,8 @@ def test_a_wrong_clause_costs_its_resource_only(look: Look, lines: str, key: str
     assert errors == [(key, problem)]
     [gpu] = inspection.settings.resources
     assert gpu.state is SpecState.MISCONFIGURED
+
+
+def test_a_version_without_quotes_is_compared_as_it_is_written(look: Look) -> None:
+    [gpu] = look(TOML + "where.driver_version.min = 550.100", "outfitter.toml").settings.resources
+    assert gpu.clauses.where == (("driver_version", Condition(min="550.100")),)

@@ -175,12 +175,17 @@ def _toml(path: Path, text: str) -> Iterator[ConfigEntry]:
     if deep := _DEEP_KEY.search(text):  # before the parser, whose time and memory grow with the square of such a key
         raise _too_deep(path, text.count("\n", 0, deep.start()) + 1)
     try:
-        table = tomllib.loads(text)
+        table = tomllib.loads(text, parse_float=_as_written)
     except RecursionError as error:
         raise _refuse(path, "is nested too deeply") from error
     except ValueError as error:  # a syntax error, or a number with more digits than Python reads
         raise _refuse(path, f"is no TOML: {error}") from error
     yield from _flat_toml(path, table, "", 0)
+
+
+def _as_written(number: str) -> str:
+    """A TOML float as it is written: 8.10 is a version, and not 8.1."""
+    return number.replace("_", "")
 
 
 def _too_deep(path: Path, line: int) -> ConfigurationError:

@@ -107,6 +107,12 @@ def build_served(resource: ResourceConfig, scope: str, warn: Callable[[str], obj
             )
         if resource.replicas > 1:
             _check_replicas(resource, served)
+        if resource.clauses and served.on_demand:
+            raise UnservableDriverError(
+                f"where.{resource.clauses.where[0][0]}" if resource.clauses.where else "same",
+                "where and same do not go with its driver, which names devices only when it is asked for some; leave "
+                "them out, or configure a driver that lists its devices",
+            )
         if scope == "cluster" and not driver.looks_from_afar:
             raise UnservableDriverError(
                 "driver-factory.class",
