@@ -155,6 +155,7 @@ def scan(builder: DecisionBuilder, host: str, *, whole: bool) -> bool:
             builder.change(SetScan(host, start))
         builder.reschedule(host)
         return False
+    queue_pass.sifted = 0  # what comes before `start` must not keep each decision from going on behind it
     if queue_pass.has_moved and (first := _first_other(builder, host_state)) is not None:
         start = first if start is None else min(start, first)
     next_start = None

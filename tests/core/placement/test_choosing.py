@@ -18,7 +18,7 @@ from outfitter_service.core import model as m
 from outfitter_service.core import reasons
 from outfitter_service.core.placement import shared_devices
 from outfitter_service.core.state import selections, wants
-from support.core.core_driver import CoreDriver, asks, ill, restarted
+from support.core.core_driver import HOST, CoreDriver, asks, ill, restarted
 
 GPU = m.ResourceSpec(name="gpu", amount=1)
 CUDA = m.ResourceSpec(name="cuda", amount=1)
@@ -385,6 +385,22 @@ def test_many_different_wishes_are_kept_apart_no_longer(monkeypatch: pytest.Monk
     assert [core.has(f"w{number}") for number in range(4)] == [["g0"], ["g1"], ["g2"], ["g3"]]
     assert core.has("later") == ["g4"]
     assert wants.MOST_WANTS > 2
+
+
+@pytest.mark.parametrize("most", [1, 5, 12])
+def test_a_look_at_the_queue_ends_however_many_devices_earlier_wishes_are_compared_with(
+    monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    """Each decision begins with the waiters before those that it continues with."""
+    monkeypatch.setattr("outfitter_service.core.queue.MOST_SIFTED", most)
+    core = CoreDriver(GPU)
+    core.report(*[device(f"g{number}", model=f"m{number}") for number in range(5)])
+    core.register("all", 5)
+    for number in range(5):
+        choose(core, f"w{number}", 1, {"model": f"m{number}"})
+    core.say(m.Reschedule(host=HOST))
+    core.deregister("all")
+    assert [core.has(f"w{number}") for number in range(5)] == [[f"g{number}"] for number in range(5)]
 
 
 # --- what is refused, and what is warned of -----------------------------------------------------------------
