@@ -99,8 +99,7 @@ def schedule(builder: DecisionBuilder, host: str) -> None:
     host_state = builder.overlay(host).host_state
     queue_pass = _QueuePass(builder, host)
     is_done = queue_pass.scan_heads(host_state, until=host_state.waiters.scan_from)
-    is_due = _rescan_others(builder, host_state) | _rescan_crowded(builder, host_state)
-    if is_due or queue_pass.lacking or not is_done:
+    if _rescan_others(builder, host_state) or queue_pass.lacking or not is_done:
         builder.reschedule(host)
 
 
@@ -111,18 +110,11 @@ def reschedule(builder: DecisionBuilder, host: str) -> None:
 
 
 def _rescan_others(builder: DecisionBuilder, host_state: HostState) -> bool:
-    """Have the waiters evaluated again of which more than the first one may be granted, because they do not block each
-    other: those for overlapping shared resources, and those for which a search took too long. Returns whether that was
-    not due already."""
+    """Have the waiters evaluated again of which more than the first one may be granted: those for overlapping shared
+    resources and those for which a search took too long do not block each other, and of those that want more different
+    things than are kept apart nobody knows who blocks whom. Returns whether that was not due already."""
     first = _first_other(builder, host_state)
     return first is not None and _rescan_from(builder, host_state, first)
-
-
-def _rescan_crowded(builder: DecisionBuilder, host_state: HostState) -> bool:
-    """As `_rescan_others`, for the waiters that want more different things than are kept apart."""
-    waiters = host_state.waiters
-    firsts = [waiters.waiting[resource][0] for resource in waiters.wants if waiters.is_crowded(resource)]
-    return bool(firsts) and _rescan_from(builder, host_state, min(firsts))
 
 
 def _rescan_from(builder: DecisionBuilder, host_state: HostState, start: QueueEntry) -> bool:
@@ -137,8 +129,9 @@ def _rescan_from(builder: DecisionBuilder, host_state: HostState, start: QueueEn
 
 def _first_other(builder: DecisionBuilder, host_state: HostState) -> QueueEntry | None:
     overlapping, waiters, specs = host_state.devices.overlapping, host_state.waiters, builder.rules.specs
-    shared = [name for name in overlapping if name in specs and specs[name].shared]
-    firsts = [waiters.first_claim(name) for name in shared]
+    others = [name for name in overlapping if name in specs and specs[name].shared]
+    others += [name for name in waiters.wants if waiters.is_crowded(name)]
+    firsts = [waiters.first_claim(name) for name in others]
     return min([*[first for first in firsts if first is not None], *waiters.unplaced[:1]], default=None)
 
 
@@ -208,7 +201,7 @@ class _QueuePass:
         for resource, wants in waiters.wants.items():
             if not waiters.is_crowded(resource):
                 lists += [(resource, want, entries) for want, entries in wants.items()]
-            elif until is None or waiters.waiting[resource][0] < until:
+            elif until is None or waiters.choosers[resource][0] < until:
                 self.claims.add(resource, None)
         heads = [(entries[0], number, 0) for number, (_, _, entries) in enumerate(lists)]
         heapify(heads)
@@ -346,7 +339,7 @@ def _claimed_before(builder: DecisionBuilder, host_state: HostState, record: All
     )
     claims = Claims(host_state.devices, builder.rules.specs)
     for name in names:
-        as_a_whole = [waiters.claims.get(name, ()), waiters.waiting[name] if waiters.is_crowded(name) else ()]
+        as_a_whole = [waiters.claims.get(name, ()), waiters.choosers[name] if waiters.is_crowded(name) else ()]
         if any(_any_waits(builder, entries, own) for entries in as_a_whole):
             claims.add(name, None)
         elif name in waiters.wants:

@@ -403,6 +403,38 @@ def test_a_look_at_the_queue_ends_however_many_devices_earlier_wishes_are_compar
     assert [core.has(f"w{number}") for number in range(5)] == [[f"g{number}"] for number in range(5)]
 
 
+def test_who_can_never_be_served_holds_up_nobody_where_wishes_are_kept_apart_no_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("outfitter_service.core.state.host_state.MOST_WANTS", 2)
+    monkeypatch.setattr("outfitter_service.core.placement.claims.MOST_WANTS", 2)
+    core = CoreDriver(structs.replace(GPU, on_failure=m.OnFailure.WAIT))
+    core.report(*[device(f"g{number}", model=f"m{number}") for number in range(5)])
+    assert core.register("never", 9, priority=9).reason_code == "infeasible"
+    core.register("all", 4)
+    for number in range(4):
+        choose(core, f"w{number}", 1, {"model": f"m{number}"})
+    assert core.host_state.waiters.is_crowded("gpu")
+    assert core.register("v", 1).reason_code == "busy"
+    core.register("first", 1, priority=5)
+    assert core.has("first") == ["g4"]
+
+
+def test_who_gives_up_lets_others_have_it_where_wishes_are_kept_apart_no_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("outfitter_service.core.state.host_state.MOST_WANTS", 2)
+    monkeypatch.setattr("outfitter_service.core.placement.claims.MOST_WANTS", 2)
+    core = CoreDriver(GPU)
+    core.report(*[device(f"g{number}", model=f"m{number}") for number in range(5)])
+    core.register("all", 4)
+    assert core.register("first", resources=wanting(2, {"model": ("m3", "m4")}), wait_s=5).reason_code == "busy"
+    for number in (4, 0, 1, 2):
+        assert choose(core, f"w{number}", 1, {"model": f"m{number}"}).reason_code == "busy"
+    core.pass_time(6)
+    assert (core.state("first"), core.has("w4")) == ("failed", ["g4"])
+
+
 # --- what is refused, and what is warned of -----------------------------------------------------------------
 
 

@@ -39,6 +39,7 @@ def fingerprint(host_state: HostState) -> dict[str, Any]:
         "overlapping": host_state.devices.overlapping,
         "waiting": {name: list(entries) for name, entries in host_state.waiters.waiting.items()},
         "claims": {name: list(entries) for name, entries in host_state.waiters.claims.items()},
+        "choosers": {name: list(entries) for name, entries in host_state.waiters.choosers.items()},
         "unplaced": list(host_state.waiters.unplaced),
         "wants": {
             name: {want: list(entries) for want, entries in wants.items()}

@@ -76,8 +76,10 @@ class WaiterIndex:
         self.unplaced: list[QueueEntry] = []
         """Those for which a search took too long. They claim nothing, and are looked at again when devices come free.
         """
+        self.choosers: dict[str, list[QueueEntry]] = {}
+        """Those of them that want certain devices of a resource. They are not in `claims`."""
         self.wants: dict[str, dict[Want, list[QueueEntry]]] = {}
-        """Those of them that want certain devices of a resource, by what they want. They are not in `claims`."""
+        """The same by what they want."""
         self.choosing = 0
         """How many waiters want certain devices."""
         self.unanswered: dict[str, list[QueueEntry]] = {}
@@ -144,7 +146,7 @@ class WaiterIndex:
 
     def first_claim(self, resource: str) -> QueueEntry | None:
         """The first waiter whose devices of a resource are busy."""
-        lists = [self.claims.get(resource), *self.wants.get(resource, {}).values()]
+        lists = (self.claims.get(resource), self.choosers.get(resource))
         return min([entries[0] for entries in lists if entries], default=None)
 
     def _lists_of(self, record: Allocation) -> Iterator[tuple[dict[Any, list[QueueEntry]], Hashable]]:
@@ -157,7 +159,11 @@ class WaiterIndex:
                 yield self.unanswered, resource
             elif code == ReasonCode.BUSY:
                 want = wants.get(resource)
-                yield (self.claims, resource) if want is None else (self.wants.setdefault(resource, {}), want)
+                if want is None:
+                    yield self.claims, resource
+                else:
+                    yield self.choosers, resource
+                    yield self.wants.setdefault(resource, {}), want
 
 
 Run = tuple[int, AllocationKey]
