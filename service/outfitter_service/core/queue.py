@@ -39,8 +39,9 @@ NOTHING: frozenset[str] = frozenset()
 NO_CLAUSES: dict[str, Clauses] = {}
 SCANNED_PER_CHANGE = 2
 """How many waiters one decision evaluates for each that it may change."""
-MOST_SIFTED = 16_384
-"""How many devices one decision compares with the clauses of waiters, about; which takes some 20 ms."""
+MOST_EFFORT = 16_384
+"""How many devices one decision compares and tries for waiters, about; which takes some 20 ms. Those with whom each
+decision begins anew come on top."""
 
 
 def admit(builder: DecisionBuilder, record: Allocation) -> Allocation:
@@ -148,7 +149,6 @@ def scan(builder: DecisionBuilder, host: str, *, whole: bool) -> bool:
             builder.change(SetScan(host, start))
         builder.reschedule(host)
         return False
-    queue_pass.sifted = 0  # what comes before `start` must not keep each decision from going on behind it
     if queue_pass.has_moved and (first := _first_other(builder, host_state)) is not None:
         start = first if start is None else min(start, first)
     next_start = None
@@ -156,7 +156,6 @@ def scan(builder: DecisionBuilder, host: str, *, whole: bool) -> bool:
         first_index = bisect_left(queue, start)
         for index in range(first_index, len(queue)):
             is_enough = queue_pass.is_full or index - first_index >= SCANNED_PER_CHANGE * builder.rules.chunk
-            is_enough |= queue_pass.sifted >= MOST_SIFTED
             if is_enough or not queue_pass.evaluate(queue[index][2]):
                 next_start = queue[index]
                 builder.reschedule(host)
@@ -178,8 +177,9 @@ class _QueuePass:
         """Some waiter waits no longer."""
         self.lacking: list[QueueEntry] = []
         """The waiters for which on-demand drivers must be asked."""
-        self.sifted = 0
-        """How many devices were compared with clauses, if nobody has done it before."""
+        self._overlay = builder.overlay(host)
+        self._spared = 0
+        """Effort for waiters with whom nothing has come of it."""
         self._known: set[tuple[str, Clauses]] = set()
         self._builder = builder
         self._host = host
@@ -188,8 +188,9 @@ class _QueuePass:
 
     @property
     def is_full(self) -> bool:
-        """Whether this decision has changed as much as it may."""
-        return len(self._builder.decision.changes) >= self._most_changes
+        """Whether this decision has changed as much as it may, or has made enough effort."""
+        has_changed = len(self._builder.decision.changes) >= self._most_changes
+        return has_changed or self._overlay.effort - self._spared >= MOST_EFFORT
 
     def scan_heads(self, host_state: HostState, *, until: QueueEntry | None) -> bool:
         """Evaluate the first waiter for each busy resource, and after each grant the next one, up to `until`. Returns
@@ -211,8 +212,12 @@ class _QueuePass:
             if until is not None and entry >= until:
                 break
             if entry != last:
+                changes, effort = len(self._builder.decision.changes), self._overlay.effort
                 if self.is_full or not self.evaluate(entry[2]):
                     return False
+                if len(self._builder.decision.changes) == changes:
+                    # the next decision begins with it again, and must get behind it all the same
+                    self._spared += self._overlay.effort - effort
                 last = entry
             resource, want, entries = lists[number]
             if not self.claims.has(resource, want) and index + 1 < len(entries):
@@ -227,12 +232,13 @@ class _QueuePass:
             return False
         return True
 
-    def _count_sifted(self, overlay: HostOverlay, clauses: Iterable[tuple[str, Clauses]]) -> None:
+    def _count_compared(self, clauses: Iterable[tuple[str, Clauses]]) -> None:
+        """Count the devices that are compared with these clauses, as if nobody had done it in another decision."""
         for each in clauses:
-            free_list = overlay.devices.free_lists.get(each[0])
+            free_list = self._overlay.devices.free_lists.get(each[0])
             if each not in self._known and free_list is not None:
                 self._known.add(each)
-                self.sifted += len(free_list.devices)
+                self._overlay.effort += len(free_list.devices)
 
     def ask_drivers(self, host_state: HostState) -> None:
         """Ask on-demand drivers for the waiters that the reported devices could not serve."""
@@ -270,7 +276,7 @@ class _QueuePass:
         if request.choices is not UNSET:
             clauses = sorted(chosen(request).items(), key=lambda item: item[0])
             amounts = (*amounts, *clauses)
-            self._count_sifted(overlay, clauses)
+            self._count_compared(clauses)
         if request.operators and _specs_for(builder, waiter) is not specs:
             amounts = (*amounts, None)
         obstacle = self._alike.get(amounts)

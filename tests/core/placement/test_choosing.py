@@ -13,10 +13,10 @@ from msgspec import UNSET, structs
 
 from outfitter_proto import clauses
 from outfitter_proto.clauses import Clauses, clauses_of
-from outfitter_proto.records import Allocation, Condition, ResourceChoice, ResourceRequest
+from outfitter_proto.records import Allocation, Condition, Deregister, ResourceChoice, ResourceRequest
 from outfitter_service.core import model as m
 from outfitter_service.core import reasons
-from outfitter_service.core.placement import shared_devices
+from outfitter_service.core.placement import search
 from outfitter_service.core.state import selections, wants
 from support.core.core_driver import HOST, CoreDriver, asks, ill, restarted
 
@@ -352,7 +352,7 @@ def test_replicas_of_one_device_have_everything_in_common() -> None:
 
 
 def test_a_search_that_gives_up_says_so_and_claims_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_devices, "MOST_STEPS", 0)
+    monkeypatch.setattr(search, "MOST_STEPS", 0)
     core = in_groups("x", "x", "y", "y")
     core.register("holder", 1)
     record = choose(core, "w", 2, same=("group",))
@@ -392,7 +392,7 @@ def test_a_look_at_the_queue_ends_however_many_devices_earlier_wishes_are_compar
     monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
     """Each decision begins with the waiters before those that it continues with."""
-    monkeypatch.setattr("outfitter_service.core.queue.MOST_SIFTED", most)
+    monkeypatch.setattr("outfitter_service.core.queue.MOST_EFFORT", most)
     core = CoreDriver(GPU)
     core.report(*[device(f"g{number}", model=f"m{number}") for number in range(5)])
     core.register("all", 5)
@@ -400,6 +400,19 @@ def test_a_look_at_the_queue_ends_however_many_devices_earlier_wishes_are_compar
         choose(core, f"w{number}", 1, {"model": f"m{number}"})
     core.say(m.Reschedule(host=HOST))
     core.deregister("all")
+    assert [core.has(f"w{number}") for number in range(5)] == [[f"g{number}"] for number in range(5)]
+
+
+def test_one_decision_chooses_for_some_waiters_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """…because each choice takes time."""
+    monkeypatch.setattr("outfitter_service.core.queue.MOST_EFFORT", 12)
+    core = CoreDriver(GPU)
+    core.report(*[device(f"g{number}", model=f"m{number}") for number in range(5)])
+    core.register("all", 5)
+    for number in range(5):
+        choose(core, f"w{number}", 1, {"model": f"m{number}"})
+    first = core.message(Deregister(host=HOST, worker="all"))
+    assert len([entry for _, entry in first.history if entry.worker != "all"]) == 3
     assert [core.has(f"w{number}") for number in range(5)] == [[f"g{number}"] for number in range(5)]
 
 

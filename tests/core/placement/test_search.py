@@ -7,9 +7,11 @@ from itertools import combinations, product
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import UNSET
 
+from outfitter_proto.clauses import clauses_of
 from outfitter_service.core import model as m
-from outfitter_service.core.placement import search
+from outfitter_service.core.placement import policy, search
 from outfitter_service.core.state.overlay import HostOverlay
 from outfitter_service.core.state.pools import Pools
 from support.core.core_driver import CoreDriver, device
@@ -52,7 +54,8 @@ def test_devices_are_found_exactly_where_there_are_some(
     devices = core.host_state.devices
     if any(name not in devices.free_lists for name in wanted):
         return
-    found = search.find(wanted, lambda name: range(len(layout[name])), devices, Pools(), ())
+    budget = search.Budget(HostOverlay(core.host_state))
+    found = search.find(wanted, lambda name: range(len(layout[name])), devices, Pools(), (), budget)
     assert (found is not None) == by_trying(layout, wanted)
     if found is not None:
         chosen = [layout[name][position] for name, positions in found.items() for position in positions]
@@ -83,7 +86,36 @@ def test_a_search_that_takes_too_long_says_so_and_is_remembered(monkeypatch: pyt
 
 def test_one_worker_gets_replicas_of_one_device_only_if_the_resource_says_so() -> None:
     core = host({"gpu": [device("g0"), device("g1")]}, gpu=2)
-    devices = core.host_state.devices
-    assert search.find({"gpu": 3}, lambda _: range(2), devices, Pools(), ()) is None
-    assert search.find({"gpu": 3}, lambda _: range(2), devices, Pools(), ("gpu",)) == {"gpu": [0, 0, 1]}
-    assert search.find({"gpu": 5}, lambda _: range(2), devices, Pools(), ("gpu",)) is None
+
+    def found(amount: int, *repeats: str) -> search.Found | None:
+        overlay = HostOverlay(core.host_state)
+        wanted = {"gpu": amount}
+        return search.find(wanted, lambda _: range(2), overlay.devices, Pools(), repeats, search.Budget(overlay))
+
+    assert found(3) is None
+    assert found(3, "gpu") == {"gpu": [0, 0, 1]}
+    assert found(5, "gpu") is None
+
+
+@pytest.mark.parametrize("same", [(), ("group",)])
+def test_whatever_is_asked_for_a_search_looks_at_devices_so_often_at_most(
+    monkeypatch: pytest.MonkeyPatch, same: tuple[str, ...]
+) -> None:
+    looks, fits = 0, search._Choice.fits
+
+    def counted(self: search._Choice, resource: str, position: int) -> bool:
+        nonlocal looks
+        looks += 1
+        return fits(self, resource, position)
+
+    monkeypatch.setattr(search._Choice, "fits", counted)
+    core = CoreDriver(m.ResourceSpec(name="gpu"), m.ResourceSpec(name="mig"))
+    groups = [",".join(str((n * k) % 41) for k in range(8)) for n in range(40)]
+    core.report(*[m.KnownDevice(id=f"g{n}", properties={"group": group}) for n, group in enumerate(groups)])
+    core.report(*[device(f"p{n}.{k}", part_of=f"g{n}") for n in range(40) for k in range(7)], resource="mig")
+    clauses = {"gpu": clauses_of(UNSET, same)} if same else {}
+    overlay = HostOverlay(core.host_state)
+    found = policy.place(overlay, core.rules.specs, {"gpu": 2, "mig": 7 * 38 + 1}, None, clauses)
+    assert isinstance(found, policy.Infeasibility)
+    assert looks <= 100_000, "that is three searches with all of their steps"
+    assert found.code == "placement-not-found"

@@ -16,7 +16,7 @@ from outfitter_service.core import model as m
 from outfitter_service.core import reasons
 from outfitter_service.core.model import Devices, DriverFailure, KnownDevice, OnFailure, ResourceSpec, SpecState
 from outfitter_service.core.placement.claims import Claims
-from outfitter_service.core.placement.search import BudgetError, is_feasible
+from outfitter_service.core.placement.search import DEVICES_PER_STEP, BudgetError, is_feasible
 from outfitter_service.core.placement.shared_devices import DeviceChoice, same_device
 from outfitter_service.core.state import matching
 from outfitter_service.core.state.infos import grant_infos
@@ -107,6 +107,7 @@ def _free_count(overlay: HostOverlay, spec: ResourceSpec, clauses: Clauses | Non
         return overlay.free_replicas(spec.name, among)
     if among is None:
         return overlay.free_count(spec.name)
+    overlay.effort += overlay.free_count(spec.name) // DEVICES_PER_STEP
     return sum([position in among for position in overlay.free_positions(spec.name)])
 
 
@@ -345,8 +346,8 @@ def _obstacle_among_chosen(
     found = are_found(lendable=True)
     if found:
         return None
-    ever = are_found(lendable=False)
-    if found is None or ever is None:
+    ever = are_found(lendable=False) if found is False else None
+    if ever is None:
         return Infeasibility(ReasonCode.PLACEMENT_NOT_FOUND, reasons.not_found(demands), first)
     cordoned = ever and any(overlay.inventory(name).cordoned for name in demands)
     code = ReasonCode.CORDONED if cordoned else ReasonCode.INFEASIBLE

@@ -7,7 +7,7 @@ there is a way.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from itertools import islice
+from contextlib import suppress
 
 from msgspec import Struct, field
 
@@ -18,7 +18,11 @@ from outfitter_service.core.state.overlay import HostOverlay
 from outfitter_service.core.state.pools import Pools
 
 MOST_STEPS = 2_000
-"""Devices that one search tries at most, which takes some 10 ms."""
+"""Most steps of one request's search, which take some 10 to 40 ms. A step is a device or a group of devices that is
+tried, or `DEVICES_PER_STEP` devices that are looked at."""
+DEVICES_PER_STEP = 16
+MOST_REMEMBERED = 1024
+"""Of so many different requests a host's state remembers whether they are feasible."""
 
 Wanted = Mapping[str, int]
 """Amounts by resource."""
@@ -28,6 +32,26 @@ Found = dict[str, list[int]]
 
 class BudgetError(Exception):
     """A search has found nothing within its budget. There may be a way."""
+
+
+class Budget:
+    """What the search for one request may cost. Its steps count as effort of the decision, too."""
+
+    __slots__ = ("_overlay", "spent")
+
+    def __init__(self, overlay: HostOverlay) -> None:
+        self._overlay = overlay
+        self.spent = 0
+        """Steps so far."""
+
+    def spend(self, steps: int) -> None:
+        """Raises:
+        BudgetError: there are not so many steps left.
+        """
+        self.spent += steps
+        self._overlay.effort += steps * DEVICES_PER_STEP
+        if self.spent > MOST_STEPS:
+            raise BudgetError
 
 
 class _Choice:
@@ -73,6 +97,7 @@ def find(
     devices: DeviceIndex,
     pools: Pools,
     repeats: Collection[str],
+    budget: Budget,
 ) -> Found | None:
     """Devices for all resources that fit together beside what `pools` has, in the order of preference as far as that
     leaves enough for each; None: there are none. `candidates`: the positions of devices that fit alone.
@@ -82,15 +107,18 @@ def find(
     """
     choice = _Choice(devices, pools, repeats)
     found: Found = {}
+    looked_at = 0
     for resource, amount in wanted.items():
         own = found[resource] = []
         for position in candidates(resource):
+            looked_at += 1
             own += [position] * choice.times(resource, position, amount - len(own))
             if len(own) == amount:
                 break
         else:
+            budget.spend(looked_at // DEVICES_PER_STEP)
             each = {name: list(candidates(name)) for name in wanted}
-            return _search(wanted, each, devices, _Choice(devices, pools, repeats), repeats)
+            return _search(wanted, each, devices, _Choice(devices, pools, repeats), repeats, budget)
     return found
 
 
@@ -107,23 +135,22 @@ def _search(
     devices: DeviceIndex,
     choice: _Choice,
     repeats: Collection[str],
+    budget: Budget,
 ) -> Found | None:
     """As `find`: tries candidates slot by slot, and steps back where none fits. Devices that differ for nobody are
     tried once."""
     wants = [resource for resource, amount in wanted.items() for _ in range(amount)]
     slots = [_Slot()]
-    steps = 0
     while len(slots) <= len(wants):
         slot, resource = slots[-1], wants[len(slots) - 1]
         own, free_list = candidates[resource], devices.free_lists[resource]
         is_first = len(slots) == 1 or wants[len(slots) - 2] != resource
-        if is_first and not slot.index and not _has_enough(choice, resource, own, wanted[resource], repeats):
+        is_counted = is_first and not slot.index and resource not in repeats
+        if is_counted and not _has_enough(choice, resource, own, wanted[resource], budget):
             slot.index = len(own)
         while slot.index < len(own):
             position = own[slot.index]
-            steps += 1
-            if steps > MOST_STEPS:
-                raise BudgetError
+            budget.spend(1)
             alike = _alike(devices, free_list, position)
             if alike not in slot.tried and choice.fits(resource, position):
                 slot.tried.add(alike)
@@ -147,10 +174,16 @@ def _search(
     return found
 
 
-def _has_enough(choice: _Choice, resource: str, own: Sequence[int], amount: int, repeats: Collection[str]) -> bool:
+def _has_enough(choice: _Choice, resource: str, own: Sequence[int], amount: int, budget: Budget) -> bool:
     """Whether enough devices fit, each alone."""
-    fitting = (position for position in own if choice.fits(resource, position))
-    return resource in repeats or sum(1 for _ in islice(fitting, amount)) == amount
+    fitting = looked_at = 0
+    for position in own:
+        looked_at += 1
+        fitting += choice.fits(resource, position)
+        if fitting == amount:
+            break
+    budget.spend(looked_at // DEVICES_PER_STEP)
+    return fitting == amount
 
 
 def _alike(devices: DeviceIndex, free_list: FreeList, position: int) -> object:
@@ -166,14 +199,20 @@ def is_feasible(overlay: HostOverlay, wanted: Wanted, repeats: Collection[str], 
     devices count that nothing blocks. Each answer is remembered until devices change."""
     devices = overlay.devices
     key = (lendable, *wanted.items(), *sorted(wanted.keys() & set(repeats)))
-    if key not in devices.feasible:
+    if key in devices.feasible:
+        found, steps = devices.feasible[key]
+        overlay.effort += steps * DEVICES_PER_STEP  # as if it were searched for: a decision depends on no memory
+        return found
 
-        def candidates(resource: str) -> Iterable[int]:
-            blocks = devices.free_lists[resource].blocks
-            return [position for position, block in enumerate(blocks) if not lendable or block is None]
+    def candidates(resource: str) -> Iterable[int]:
+        blocks = devices.free_lists[resource].blocks
+        return [position for position, block in enumerate(blocks) if not lendable or block is None]
 
-        try:
-            devices.feasible[key] = find(wanted, candidates, devices, Pools(), repeats) is not None
-        except BudgetError:
-            devices.feasible[key] = None
-    return devices.feasible[key]
+    budget = Budget(overlay)
+    found = None
+    with suppress(BudgetError):
+        found = find(wanted, candidates, devices, Pools(), repeats, budget) is not None
+    if len(devices.feasible) >= MOST_REMEMBERED:
+        devices.feasible.clear()
+    devices.feasible[key] = found, budget.spent
+    return found

@@ -17,17 +17,12 @@ from itertools import product
 from outfitter_proto.clauses import Clauses
 from outfitter_service.core.model import NO_ITEMS, Devices, KnownDevice, ResourceSpec
 from outfitter_service.core.placement.claims import Claims
-from outfitter_service.core.placement.search import BudgetError, find
+from outfitter_service.core.placement.search import DEVICES_PER_STEP, Budget, BudgetError, find
 from outfitter_service.core.state import matching
 from outfitter_service.core.state.device_names import CanonicalName
 from outfitter_service.core.state.free_list import Uses
 from outfitter_service.core.state.overlay import HostOverlay
 from outfitter_service.core.state.pools import Pools
-
-MOST_STEPS = 2_000
-"""So many steps has a choice among groups: a step is a group that is tried, or some devices that are compared for it.
-"""
-DEVICES_PER_STEP = 16
 
 
 class DeviceChoice:
@@ -57,12 +52,13 @@ class DeviceChoice:
         self._pools = overlay.pools if free is None else Pools()
         self._selections = {name: self._lists[name].selection(clauses[name]) for name in clauses if name in self._lists}
         self._narrowed: dict[str, Sequence[int]] = {}
-        self._steps = MOST_STEPS
+        self._budget = Budget(overlay)
         self.rivals: set[str] = set()
 
     def left_to_share(self, resource: str, devices: tuple[KnownDevice, ...]) -> tuple[KnownDevice, ...]:
         """Those of a shared resource's devices that no earlier waiter wants exclusively."""
         free_list = self._lists[resource]
+        self._overlay.effort += len(devices)
         places = [free_list.positions[self._canonical(device.id)][0] for device in devices]
         return tuple(
             [
@@ -87,9 +83,10 @@ class DeviceChoice:
         if not grouped:
             return self._fit(amounts)
         fitting = [self._fitting_groups(name, groups, amounts[name]) for name, groups in grouped.items()]
+        others = {name: [*self._unclaimed_positions(name)] for name in amounts if name not in grouped}
         for groups in product(*fitting):
-            self._spend(1)
-            self._narrowed = dict(zip(grouped, groups, strict=True))
+            self._budget.spend(1)
+            self._narrowed = {**others, **dict(zip(grouped, groups, strict=True))}
             devices = self._fit(amounts)
             if devices is not None:
                 return devices
@@ -97,14 +94,10 @@ class DeviceChoice:
             raise BudgetError
         return None
 
-    def _spend(self, steps: int) -> None:
-        self._steps -= steps
-        if self._steps < 0:
-            raise BudgetError
-
     def _fitting_groups(self, resource: str, groups: Iterable[frozenset[int]], amount: int) -> list[list[int]]:
         """What is free of each group that is large enough: the smallest first, each in the driver's order."""
         least = self._specs[resource].devices_for(amount)
+        self._overlay.effort += self._selections[resource].members // DEVICES_PER_STEP
         free = frozenset(self._unclaimed_positions(resource))
         if least < 2:  # one device lends all of it
             groups = [*groups, *[frozenset([position]) for position in free]]
@@ -126,9 +119,7 @@ class DeviceChoice:
 
     def _find(self, amounts: Mapping[str, int]) -> Devices | None:
         repeats = same_device(self._specs)
-        if self._narrowed:
-            self._spend(sum(map(len, self._narrowed.values())) // DEVICES_PER_STEP)
-        found = find(amounts, self._positions, self._overlay.devices, self._pools, repeats)
+        found = find(amounts, self._positions, self._overlay.devices, self._pools, repeats, self._budget)
         if found is None:
             return None
         return {
@@ -141,7 +132,7 @@ class DeviceChoice:
             return None
         candidates = {resource: [*self._unclaimed(resource)] for resource in amounts}
         if self._narrowed:
-            self._spend(sum(map(len, candidates.values())) // DEVICES_PER_STEP)
+            self._budget.spend(sum(map(len, candidates.values())) // DEVICES_PER_STEP)
         resources_of: dict[CanonicalName, matching.ResourceSet] = {}
         for resource, devices in candidates.items():
             for name in {self._canonical(device.id): None for device in devices}:
@@ -193,6 +184,8 @@ class DeviceChoice:
                 continue
             if not self._is_claimed(self._lists[resource].uses_of(position), self._claimed, self._chosen):
                 yield position
+            else:
+                self._overlay.effort += 1
 
     def _is_claimed(self, uses: Uses, claimed: Collection[str], chosen: Mapping[str, Collection[int]]) -> bool:
         """Whether a grant that uses so much may keep an earlier waiter from a device."""

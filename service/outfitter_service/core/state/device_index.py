@@ -99,8 +99,9 @@ class DeviceIndex:
         self.overlapping: frozenset[str] = frozenset()
         """The resources whose devices may keep each other from being lent: of several lists, listed more than once, and
         parts, wholes and replicas."""
-        self.feasible: dict[tuple[object, ...], bool | None] = {}
-        """Whether requests fit into the empty host, see `core.placement.search.is_feasible`."""
+        self.feasible: dict[tuple[object, ...], tuple[bool | None, int]] = {}
+        """Whether requests fit into the empty host, and in how many steps that was found: see
+        `core.placement.search.is_feasible`."""
         self._recorded: Mapping[str, ResourceInventory] | None = None
         self._counts: dict[bool, dict[ResourceSet, int]] = {}
 

@@ -24,7 +24,8 @@ class HostOverlay:
     """One host's state with a decision's effects. Get it from `DecisionBuilder.overlay` after each step."""
 
     __slots__ = (
-        "_free", "_held", "_inventories", "devices", "host_state", "items", "pools", "without_exclusive",
+        "_free", "_held", "_inventories", "devices", "effort", "host_state", "items", "pools",
+        "without_exclusive",
     )  # fmt: skip
 
     def __init__(self, host_state: HostState) -> None:
@@ -36,6 +37,8 @@ class HostOverlay:
         """What records use, with the decision's effects."""
         self.without_exclusive = host_state.holders.without_exclusive
         self.items = host_state.items
+        self.effort = 0
+        """About how many devices were compared or tried so far, besides those that are free and preferred."""
         self._free: dict[str, list[int]] = {}
         self._held: dict[str, int] = {}
 

@@ -18,7 +18,7 @@ looked at."""
 class Selection:
     """The devices of one resource that a request's clauses select, by their positions in the free list."""
 
-    __slots__ = ("_serving", "faults", "groups", "is_whole", "lendable", "positions")
+    __slots__ = ("_most", "_serving", "faults", "groups", "is_whole", "lendable", "members", "positions")
 
     def __init__(self, devices: Sequence[KnownDevice], blocks: Sequence[Block | None], clauses: Clauses) -> None:
         sieve, named = Sieve(clauses), any(name == "id" for name, _ in clauses.where)
@@ -41,6 +41,9 @@ class Selection:
         """There are no other groups."""
         if clauses.same:
             self.groups, self.is_whole = _groups(devices, positions, clauses.same)
+        self.members = sum(map(len, self.groups or ()))
+        """Those of all groups."""
+        self._most: dict[bool, int] = {}
         self._serving: dict[int, frozenset[int]] = {}
 
     def most(self, *, lendable: bool) -> int:
@@ -48,7 +51,9 @@ class Selection:
         chosen = self.lendable if lendable else self.positions
         if self.groups is None or not chosen:
             return len(chosen)
-        return max(1, max([len(group & chosen) for group in self.groups], default=0))
+        if lendable not in self._most:
+            self._most[lendable] = max(1, max([len(group & chosen) for group in self.groups], default=0))
+        return self._most[lendable]
 
     def serving(self, amount: int) -> frozenset[int]:
         """The devices that could be in a grant of so many, if nobody held any."""
