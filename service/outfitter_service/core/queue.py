@@ -335,7 +335,7 @@ def _update_reason(
 
 def _claimed_before(builder: DecisionBuilder, host_state: HostState, record: Allocation) -> tuple[Claims, Set[str]]:
     """What waiters before `record` claim of devices that its request may get. The set has those of the resources that
-    only waiters claim whose evaluation is due, and which may get them."""
+    waiters claim only because their evaluation is due, and so may get them."""
     own = queue_entry(record)
     amounts, waiters = record.request.amounts, host_state.waiters
     names = (
@@ -344,23 +344,20 @@ def _claimed_before(builder: DecisionBuilder, host_state: HostState, record: All
         else host_state.devices.overlapping | amounts.keys()
     )
     claims = Claims(host_state.devices, builder.rules.specs)
+    unevaluated: set[str] = set()
     for name in names:
         as_a_whole = [waiters.claims.get(name, ()), waiters.choosers[name] if waiters.is_crowded(name) else ()]
         if any(_any_waits(builder, entries, own) for entries in as_a_whole):
             claims.add(name, None)
-        elif name in waiters.wants:
-            for want, entries in waiters.wants[name].items():
+        elif waiters.scan_from is not None and _any_waits(
+            builder, waiters.waiting.get(name, ()), own, waiters.scan_from
+        ):
+            unevaluated.add(name)
+            claims.add(name, None)
+        else:
+            for want, entries in waiters.wants.get(name, {}).items():
                 if _any_waits(builder, entries, own):
                     claims.add(name, want)
-    if waiters.scan_from is None or waiters.scan_from >= own:
-        return claims, NOTHING
-    unevaluated = {
-        name
-        for name in names
-        if name not in claims.resources and _any_waits(builder, waiters.waiting.get(name, ()), own, waiters.scan_from)
-    }
-    for name in unevaluated:
-        claims.add(name, None)
     return claims, unevaluated
 
 

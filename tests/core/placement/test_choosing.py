@@ -13,7 +13,15 @@ from msgspec import UNSET, structs
 
 from outfitter_proto import clauses
 from outfitter_proto.clauses import Clauses, clauses_of
-from outfitter_proto.records import Allocation, Condition, Deregister, ResourceChoice, ResourceRequest
+from outfitter_proto.records import (
+    Allocation,
+    Condition,
+    Deregister,
+    Register,
+    ResourceChoice,
+    ResourceRequest,
+    Source,
+)
 from outfitter_service.core import model as m
 from outfitter_service.core import reasons
 from outfitter_service.core.placement import search
@@ -414,6 +422,56 @@ def test_one_decision_chooses_for_some_waiters_only(monkeypatch: pytest.MonkeyPa
     first = core.message(Deregister(host=HOST, worker="all"))
     assert len([entry for _, entry in first.history if entry.worker != "all"]) == 3
     assert [core.has(f"w{number}") for number in range(5)] == [[f"g{number}"] for number in range(5)]
+
+
+@pytest.fixture
+def compared(monkeypatch: pytest.MonkeyPatch) -> list[Clauses]:
+    """With which clauses the devices of a resource have been compared."""
+    made: list[Clauses] = []
+
+    class Counted(selections.Selection):
+        def __init__(self, devices: Any, blocks: Any, clauses: Clauses) -> None:
+            made.append(clauses)
+            super().__init__(devices, blocks, clauses)
+
+    monkeypatch.setattr("outfitter_service.core.state.free_list.Selection", Counted)
+    return made
+
+
+def of_models(*models: str) -> list[m.KnownDevice]:
+    return [device(f"g{number}", model=model) for number, model in enumerate(models)]
+
+
+def test_who_comes_before_all_are_looked_at_again_makes_nobody_compare_their_wishes(compared: list[Clauses]) -> None:
+    core = CoreDriver(GPU)
+    core.report(*of_models("a", "b", "c"))
+    core.register("all", 3)
+    for model in "abc":
+        choose(core, model, 1, {"model": model})
+    compared.clear()
+    core.only(m.DriverReport(host=HOST, resource="gpu", devices=tuple(of_models("a", "b", "d"))))
+    core.only(
+        m.Incoming(
+            Register(host=HOST, worker="w", incarnation="1", resources=asks(gpu=1)), Source(partition=0, offset=99)
+        )
+    )
+    assert (core["w"].reason, compared) == (reasons.NEXT_EVALUATION, [])
+
+
+def test_wishes_of_newcomers_displace_none_that_each_of_them_is_compared_with(
+    monkeypatch: pytest.MonkeyPatch, compared: list[Clauses]
+) -> None:
+    monkeypatch.setattr("outfitter_service.core.state.free_list.MOST_SELECTIONS", 3)
+    core = CoreDriver(GPU)
+    core.report(*of_models("a", "b", "c"))
+    core.register("all", 3)
+    for model in "ab":
+        choose(core, model, 1, {"model": model})
+    for number in range(9):
+        choose(core, f"w{number}", 1, {"model": "c", "index": Condition(not_=f"g{number}")})
+        core.deregister(f"w{number}")
+    wishes = [clauses_of({"model": model}, ()) for model in "ab"]
+    assert [compared.count(wish) for wish in wishes] == [1, 1]
 
 
 def test_who_can_never_be_served_holds_up_nobody_where_wishes_are_kept_apart_no_longer(

@@ -108,11 +108,12 @@ class FreeList:
 
     def selection(self, clauses: Clauses) -> Selection:
         """The devices that a request's clauses select."""
-        selection = self._selections.get(clauses)
+        selection = self._selections.pop(clauses, None)
         if selection is None:
             if len(self._selections) >= MOST_SELECTIONS:
                 del self._selections[next(iter(self._selections))]
-            selection = self._selections[clauses] = Selection(self.devices, self.blocks, clauses)
+            selection = Selection(self.devices, self.blocks, clauses)
+        self._selections[clauses] = selection  # the last one used is the last to be forgotten
         return selection
 
     def serves(self, name: CanonicalName) -> bool:
