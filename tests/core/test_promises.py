@@ -384,12 +384,14 @@ class Core(RuleBasedStateMachine):
         self.world.say(m.DriverReport(host=HOST, resource=resource, devices=devices))
 
     @precondition(lambda self: self.parted)
-    @rule(resource=st.sampled_from(["part", "part", "slice", "half"]), tells=st.booleans(), data=st.data())
-    def report_parts(self, resource: str, tells: bool, data: st.DataObject) -> None:
-        """A driver `tells` of what its devices are parts, or forgets it."""
+    @rule(resource=st.sampled_from(["part", "part", "slice", "half"]), tells=st.booleans(), long=LONG, data=st.data())
+    def report_parts(self, resource: str, tells: bool, long: int, data: st.DataObject) -> None:
+        """A driver `tells` of what its devices are parts, or forgets it; and `long` is as in `report`."""
         names = data.draw(st.lists(st.sampled_from(RESOURCES[resource]), unique=True))
         wholes = WHOLES if tells and resource == "part" else {}
-        devices = tuple(known(name, data.draw(HEALTH), part_of=wholes.get(name)) for name in names)
+        devices = tuple(
+            named_at_length(known(name, data.draw(HEALTH), part_of=wholes.get(name)), long) for name in names
+        )
         self.world.say(m.DriverReport(host=HOST, resource=resource, devices=devices))
 
     @precondition(lambda self: self.parted)

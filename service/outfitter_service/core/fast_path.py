@@ -101,7 +101,7 @@ def grant(ledger: Ledger, rules: Rules, event: m.Incoming, now: datetime) -> Fas
         free_list is None
         or not free_list.is_plain
         or host_state.devices.inventories[resource].failure is not None
-        or host_state.devices.inventories[resource].refused is not None
+        or host_state.devices.has_refused
         or spec.shared
         or spec.on_demand
         or spec.prepares

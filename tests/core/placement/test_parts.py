@@ -118,6 +118,33 @@ def test_a_held_whole_keeps_what_was_a_part_of_it_although_its_driver_says_so_no
     assert core.register("q", resources=asks(mig=1)).state == "pending"
 
 
+@pytest.mark.parametrize("lent", ["before", "after", "after what had room"])
+@pytest.mark.parametrize("resource", ["gpu", "mon"])
+def test_the_holder_of_a_whole_keeps_its_parts_after_a_restart_although_the_report_that_knew_them_had_no_room(
+    lent: str, resource: str
+) -> None:
+    core = CoreDriver(GPU, MIG, MON, OTHER, max_bytes=6000)
+    core.report("g0", resource=resource)
+    core.report("p0", resource="other")
+    crowd = [device("p0", part_of="g0"), *[device(f"p{n}".ljust(300, "x"), part_of=f"g{n}") for n in range(1, 12)]]
+    if lent == "after what had room":
+        core.report(*crowd[:1], resource="mig")
+    if lent == "before":
+        core.register("w", resources=asks(**{resource: 1}))
+    core.report(*crowd, resource="mig")
+    assert core.host_state.devices.inventory("mig").refused is not None
+    if lent != "before":
+        core.register("w", resources=asks(**{resource: 1}))
+    assert core.register("v", resources=asks(other=1)).state == "pending"
+    core.deregister("v")
+    core = restarted(core, max_bytes=6000)
+    core.report("g0", resource=resource)
+    core.report("p0", resource="other")
+    assert core.register("p", resources=asks(other=1)).state == "pending"
+    core.deregister("w")
+    assert core.state("p") == "allocated"
+
+
 def test_one_worker_gets_a_whole_and_parts_of_another_but_not_a_whole_and_its_part() -> None:
     core = cards()
     record = core.register("w", resources=asks(gpu=1, mig=2))

@@ -296,8 +296,11 @@ class World:
             assert kept <= parts, f"nobody knows any more of {kept - parts}, which {key} has"
 
     def parts(self) -> set[Pair]:
-        """What is known to be a part of what, by one name each: by what drivers report, or the host's record says."""
-        return {(one_name(part), one_name(whole)) for part, whole in self._parts()}
+        """What is known to be a part of what, by one name each: by what drivers report, or the host's record says, or
+        that of who has the whole."""
+        uses = [use for record in self.ledger.host_state(HOST).holders.live.values() for use in (record.uses or {})]
+        kept = [(part, WHOLES[part]) for part in uses if part in WHOLES]
+        return {(one_name(part), one_name(whole)) for part, whole in [*self._parts(), *kept]}
 
     def _parts(self) -> list[tuple[str, str]]:
         host_state = self.ledger.host_state(HOST)

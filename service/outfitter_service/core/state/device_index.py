@@ -17,6 +17,7 @@ from outfitter_service.core.state.device_names import (
     CanonicalName,
     Classes,
     Links,
+    by_whole,
     one_name_each,
     pairs,
     wholes_of,
@@ -92,6 +93,9 @@ class DeviceIndex:
         """The free lists with devices that use each pool: the device itself, and its parts."""
         self.above: Mapping[CanonicalName, tuple[CanonicalName, ...]] = {}
         """What each device is part of, directly or not. Only devices that are."""
+        self.unrecorded: Mapping[CanonicalName, list[CanonicalName]] = {}
+        """The parts that the host's record may lack, because a refused report connects them, by each device that they
+        are part of. So who holds that device says in its own record that it has them as well."""
         self.layered: frozenset[str] = frozenset()
         """The resources with parts or replicas. They are `overlapping`, too."""
         self.distinct = True
@@ -156,6 +160,7 @@ class DeviceIndex:
                     join(uses, name, own)
                     for whole in self.above.get(name, ()):
                         join(uses, whole, part)
+                    self._join_unrecorded(uses, name, shares=shares)
         for pool, use in said.items():
             if not is_replica(use):
                 join(uses, pool, use)
@@ -163,7 +168,7 @@ class DeviceIndex:
 
     def granted_uses(self, devices: Devices, shared: Collection[str]) -> dict[str, PoolUse] | UnsetType:
         """What the record of a grant of these devices must say that it uses. `shared`: its shared resources."""
-        if self.layered.isdisjoint(devices):
+        if self.layered.isdisjoint(devices) and not self.unrecorded:
             return UNSET
         uses: Usage = {}
         said: Usage = {}
@@ -177,7 +182,13 @@ class DeviceIndex:
                 join(said, name, SEAT if shares else ALONE)
                 for whole, use in wholes:
                     join(uses, whole, use)
+                self._join_unrecorded(uses, name, shares=shares)
         return _unsaid(uses, said)
+
+    def _join_unrecorded(self, uses: Usage, name: CanonicalName, *, shares: bool) -> None:
+        """Add the parts of a device that somebody has or `shares`, where the host's record may lack them."""
+        for part in self.unrecorded.get(name, ()):
+            join(uses, part, SEAT if shares else ALONE)
 
     def uses_now(self, record: Allocation) -> dict[str, PoolUse] | UnsetType:
         """What a record's `uses` must say."""
@@ -216,7 +227,8 @@ class DeviceIndex:
         if (
             inventory.devices is before.devices
             and inventory.linked == before.linked
-            and (inventory.reported == before.reported)
+            and inventory.reported == before.reported
+            and inventory.refused == before.refused
         ):
             return
         if not connected.is_empty or not self.connected(resource).is_empty:
@@ -295,6 +307,7 @@ class DeviceIndex:
         links = [self.connected(resource) for resource in {**self.inventories, **(self._recorded or {})}]
         self.synonyms, self.classes = one_name_each([names for each in links for names in each.names])
         self.above = wholes_of([pair for each in links for pair in each.parts], self.synonyms)
+        self.unrecorded = self._unrecorded() if self.has_refused else {}
         self.pools = Pools()
         for record in holders:
             for name, use in self.usage(record).items():
@@ -305,6 +318,11 @@ class DeviceIndex:
             if inventory.devices
         }
         self._show()
+
+    def _unrecorded(self) -> dict[CanonicalName, list[CanonicalName]]:
+        refused = [state for state in self.inventories.values() if state.refused is not None]
+        parts = dict.fromkeys(self.canonical(part) for state in refused for part, _ in state.parts)
+        return by_whole((part, whole) for part in parts for whole in self.above.get(part, ()))
 
     def _show(self) -> None:
         """Compute again which free lists have each device. Nearly every device is in only one."""

@@ -4,12 +4,14 @@ others."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NewType
+from typing import NewType, TypeVar
 
 from msgspec import Struct
 
 CanonicalName = NewType("CanonicalName", str)
 """The name that stands for all names of a device on its host. A driver's id or alias need not be canonical."""
+
+_Name = TypeVar("_Name", bound=str)
 
 Classes = Mapping[str, tuple[str, ...]]
 """All names of one device, sorted, by each of its names. Only devices with several names."""
@@ -87,9 +89,9 @@ def wholes_of(parts: Parts, synonyms: Mapping[str, CanonicalName]) -> dict[Canon
     return above
 
 
-def by_whole(parts: Parts) -> dict[str, list[str]]:
+def by_whole(parts: Iterable[tuple[_Name, _Name]]) -> dict[_Name, list[_Name]]:
     """The parts of each whole, as a host's record has them."""
-    found: dict[str, list[str]] = {}
+    found: dict[_Name, list[_Name]] = {}
     for part, whole in parts:
         found.setdefault(whole, []).append(part)
     return found
