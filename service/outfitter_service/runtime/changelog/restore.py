@@ -30,6 +30,7 @@ from outfitter_proto.records import (
     ResolvedRequest,
     StateRecord,
 )
+from outfitter_service.core.model import NO_ITEMS, NO_NAMES
 from outfitter_service.core.state.ledger import Ledger, PutAllocation, PutRecord
 from outfitter_service.runtime.changelog.ledger_format import refusal
 from outfitter_service.runtime.input.scope import Scope
@@ -391,6 +392,16 @@ class _Interner:
             infos = record.resources.get(resource)
             if infos:  # most sharers have the same devices, and a thousand of them may have 500 each
                 record.resources[resource] = self._infos.setdefault(encode(infos), infos)
+        if not record.operators:
+            put(record, "operators", NO_ITEMS)
+        if not record.env:
+            put(record, "env", NO_ITEMS)
+        if not record.cdi:
+            put(record, "cdi", NO_NAMES)
+        if not record.shared:
+            put(record, "shared", NO_NAMES)
+        if not record.unavailable:
+            put(record, "unavailable", NO_ITEMS)
         put(record, "host", names.setdefault(record.host, record.host))
         put(record, "state", names.setdefault(record.state, record.state))
         put(record, "writer", names.setdefault(record.writer, record.writer))
