@@ -82,6 +82,19 @@ def test_who_takes_certain_devices_only_is_overtaken_at_others_by_nobody() -> No
     assert world.report().violations == ()
 
 
+@pytest.mark.parametrize(("model", "group"), [("A100", "a"), ("H100", "b")])
+def test_who_takes_certain_devices_only_may_wait_although_others_are_free(model: str, group: str) -> None:
+    world = lived_in()
+    choices.waits_for(world, model, group)
+    assert world.report().violations == ()
+
+
+def test_who_waits_for_a_replica_may_wait_until_one_is_free() -> None:
+    world = lived_in()
+    order.replicas(world, 2)
+    assert world.report().violations == ()
+
+
 def test_a_deregistration_that_names_no_run_ends_the_newest_one() -> None:
     world = lived_in()
     world.register("b", "2")

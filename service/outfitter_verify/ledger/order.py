@@ -238,14 +238,17 @@ def _could_have_it(host: HostQueue, waiter: Written, holdings: Holdings, takes_o
         inventory = host.inventories.get(resource)
         if inventory is None or inventory.state != "reported" or inventory.on_demand:
             return False
+        out = inventory.cordoned | inventory.used
         free: dict[str, frozenset[str]] = {}
-        for device, healthy in inventory.healthy.items():
-            names, out = inventory.names(device), inventory.cordoned | inventory.used
-            wholes = links.wholes(names)
-            has_replica = not wholes and holdings.has_replica(host_name, names, inventory.replicas)
-            is_free = healthy and (names.isdisjoint(held) or has_replica)
-            # a whole and its part count for one
-            if is_free and (names | wholes).isdisjoint(taken) and device not in out and not takes_out(resource, device):
+        for device in [device for device, healthy in inventory.healthy.items() if healthy and device not in out]:
+            names = inventory.names(device)
+            is_held = not names.isdisjoint(held)
+            if takes_out(resource, device) or (
+                is_held and not holdings.has_replica(host_name, names, inventory.replicas)
+            ):
+                continue
+            wholes = links.wholes(names)  # a whole and its part count for one
+            if (names | wholes).isdisjoint(taken) and not (is_held and wholes):
                 free[device] = names | wholes
         choice = record.request.choices.get(resource)
         if choice is not None:

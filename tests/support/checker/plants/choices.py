@@ -51,6 +51,22 @@ def a_device_is_granted_although_an_earlier_worker_takes_only_such(world: World)
     overtaken(world, "H100")
 
 
+@planted("queue", says="waits for free devices")
+def a_worker_waits_for_such_devices_as_are_free(world: World) -> None:
+    waits_for(world, "H100", "b,a")
+
+
+def waits_for(world: World, model: str, group: str) -> None:
+    """`e` waits for two H100 with something in common. Of those that are free, two are of this model and group."""
+    infos = {"GPU-7": ("A100", "c"), "GPU-8": (model, "a"), "GPU-9": (model, group)}
+    listed = [{"id": one, "properties": {"model": named, "group": of}} for one, (named, of) in infos.items()]
+    world.inventory({"gpu": {"state": "reported", "devices": listed}})
+    request = _request(2, where={"model": "H100"}, same=["group"])
+    world.commit(world.allocation("e", "pending", request=request, reason_code="busy"))
+    for _ in range(5):
+        world.commit()
+
+
 def overtaken(world: World, model: str) -> None:
     """`e` waits for an H100, and a later worker gets a device of this model."""
     world.commit(world.allocation("e", "pending", request=_request(where={"model": "H100"}), reason_code="busy"))

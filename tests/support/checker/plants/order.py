@@ -131,6 +131,26 @@ def a_later_worker_gets_the_device_as_another_resource(world: World) -> None:
     world.commit(world.allocation("f", "allocated", devices=["card2"], resource="card"))
 
 
+def replicas(world: World, count: int) -> None:
+    """`e` waits for a device that has so many replicas, and of which two others have one each."""
+    world.inventory({"gpu": {"state": "reported", "devices": [{"id": "GPU-9"}], "replicas": count}})
+    uses = {"GPU-9": [720720 // count, 720720, "replicas"]}
+    for worker in "fg":
+        world.register(worker)
+    world.commit(
+        world.allocation("f", "allocated", devices=["GPU-9"], uses=uses),
+        world.allocation("g", "allocated", devices=["GPU-9"], uses=uses),
+        world.allocation("e", "pending", reason_code="busy"),
+    )
+    for _ in range(5):
+        world.commit()
+
+
+@planted("queue", says="waits for free devices")
+def a_worker_waits_for_a_replica_that_is_free(world: World) -> None:
+    replicas(world, 3)
+
+
 @planted("queue", says="waits for free devices")
 def a_worker_waits_for_what_is_free(world: World) -> None:
     _queue(world)
