@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec import UNSET
 
-from outfitter_proto.records import Allocation, Health, Host, Transition
+from outfitter_proto.records import Allocation, Health, Host, ResourceRequest, Transition
 from outfitter_service.core import model as m
 from outfitter_service.core.state.ledger import PutRecord
 from support.core.core_driver import CoreDriver, asks, device
@@ -151,11 +152,12 @@ def test_devices_that_share_a_name_are_used_by_whoever_uses_one_of_them() -> Non
     assert core.register("w", 1).reason_code == "used-by-stranger"
 
 
-def test_resources_with_the_same_devices_lack_what_a_stranger_uses_in_both() -> None:
+@pytest.mark.parametrize("where", [UNSET, {"index": ("a", "b")}])
+def test_resources_with_the_same_devices_lack_what_a_stranger_uses_in_both(where: Any) -> None:
     core = CoreDriver(CHECKS, m.ResourceSpec(name="cuda", amount=1))
     core.report(used("a"), "b")
     core.report(used("a"), "b", resource="cuda")
-    record = core.register("w", resources=asks(gpu=1, cuda=1))
+    record = core.register("w", resources={**asks(cuda=1), "gpu": ResourceRequest(amount=1, where=where)})
     assert record.reason_code == "used-by-stranger"
     assert "used by no process to which they were not lent" in (record.reason or "")
     core.report("a", "b")

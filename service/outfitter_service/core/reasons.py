@@ -212,10 +212,15 @@ def too_few_together(amounts: Mapping[str, int], count: int, ids: Sequence[str])
 
 def too_few_lendable_together(amounts: Mapping[str, int], count: int, *, cordoned: bool, used: bool) -> str:
     short = f"{_amounts(amounts)} requested, but only {count} of the host's devices for them are healthy"
+    return f"{short}{_nor_blocked(cordoned=cordoned, used=used)}"
+
+
+def _nor_blocked(*, cordoned: bool, used: bool) -> str:
+    """What healthy devices must be besides, and when a request is granted that lacks such."""
     by_nobody = " and used by no process to which they were not lent" if used else ""
     if cordoned:
-        return f"{short}{by_nobody} and not cordoned; granted when enough are, and enough orders have ended"
-    return f"{short}{by_nobody}; {'granted when enough are' if used else HEALING}"
+        return f"{by_nobody} and not cordoned; granted when enough are, and enough orders have ended"
+    return f"{by_nobody}; {'granted when enough are' if used else HEALING}"
 
 
 def busy_together(amounts: Mapping[str, int]) -> str:
@@ -289,14 +294,16 @@ def excluded_ill(
     return f"{short}; {HEALING}{' and enough orders have ended' if cordoned else ''}"
 
 
-def too_few_chosen_together(
-    amounts: Mapping[str, int], clauses: Mapping[str, Clauses], *, ill: bool, cordoned: bool
-) -> str:
+def too_few_chosen_together(amounts: Mapping[str, int], clauses: Mapping[str, Clauses]) -> str:
     said = "; ".join([f"{name}: {in_words(clauses[name])}" for name in amounts if name in clauses])
-    short = f"{_amounts(amounts)} requested ({said}): these are the same devices, and too few of them are so"
-    if not ill:
-        return short
-    return f"{short} and can be lent; {HEALING}{' and enough orders have ended' if cordoned else ''}"
+    return f"{_amounts(amounts)} requested ({said}): these are the same devices, and too few of them are so"
+
+
+def too_few_chosen_lendable(
+    amounts: Mapping[str, int], clauses: Mapping[str, Clauses], *, cordoned: bool, used: bool
+) -> str:
+    short = f"{too_few_chosen_together(amounts, clauses)} and healthy"
+    return f"{short}{_nor_blocked(cordoned=cordoned, used=used)}"
 
 
 def on_demand_chosen(spec: ResourceSpec) -> str:

@@ -200,12 +200,10 @@ def _excluded(
         return Infeasibility(ReasonCode.INFEASIBLE, reason, spec.name, final=spec.on_failure != OnFailure.WAIT)
     blocks = {overlay.devices.free_lists[spec.name].blocks[position] for position in selection.positions}
     cordoned, used = Block.CORDONED in blocks, Block.STRANGER in blocks
-    others = ReasonCode.USED_BY_STRANGER if used else ReasonCode.INFEASIBLE
-    code = ReasonCode.CORDONED if cordoned else others
     lendable = selection.most(lendable=True)
     reason = reasons.excluded_ill(spec, amount, clauses, lendable, most, cordoned=cordoned)
     reason = f"{reason}{reasons.strangers(inventory)}" if used else reason
-    return Infeasibility(code, reason, spec.name)
+    return Infeasibility(_blocked_by(cordoned=cordoned, used=used), reason, spec.name)
 
 
 def _obstacle(overlay: HostOverlay, spec: ResourceSpec, amount: int, inventory: ResourceState) -> Infeasibility | None:
@@ -305,9 +303,15 @@ def _too_few_lendable(overlay: HostOverlay, short: Mapping[str, int], count: int
     """The obstacle where blocks leave too few devices, `count`, for several resources together."""
     cordoned = any(overlay.inventory(name).cordoned for name in short)
     used = any(overlay.inventory(name).used for name in short)
-    others = ReasonCode.USED_BY_STRANGER if used else ReasonCode.INFEASIBLE
     reason = reasons.too_few_lendable_together(short, count, cordoned=cordoned, used=used)
-    return Infeasibility(ReasonCode.CORDONED if cordoned else others, reason, next(iter(short)))
+    return Infeasibility(_blocked_by(cordoned=cordoned, used=used), reason, next(iter(short)))
+
+
+def _blocked_by(*, cordoned: bool, used: bool) -> ReasonCode:
+    """The code where blocks leave too few devices. `cordoned`, `used`: some of them by an order, or by a stranger."""
+    if cordoned:
+        return ReasonCode.CORDONED
+    return ReasonCode.USED_BY_STRANGER if used else ReasonCode.INFEASIBLE
 
 
 def _obstacle_in_layers(
@@ -349,14 +353,14 @@ def _obstacle_among_chosen(
     ever = are_found(lendable=False) if found is False else None
     if ever is None:
         return Infeasibility(ReasonCode.PLACEMENT_NOT_FOUND, reasons.not_found(demands), first)
-    cordoned = ever and any(overlay.inventory(name).cordoned for name in demands)
-    code = ReasonCode.CORDONED if cordoned else ReasonCode.INFEASIBLE
-    reason = reasons.too_few_chosen_together(demands, clauses, ill=ever, cordoned=cordoned)
-    by_choice = {specs[resource].on_failure: resource for resource in demands}
-    blamed = next(
-        by_choice[each] for each in (OnFailure.NO_INFO, OnFailure.WAIT, OnFailure.FAIL_WORKER) if each in by_choice
-    )
-    return Infeasibility(code, reason, blamed, final=not ever and specs[blamed].on_failure != OnFailure.WAIT)
+    if not ever:
+        blamed = _to_blame(specs, demands)
+        reason = reasons.too_few_chosen_together(demands, clauses)
+        return Infeasibility(ReasonCode.INFEASIBLE, reason, blamed.name, final=blamed.on_failure != OnFailure.WAIT)
+    cordoned = any(overlay.inventory(name).cordoned for name in demands)
+    used = any(overlay.inventory(name).used for name in demands)
+    reason = reasons.too_few_chosen_lendable(demands, clauses, cordoned=cordoned, used=used)
+    return Infeasibility(_blocked_by(cordoned=cordoned, used=used), reason, first)
 
 
 def rival_amount(
@@ -400,12 +404,16 @@ def _shortage(
         if spec.on_demand and may_name_more(overlay, spec, enough, overlay.inventory(resource)):
             return Infeasibility(ReasonCode.NOT_REPORTED, reasons.not_reported(spec), resource)
     reason = reasons.too_few_together(short, shortage.devices, _ids(overlay, short))
-    by_choice = {specs[resource].on_failure: resource for resource in short}
-    # a worker that continues without a resource need not wait for it; of several it is the last one configured
-    for choice in (OnFailure.NO_INFO, OnFailure.WAIT, OnFailure.FAIL_WORKER):
-        if choice in by_choice:
-            return Infeasibility(ReasonCode.INFEASIBLE, reason, by_choice[choice], final=choice != OnFailure.WAIT)
-    raise AssertionError("a shortage of nothing")
+    blamed = _to_blame(specs, short)
+    return Infeasibility(ReasonCode.INFEASIBLE, reason, blamed.name, final=blamed.on_failure != OnFailure.WAIT)
+
+
+def _to_blame(specs: Mapping[str, ResourceSpec], short: Iterable[str]) -> ResourceSpec:
+    """Of resources that have too few devices together, in the order of the configuration, the one whose `on-failure`
+    decides. A worker that continues without a resource need not wait for it; of several it is the last one."""
+    by_choice = {specs[resource].on_failure: specs[resource] for resource in short}
+    order = (OnFailure.NO_INFO, OnFailure.WAIT, OnFailure.FAIL_WORKER)
+    return next(by_choice[choice] for choice in order if choice in by_choice)
 
 
 def _ids(overlay: HostOverlay, resources: Iterable[str]) -> list[str]:
