@@ -14,7 +14,7 @@ from outfitter_proto.codec import encode
 from outfitter_proto.records import FINAL_STATES, Allocation, Deregister, Register, Source
 from outfitter_service.core import decide, discovery, ending, fast_path, registration
 from outfitter_service.core.decision import DecisionBuilder
-from outfitter_service.core.placement.shared_devices import DeviceChoice
+from outfitter_service.core.placement.choice import DeviceChoice
 from outfitter_service.core.state import infos
 from outfitter_service.core.state.device_index import DeviceIndex
 from outfitter_service.core.state.host_state import HostState

@@ -15,9 +15,9 @@ from outfitter_proto.records import OperatorShare, ReasonCode, ResolvedRequest
 from outfitter_service.core import model as m
 from outfitter_service.core import reasons
 from outfitter_service.core.model import Devices, DriverFailure, KnownDevice, OnFailure, ResourceSpec, SpecState
+from outfitter_service.core.placement.choice import DeviceChoice, same_device
 from outfitter_service.core.placement.claims import Claims
 from outfitter_service.core.placement.search import DEVICES_PER_STEP, BudgetError, is_feasible
-from outfitter_service.core.placement.shared_devices import DeviceChoice, same_device
 from outfitter_service.core.state import matching
 from outfitter_service.core.state.infos import grant_infos
 from outfitter_service.core.state.lending import Block
