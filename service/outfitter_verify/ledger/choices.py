@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from fractions import Fraction
-from itertools import product
+from itertools import islice, product
 from typing import Any
 
 from outfitter_verify.wire import Allocation, Choice
@@ -18,6 +18,8 @@ _POWERS = " kMGTPE"
 _WORDS = frozenset({"is", "not", "min", "max", "exists"})
 MOST_LISTED = 64
 """So many values of a list count."""
+MOST_GROUPS = 4096
+"""In so many groups of devices with something in common one device is looked for."""
 
 
 def faults(record: Allocation, before: Allocation | None) -> Iterator[str]:
@@ -55,7 +57,8 @@ def largest(choice: Choice, devices: Iterable[str], properties: Mapping[str, Map
     for device in devices:
         info = {"local_index": "none", **properties[device], "id": device}
         if all(meets(clause, name, info) for name, clause in choice.where.items()):
-            for values in product(*[dict.fromkeys(map(_value, _listed(_text(info, name)))) for name in choice.same]):
+            common = [dict.fromkeys(map(_value, _listed(_text(info, name)))) for name in choice.same]
+            for values in islice(product(*common), MOST_GROUPS):
                 groups.setdefault(values, []).append(device)
     return max(groups.values(), key=len, default=[])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import product
+from itertools import islice, product
 
 from outfitter_proto.clauses import Clauses, Number, Sieve, common_values
 from outfitter_service.core.model import KnownDevice
@@ -78,7 +78,8 @@ def _groups(
             properties = {**properties, "id": devices[position].id}
         texts = tuple([properties.get(name) for name in same])
         if texts not in known:
-            known[texts] = list(product(*[common_values(properties, name) for name in same]))
+            each = product(*[common_values(properties, name) for name in same])
+            known[texts] = list(islice(each, MOST_MEMBERS + 1))
         for values in known[texts]:
             if count == MOST_MEMBERS:
                 return _distinct(members), False
