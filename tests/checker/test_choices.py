@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from outfitter_proto import clauses
@@ -31,6 +31,9 @@ PROPERTIES = st.none() | st.sampled_from(
         "40GB",
         "-1",
         ",",
+        ",".join(["z"] * 64),
+        ",".join(["z"] * 65),
+        ",".join(["z"] * 64) + ",8",
     ]
 )
 SOME = VALUES | st.lists(VALUES, min_size=1, max_size=3)
@@ -45,6 +48,7 @@ CLAUSES = SOME | st.dictionaries(st.just("is"), SOME).flatmap(
 
 @settings(max_examples=1000)
 @given(CLAUSES, PROPERTIES)
+@example({"not": "a"}, ",".join(["z"] * 65))
 def test_both_judge_each_clause_alike(clause: Any, text: str | None) -> None:
     where = msgspec.convert({"p": clause}, dict[str, Clause])
     info = {} if text is None else {"p": text}

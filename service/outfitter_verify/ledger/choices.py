@@ -17,7 +17,7 @@ _NUMBER = re.compile(r"(?P<sign>-?)(?P<digits>\d{1,19}(\.\d{1,19}){0,7}) ?(?P<un
 _POWERS = " kMGTPE"
 _WORDS = frozenset({"is", "not", "min", "max", "exists"})
 MOST_LISTED = 64
-"""So many values of a list count."""
+"""So many values of a list count. Where there are more, nobody knows which it has not."""
 MOST_GROUPS = 4096
 """In so many groups of devices with something in common one device is looked for."""
 
@@ -78,7 +78,7 @@ def meets(clause: Any, name: str, info: Mapping[str, str]) -> bool:
     values = list(dict.fromkeys([text, *_listed(text)])) if text else []
     if "exists" in said and said["exists"] != bool(values):
         return False
-    if any(_is(value, said["not"]) for value in values if "not" in said):
+    if "not" in said and (text.count(",") >= MOST_LISTED or any(_is(value, said["not"]) for value in values)):
         return False
     return not said.keys() & {"is", "min", "max"} or any(_fits(value, said) for value in values)
 
