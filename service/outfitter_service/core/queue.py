@@ -178,8 +178,8 @@ class _QueuePass:
         self.lacking: list[QueueEntry] = []
         """The waiters for which on-demand drivers must be asked."""
         self._overlay = builder.overlay(host)
-        self._spared = 0
-        """Effort for waiters with whom nothing has come of it."""
+        self._spared = self._overlay.effort
+        """The decision's effort before this pass, and that for waiters of whom it came to nothing."""
         self._known: set[tuple[str, Clauses]] = set()
         self._builder = builder
         self._host = host
