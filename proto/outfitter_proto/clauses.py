@@ -262,6 +262,11 @@ class Sieve:
                 return fault
         return None
 
+    def may_pass(self, properties: Mapping[str, str]) -> bool:
+        """Whether a device might meet all, if it had the properties that it lacks."""
+        named = [(name, test, text) for name, test, _ in self._tests if (text := properties.get(name))]
+        return all(test.fault(name, text) is None for name, test, text in named)
+
 
 def fault(clauses: Clauses, devices: Sequence[Mapping[str, str]]) -> str | None:
     """Why devices, by their properties, do not meet a request's clauses; None: they do."""

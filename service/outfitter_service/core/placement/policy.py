@@ -197,13 +197,25 @@ def _excluded(
     if _capacity(spec, most) < amount:
         meeting = None if _capacity(spec, len(selection.positions)) < amount else most
         reason = reasons.excluded(spec, amount, clauses, len(selection.positions), total, selection.faults, meeting)
-        return Infeasibility(ReasonCode.INFEASIBLE, reason, spec.name, final=spec.on_failure != OnFailure.WAIT)
+        waits = spec.on_failure == OnFailure.WAIT or _may_be_enough(overlay, spec, amount, clauses, selection)
+        return Infeasibility(ReasonCode.INFEASIBLE, reason, spec.name, final=not waits)
     blocks = {overlay.devices.free_lists[spec.name].blocks[position] for position in selection.positions}
     cordoned, used = Block.CORDONED in blocks, Block.STRANGER in blocks
     lendable = selection.most(lendable=True)
     reason = reasons.excluded_ill(spec, amount, clauses, lendable, most, cordoned=cordoned)
     reason = f"{reason}{reasons.strangers(inventory)}" if used else reason
     return Infeasibility(_blocked_by(cordoned=cordoned, used=used), reason, spec.name)
+
+
+def _may_be_enough(
+    overlay: HostOverlay, spec: ResourceSpec, amount: int, clauses: Clauses, selection: Selection
+) -> bool:
+    """Whether there may be enough devices once drivers name the properties that some devices lack: nvidia-smi answers
+    before NVML while a machine starts, and NVLink comes up later still."""
+    devices = overlay.inventory(spec.name).devices
+    lacks_same = any(not all(map(devices[position].properties.get, clauses.same)) for position in selection.positions)
+    is_open = selection.unsaid > 0 or lacks_same
+    return is_open and _capacity(spec, len(selection.positions) + selection.unsaid) >= amount
 
 
 def _obstacle(overlay: HostOverlay, spec: ResourceSpec, amount: int, inventory: ResourceState) -> Infeasibility | None:

@@ -18,19 +18,23 @@ looked at."""
 class Selection:
     """The devices of one resource that a request's clauses select, by their positions in the free list."""
 
-    __slots__ = ("_most", "_serving", "faults", "groups", "is_whole", "lendable", "members", "positions")
+    __slots__ = ("_most", "_serving", "faults", "groups", "is_whole", "lendable", "members", "positions", "unsaid")
 
     def __init__(self, devices: Sequence[KnownDevice], blocks: Sequence[Block | None], clauses: Clauses) -> None:
         sieve, named = Sieve(clauses), any(name == "id" for name, _ in clauses.where)
         self.faults: Counter[str] = Counter()
         """What the others are instead, and how many of them."""
+        self.unsaid = 0
+        """How many of the others only lack properties. Their driver may name these later."""
         positions = []
         for position, device in enumerate(devices):
-            fault = sieve.fault({**device.properties, "id": device.id} if named else device.properties)
+            properties = {**device.properties, "id": device.id} if named else device.properties
+            fault = sieve.fault(properties)
             if fault is None:
                 positions.append(position)
             else:
                 self.faults[fault] += 1
+                self.unsaid += sieve.may_pass(properties)
         self.positions = frozenset(positions)
         """Those that meet `where`, also such as are lent to nobody."""
         self.lendable = frozenset([position for position in positions if blocks[position] is None])
