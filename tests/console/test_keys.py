@@ -24,6 +24,16 @@ def page(open_page: OpenPage) -> Iterator[Page]:
         yield page
 
 
+SLOW_FRAMES = """
+    const frame = requestAnimationFrame.bind(window);
+    window.areHeld = false;
+    const held = [];
+    window.requestAnimationFrame = act => (window.areHeld ? held.push(act) : frame(act));
+    window.release = () => { window.areHeld = false; for (const act of held.splice(0)) frame(act); };
+"""
+"""With `areHeld` the page draws nothing before `release`."""
+
+
 def expect_focus(page: Page, host: str) -> None:
     expect(page.locator(f"[data-host='{host}']")).to_be_focused()
 
@@ -67,6 +77,24 @@ def test_arrows_faster_than_a_frame_leave_one_stop(page: Page) -> None:
     expect_focus(page, "gpu-4")
     expect(page.locator("[data-host='gpu-4'][tabindex='0']")).to_have_count(1)
     expect(page.locator(".host[tabindex='0']")).to_have_count(1)
+
+
+def test_a_tile_is_the_stop_at_once_however_slow_the_page_is(open_page: OpenPage) -> None:
+    with served([fleets.host(f"gpu-{number}", ["healthy"]) for number in range(3)]) as fleet:
+        page = open_page(fleet.url, script=SLOW_FRAMES)
+        expect(page.locator(".host")).to_have_count(3)
+        page.locator("#sort").focus()
+        page.keyboard.press("Tab")
+        page.evaluate("window.areHeld = true")
+        page.keyboard.press("ArrowRight")
+        page.keyboard.press("ArrowRight")
+        expect_focus(page, "gpu-2")
+        page.keyboard.press("Shift+Tab")
+        expect(page.locator("#sort")).to_be_focused()
+        page.evaluate("window.release()")
+        page.keyboard.press("Tab")
+        expect_focus(page, "gpu-2")
+        expect(page.locator(".host[tabindex='0']")).to_have_count(1)
 
 
 def test_enter_opens_and_escape_closes_and_returns(page: Page) -> None:

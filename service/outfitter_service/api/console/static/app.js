@@ -94,6 +94,8 @@ function tileFrom(tile, key) {
 
 function moveTo(tile) {
   view.focus = tile.dataset.host;
+  for (const stop of document.querySelectorAll(".host[tabindex='0']")) stop.tabIndex = -1;
+  tile.tabIndex = 0; // before the next frame, too: Shift+Tab would else lead to the tile that had the stop
   tile.focus();
   draw();
 }
