@@ -153,6 +153,20 @@ def test_a_device_is_held_while_somebody_has_a_part_of_it_or_what_it_is_a_part_o
         expect(panel).to_contain_text("nobody, but somebody holds a part of it, or what it is a part of")
 
 
+def test_a_stranger_on_a_device_comes_and_goes_as_it_happens(open_page: OpenPage) -> None:
+    used_by = "process 4711 (python) of ada"
+    with served([fleets.host("one", ["healthy"])]) as fleet:
+        page = open_page(f"{fleet.url}#device/one/GPU-one-0")
+        panel = page.get_by_role("complementary")
+        expect(panel).to_contain_text("free")
+        fleet.change(fleets.host("one", ["healthy"], used_by=used_by))
+        expect(panel).to_contain_text(f"{used_by}, which Outfitter did not lend to")
+        expect(page.get_by_role("button", name="stranger 1")).to_be_visible()
+        fleet.change(fleets.host("one", ["healthy"]))
+        expect(panel).not_to_contain_text(used_by)
+        expect(page.get_by_role("button", name="stranger 0")).to_be_visible()
+
+
 def test_who_waits_for_one_reason_shares_a_row_and_the_longest_wait_comes_first(open_page: OpenPage) -> None:
     busy = {"reason": "busy: 1 gpu wanted, 0 of 1 free", "reason_code": "busy"}
     waiters = [fleets.waiter("one", f"w{number}", number, 10 - number, **busy) for number in range(1, 6)]

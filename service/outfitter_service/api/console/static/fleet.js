@@ -237,13 +237,13 @@ export class Fleet {
       const total = inventory.total ?? listed.length;
       const left_out = countedOnly(inventory, listed);
       resources[resource] = { state, reason, amount, sharing, total, healthy: inventory.healthy, left_out };
-      for (const { id, health = "healthy", reason: why, properties, cordon } of listed) {
+      for (const { id, health = "healthy", reason: why, properties, cordon, used_by = null } of listed) {
         const named = [...(all.get(id) ?? [id])], former = named.flatMap(each => known.get(each) ?? []);
         const names = new Set([...named, ...former.filter(each => each.holders.length).flatMap(namesOf)]);
         const device = { host: name, resource, id, health, reason: why ?? null, sharing, state: null, properties };
         const part_of = wholes.get(id) ?? null;
         const aliases = others(names, id);
-        devices.push({ ...device, part_of, replicas, cordon, aliases, ...holdersIn(former), listed: true });
+        devices.push({ ...device, part_of, replicas, cordon, used_by, aliases, ...holdersIn(former), listed: true });
         for (const each of names) listedNames.add(each);
       }
     }
@@ -287,7 +287,7 @@ function shortLists(resources, devices) {
 }
 
 /** A held device that its host's record does not list. If there is no room, its holder's record has its health. */
-function unlisted(device, short) {
+function unlisted({ used_by, ...device }, short) {
   if (!short.has(device.resource)) return { ...device, listed: false, health: "unknown", reason: UNREPORTED };
   const { health = "healthy", "health.reason": reason = null } = device.holders.at(-1).info ?? device.properties;
   return { ...device, listed: false, health, reason };
