@@ -98,6 +98,7 @@ class NvmlProcess:
 
     async def aclose(self) -> None:
         await self.renew()
+        self._forget_release()
 
     async def _ask(self, what: str, seconds: float = 0.0) -> Answer:
         async with self._turn:
@@ -171,10 +172,14 @@ class NvmlProcess:
         if self._released is None:
             return
         sender, descriptor = self._released
-        if not select.select([descriptor], [], [], 0)[0]:
+        if not _has_ended(descriptor):
             raise ReleasedError(f"the GPUs were let go of for process {sender} (outfitter nvidia release)")
-        os.close(descriptor)
-        self._released = None
+        self._forget_release()
+
+    def _forget_release(self) -> None:
+        if self._released is not None:
+            os.close(self._released[1])
+            self._released = None
 
     async def _ended(self) -> str:
         """How the process ended, which it did by itself."""
@@ -229,6 +234,13 @@ class _Child:
             return False
         await self.process.aclose()
         return True
+
+
+def _has_ended(pidfd: int) -> bool:
+    """Whether a process has ended. A manager with many files open has numbers that select(2) does not take."""
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def kill(process: Process) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -20,6 +22,8 @@ from outfitter_drivers.nvidia.testing import FakeGpu, FakeMachine
 from outfitter_drivers.script import HangingError
 
 LONG_S = 60.0
+BEYOND_SELECT = 1024
+"""The first descriptor that select(2) does not take."""
 
 
 @pytest.fixture
@@ -201,6 +205,11 @@ def somebody() -> Iterator[subprocess.Popen[bytes]]:
         sender.kill()
 
 
+async def waiting_for_ever(nvml: NvmlProcess) -> None:
+    while True:
+        await nvml.wait(0.1)
+
+
 async def test_on_a_signal_the_gpus_are_let_go_of_until_its_sender_has_ended(
     machine: FakeMachine, somebody: subprocess.Popen[bytes]
 ) -> None:
@@ -212,12 +221,8 @@ async def test_on_a_signal_the_gpus_are_let_go_of_until_its_sender_has_ended(
         somebody.stdin.write(f"{pid}\n".encode())
         somebody.stdin.flush()
 
-        async def wait_for_ever() -> None:
-            while True:
-                await nvml.wait(0.1)
-
         with anyio.fail_after(LONG_S), pytest.raises(ReleasedError, match=f"for process {somebody.pid}"):
-            await wait_for_ever()
+            await waiting_for_ever(nvml)
         assert nvml.pid is None
         for _ in range(2):
             with pytest.raises(ReleasedError):
@@ -227,6 +232,37 @@ async def test_on_a_signal_the_gpus_are_let_go_of_until_its_sender_has_ended(
         somebody.wait()
         await nvml.look()
         assert nvml.starts == 2
+
+
+async def test_a_manager_with_many_files_open_lets_go_as_well_and_leaves_none_open(
+    machine: FakeMachine, somebody: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(limits[0], 2 * BEYOND_SELECT), limits[1]))
+    opened, pidfds = os.pidfd_open, []
+
+    def high(pid: int) -> int:
+        low = opened(pid)
+        pidfds.append(fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, BEYOND_SELECT))
+        os.close(low)
+        return pidfds[-1]
+
+    monkeypatch.setattr(process.os, "pidfd_open", high)
+    try:
+        async with asking(machine) as nvml:
+            await nvml.look()
+            assert somebody.stdin is not None
+            somebody.stdin.write(f"{nvml.pid}\n".encode())
+            somebody.stdin.flush()
+            with anyio.fail_after(LONG_S), pytest.raises(ReleasedError):
+                await waiting_for_ever(nvml)
+            with pytest.raises(ReleasedError):
+                await nvml.look()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    for pidfd in pidfds:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(pidfd)
 
 
 async def test_the_process_ends_with_its_manager(machine: FakeMachine) -> None:
