@@ -66,7 +66,9 @@ class Faults:
     def verdict_of_instance(self, gpu: Gpu, instance: MigInstance) -> Verdict:
         """An instance is as ill as its GPU, and by events about itself alone."""
         whole = self.verdict(gpu)
-        own = self._last.get((gpu.uuid or "", instance.gpu_instance, instance.compute_instance))
+        uuid, number = gpu.uuid or "", instance.gpu_instance
+        # An event may be about all compute instances of a GPU instance.
+        own = self._last.get((uuid, number, instance.compute_instance), self._last.get((uuid, number, None)))
         if whole.health is not Health.HEALTHY or own is None:
             return health.of_parts(gpu, whole)
         return health.of_gpu(gpu, own, self._classes)

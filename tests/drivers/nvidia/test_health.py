@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from outfitter_drivers.nvidia.faults import Faults
 from outfitter_drivers.nvidia.health import of_gpu
-from outfitter_drivers.nvidia.snapshot import XID, Event, Gpu
+from outfitter_drivers.nvidia.snapshot import XID, Event, Gpu, MigInstance
 from outfitter_drivers.nvidia.xid import CATALOG, XidClass, XidClasses, parsed
 from outfitter_drivers.settings import SettingError
 from outfitter_proto.records import Health
@@ -96,6 +96,27 @@ def test_with_an_old_driver_the_last_xid_of_a_reset_or_a_reboot_counts(code: int
 def test_an_xid_counts_for_its_gpu_only_and_a_later_harmless_one_does_not_heal_it() -> None:
     assert health_after(OLD, xid(79, "GPU-b")) is Health.HEALTHY
     assert health_after(OLD, xid(79), xid(13)) is Health.UNHEALTHY
+
+
+@pytest.mark.parametrize(
+    ("place", "ill"),
+    [
+        ({}, ["MIG-a", "MIG-b", "MIG-c"]),
+        ({"gpu_instance": 1}, ["MIG-a", "MIG-b"]),
+        ({"gpu_instance": 1, "compute_instance": 1}, ["MIG-b"]),
+    ],
+)
+def test_an_xid_is_about_all_instances_that_it_does_not_exclude(place: dict[str, int], ill: list[str]) -> None:
+    instances = (
+        MigInstance(slot=0, uuid="MIG-a", gpu_instance=1, compute_instance=0),
+        MigInstance(slot=1, uuid="MIG-b", gpu_instance=1, compute_instance=1),
+        MigInstance(slot=2, uuid="MIG-c", gpu_instance=2, compute_instance=0),
+    )
+    told = gpu(recovery_action=None, mig=True, mig_pending=True, instances=instances)
+    faults = Faults(CLASSES)
+    faults.note([xid(62, **place)])
+    verdicts = {each.uuid: faults.verdict_of_instance(told, each) for each in instances}
+    assert [uuid for uuid, verdict in verdicts.items() if verdict.health is Health.UNHEALTHY] == ill
 
 
 def test_where_the_driver_tells_the_recovery_action_the_level_counts_and_no_xid() -> None:
