@@ -180,8 +180,10 @@ class Reader:
                 yield end
 
     def _processes(self, handle: Any) -> Processes:
+        if _LIES_ABOUT_PROCESSES.match(self._driver_version or ""):
+            return Processes(unsaid=short(f"driver {self._driver_version} lists processes that do not exist"))
         found: dict[str, list[int]] = {}
-        doubt = _doubt(self._driver_version or "")
+        doubt = _doubt()
         for kind in ("Compute", "MPSCompute", "Graphics"):
             try:
                 found[kind] = list(self._pids(handle, kind))
@@ -253,10 +255,8 @@ def handle_number(handle: Any) -> int | None:
     return ctypes.cast(handle, ctypes.c_void_p).value
 
 
-def _doubt(driver_version: str) -> str | None:
-    """Why NVML's lists of processes say nothing here."""
-    if _LIES_ABOUT_PROCESSES.match(driver_version):
-        return f"driver {driver_version} lists processes that do not exist"
+def _doubt() -> str | None:
+    """Why a process that NVML does not list here may exist."""
     try:
         if os.stat("/proc/self/ns/pid").st_ino != _INITIAL_PID_NAMESPACE:  # noqa: PTH116  starts quicker
             return "in a PID namespace NVML does not name processes outside"

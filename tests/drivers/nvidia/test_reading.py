@@ -10,7 +10,7 @@ import pytest
 
 from outfitter_drivers.nvidia.fake_library import install
 from outfitter_drivers.nvidia.reading import Reader
-from outfitter_drivers.nvidia.snapshot import Gpu, Snapshot
+from outfitter_drivers.nvidia.snapshot import Gpu, Processes, Snapshot
 from outfitter_drivers.nvidia.testing import FakeGpu, FakeInstance, FakeMachine
 
 MIB = 1024 * 1024
@@ -155,9 +155,12 @@ def test_a_library_that_lists_no_processes_cannot_tell(machine: Callable[..., Fa
     assert read.processes.unsaid
 
 
-def test_a_driver_that_lies_about_processes_cannot_tell(machine: Callable[..., FakeMachine]) -> None:
-    machine(gpu(), driver_version="535.54.03")
-    assert look().gpus[0].processes.unsaid == "driver 535.54.03 lists processes that do not exist"
+def test_a_driver_that_lies_about_processes_cannot_tell_and_what_it_lists_keeps_no_gpu(
+    machine: Callable[..., FakeMachine],
+) -> None:
+    machine(gpu(processes=[4711]), driver_version="535.54.03")
+    told = look().gpus[0].processes
+    assert told == Processes(unsaid="driver 535.54.03 lists processes that do not exist")
 
 
 def test_the_other_ends_of_links_are_gpus_or_switches(machine: Callable[..., FakeMachine]) -> None:
