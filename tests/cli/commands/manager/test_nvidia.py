@@ -15,6 +15,7 @@ from outfitter_drivers.nvidia import process, release
 from outfitter_drivers.nvidia.driver import NvmlDriver
 from outfitter_drivers.nvidia.testing import FakeGpu, FakeMachine
 from outfitter_proto.records import Health
+from outfitter_service.cli.commands.manager import nvidia
 from support.processes import command_line
 
 LONG_S = 60.0
@@ -86,6 +87,28 @@ async def test_a_release_that_is_killed_leaves_nothing_behind(machine: FakeMachi
         await command.wait()
         await command.aclose()
         await health_becomes(driver, Health.HEALTHY)
+
+
+def test_a_manager_that_starts_meanwhile_and_cannot_be_asked_is_warned_of_and_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """If the command of `outfitter` ended, all managers would look anew at what its command still resets."""
+    asked: list[int] = []
+
+    def refuse(pid: int) -> None:
+        asked.append(pid)
+        if len(asked) > 1:
+            (tmp_path / "end").touch()
+        raise release.RefusedError(f"process {pid} is another user's")
+
+    numbers = iter(range(1, 1000))
+    monkeypatch.setattr(release, "ask", refuse)
+    monkeypatch.setattr(release, "nvml_processes", lambda: [4711, 4711 + next(numbers)])
+    monkeypatch.setattr(nvidia, "LOOK_AGAIN_S", 0.01)
+    wait = f"while ! [ -e {tmp_path}/end ]; do sleep 0.01; done; exit 7"
+    assert nvidia._run(("sh", "-c", wait)) == 7
+    assert asked.count(4711) == 1
+    assert "process 4711 is another user's" in capsys.readouterr().err
 
 
 def test_a_command_that_does_not_exist_lets_nobody_go(tmp_path: Path) -> None:

@@ -17,6 +17,8 @@ from outfitter_service.query.errors import OutfitterCliError
 WITHIN_S = 15.0
 """Seconds in which managers let go. They answer a request for events for up to a second, and a look for longer."""
 POLL_S = 0.2
+LOOK_AGAIN_S = 1.0
+"""Seconds after which managers that have started are looked for."""
 MOST_NAMED = 10
 
 
@@ -88,19 +90,26 @@ def _ask(pid: int) -> None:
 
 
 def _run(command: tuple[str, ...]) -> int:
-    """Run the command to its end, and ask each manager that starts meanwhile."""
+    """Run the command to its end, and ask each manager that starts meanwhile. One that cannot be asked is warned of
+    once: who ended now would have all others look at GPUs at which the command still works."""
     from outfitter_drivers.nvidia.release import nvml_processes
 
     try:
         process = subprocess.Popen(command)
     except OSError as error:
         raise OutfitterCliError(f"{command[0]}: {error.strerror}", exit_code=126) from error
+    refused: set[int] = set()
     while True:
         try:
-            code = process.wait(timeout=1)
+            code = process.wait(timeout=LOOK_AGAIN_S)
             return code if code >= 0 else 128 - code
         except subprocess.TimeoutExpired:
             for pid in nvml_processes():
-                _ask(pid)
+                if pid not in refused:
+                    try:
+                        _ask(pid)
+                    except OutfitterCliError as error:
+                        refused.add(pid)
+                        warn(str(error))
         except KeyboardInterrupt:
             continue  # the terminal tells the command, too
