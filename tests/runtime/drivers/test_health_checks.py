@@ -14,7 +14,14 @@ from outfitter_proto.records import Health
 from outfitter_service.core import model as m
 from outfitter_service.runtime.drivers import health_checks
 from outfitter_service.runtime.drivers.health_checks import HealthChecks, Opinion, merged
-from outfitter_service.runtime.drivers.health_script import LONGEST_WORDS, WELL, HealthScript, Word, first_line
+from outfitter_service.runtime.drivers.health_script import (
+    LONGEST_WORDS,
+    MOST_BYTES,
+    WELL,
+    HealthScript,
+    Word,
+    first_line,
+)
 from outfitter_service.runtime.drivers.translation import DriverCallError
 from simulation.loop import START_S, running
 
@@ -240,3 +247,14 @@ def test_a_line_of_any_bytes_is_short_and_printable_and_says_something_or_nothin
     assert len(line) <= LONGEST_WORDS
     assert line == line.strip() or len(line) == LONGEST_WORDS
     assert not line or line.isprintable()
+
+
+@pytest.mark.parametrize("output", [b"\n" * MOST_BYTES + b"hot", b" " * MOST_BYTES + b"hot"])
+def test_a_line_behind_much_output_is_not_looked_for(output: bytes) -> None:
+    """To look through a mebibyte would keep the manager from everything else."""
+    assert first_line(output) == ""
+
+
+def test_a_long_line_is_cut_wherever_its_characters_end() -> None:
+    assert first_line("°".encode() * MOST_BYTES) == "°" * LONGEST_WORDS
+    assert first_line(b"x" + "°".encode() * MOST_BYTES) == "x" + "°" * (LONGEST_WORDS - 1)

@@ -33,6 +33,8 @@ DEFAULT_INTERVAL_S = 30.0
 DEFAULT_TIMEOUT_S = 10.0
 LONGEST_WORDS = 200
 """Most characters of the script's line in a device's reason. A record repeats it for each device."""
+MOST_BYTES = 4096
+"""The first line is looked for in so many bytes of the output, which may have a mebibyte."""
 HEALTHY, UNHEALTHY = 0, 1
 """The exit codes that say something. Any other one: the script cannot tell."""
 
@@ -108,9 +110,9 @@ def word_of(outcome: ScriptOutcome) -> Word:
 
 def first_line(output: bytes) -> str:
     """The first line with something on it, short and printable; empty if there is none, or if it is no text."""
-    for line in output.decode("utf-8", "replace").splitlines():
-        if said := "".join(sign if sign.isprintable() else " " for sign in line).strip():
-            return "" if _NO_TEXT in said else said[:LONGEST_WORDS]
+    for line in output[:MOST_BYTES].decode("utf-8", "replace").splitlines():
+        if said := "".join(sign if sign.isprintable() else " " for sign in line).strip()[:LONGEST_WORDS]:
+            return "" if _NO_TEXT in said else said
     return ""
 
 
