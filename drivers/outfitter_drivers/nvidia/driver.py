@@ -156,7 +156,8 @@ class NvmlDriver(NvidiaDriver):
             if not self._last:
                 raise
             self._is_answered = False
-            return [msgspec.structs.replace(each, health=Health.UNKNOWN, reason=str(error)) for each in self._last]
+            unknown = [msgspec.structs.replace(each, health=Health.UNKNOWN, reason=str(error)) for each in self._last]
+            return [_by_index(each) for each in unknown] if self._by_index else unknown
         found = inventory.seen(snapshot, machine, self._faults, self._seen or self._last)
         await self._renew_if_lost(snapshot)
         self._seen = [each.device for each in found]

@@ -25,6 +25,8 @@ from outfitter_drivers.api import (
 )
 from outfitter_drivers.nvidia import process
 from outfitter_drivers.nvidia.driver import CheckingNvmlDriver, Interface, NvmlDriver
+from outfitter_drivers.nvidia.process import ReleasedError
+from outfitter_drivers.nvidia.snapshot import Snapshot
 from outfitter_drivers.nvidia.testing import FakeGpu, FakeGpuDriverFactory, FakeInstance, FakeMachine
 from outfitter_proto.records import Health
 from outfitter_proto.support import processes
@@ -248,6 +250,20 @@ async def test_by_index_the_variables_have_indexes_and_a_lost_gpu_keeps_all_othe
         assert (first.health, second.health) == (Health.UNHEALTHY, Health.UNKNOWN)
         assert second.reason is not None
         assert "param.visible-devices = uuid" in second.reason
+
+
+async def test_by_index_the_variables_stay_while_nobody_has_nvml_open(
+    machine: FakeMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def released() -> Snapshot:
+        raise ReleasedError("the GPUs were let go of")
+
+    async with driving(machine, by_index=True) as driver:
+        before = await driver.look()
+        monkeypatch.setattr(driver.nvml, "look", released)
+        after = await driver.look()
+        assert healths(after) == ["unknown", "unknown"]
+        assert [device.env for device in after] == [device.env for device in before]
 
 
 async def test_by_index_nothing_is_lent_beside_a_gpu_in_mig_mode(machine: FakeMachine) -> None:
