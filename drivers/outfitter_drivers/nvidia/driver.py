@@ -41,6 +41,9 @@ NODES = ("dev/nvidiactl", "dev/dxg")
 ASK_ANEW_S = 600.0
 """Seconds after which NVML is tried again where it could not be used."""
 
+SHORTEST_PAUSE_S = 1.0
+"""Seconds between two looks at least, however many events tell of one broken program."""
+
 NOT_LISTED = Processes(unsaid="NVML does not name the device")
 _MOST_NAMED = 4
 
@@ -81,6 +84,7 @@ class NvmlDriver(NvidiaDriver):
         self._snapshot: Snapshot | None = None
         self._seen: list[Device] = []
         self._is_answered = False
+        self._has_waited = False
         self._releases = 0
         self._lost: frozenset[int] = frozenset()
         self._versions: tuple[str | None, str | None] = (None, None)
@@ -109,15 +113,21 @@ class NvmlDriver(NvidiaDriver):
         return await super().look()
 
     async def until_next_look(self) -> None:
-        end = anyio.current_time() + self._poll_interval
+        begin = anyio.current_time()
+        end = begin + self._poll_interval
         while self._is_answered and (left := end - anyio.current_time()) > 0:
             turn = anyio.current_time() + min(left, LONGEST_WAIT_S)
             try:
                 events = await self.nvml.wait(left)
             except DriverError:
+                if not self._has_waited:
+                    break  # NVML fails at each wait, and may be started anew for each look
+                self._has_waited = False
                 return  # the look says why
+            self._has_waited = True
             if events:
                 self._faults.note(events)
+                await anyio.sleep_until(min(end, begin + SHORTEST_PAUSE_S))
                 return
             await anyio.sleep_until(turn)  # where NVML tells no events, it does not wait
         await anyio.sleep(max(0.0, end - anyio.current_time()))

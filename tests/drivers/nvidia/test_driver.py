@@ -6,11 +6,13 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import anyio
+import anyio.lowlevel
+import anyio.to_thread
 import pytest
 
 from outfitter_drivers.api import (
@@ -25,11 +27,12 @@ from outfitter_drivers.api import (
 )
 from outfitter_drivers.nvidia import process
 from outfitter_drivers.nvidia.driver import CheckingNvmlDriver, Interface, NvmlDriver
-from outfitter_drivers.nvidia.process import ReleasedError
-from outfitter_drivers.nvidia.snapshot import Snapshot
+from outfitter_drivers.nvidia.process import NvmlProcess, ReleasedError
+from outfitter_drivers.nvidia.snapshot import XID, Event, Gpu, Snapshot
 from outfitter_drivers.nvidia.testing import FakeGpu, FakeGpuDriverFactory, FakeInstance, FakeMachine
 from outfitter_proto.records import Health
 from outfitter_proto.support import processes
+from simulation.loop import running
 from support.drivers.gpu_machine import nvidia_smi
 
 LONG_S = 60.0
@@ -171,6 +174,58 @@ async def test_with_an_old_driver_an_xid_makes_a_gpu_ill(machine: FakeMachine) -
             await driver.until_next_look()
         ill, _ = await driver.look()
         assert ill.reason == "its last Xid is 62, after which NVIDIA advises a reset"
+
+
+class PromptProcess(NvmlProcess):
+    """NVML without a process. `ends`: how each wait ends, which takes no time."""
+
+    def __init__(self, ends: Callable[[], Sequence[Event]]) -> None:
+        super().__init__(())
+        self.looks = 0
+        self._ends = ends
+
+    async def look(self) -> Snapshot:
+        self.looks += 1
+        assert self.looks < 1000, "the driver looks without a pause"
+        return Snapshot(gpus=(Gpu(index=0, uuid="GPU-a"),))
+
+    async def wait(self, seconds: float) -> Sequence[Event]:
+        await anyio.lowlevel.checkpoint()
+        return self._ends()
+
+
+def looks_in_a_minute(monkeypatch: pytest.MonkeyPatch, root: Path, ends: Callable[[], Sequence[Event]]) -> int:
+    """How often the driver looks, in virtual time."""
+
+    async def at_once(call: Callable[..., object], *arguments: object, **_: object) -> object:
+        return call(*arguments)
+
+    nvml = PromptProcess(ends)
+
+    async def run() -> None:
+        driver = NvmlDriver(nvml=nvml, interface=Interface.NVML, root=root, poll_interval=10.0)
+        with anyio.move_on_after(60):
+            async for _ in driver.inventory("h"):
+                pass
+
+    monkeypatch.setattr(anyio.to_thread, "run_sync", at_once)
+    with running(0) as loop:
+        loop.run_until_complete(run())
+    return nvml.looks
+
+
+def test_a_storm_of_events_is_a_look_a_second(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    storm = [Event(uuid="GPU-a", kind=XID, data=13)]
+    assert 30 <= looks_in_a_minute(monkeypatch, tmp_path, lambda: storm) <= 61
+
+
+def test_where_each_wait_for_events_fails_the_driver_looks_in_its_interval(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def fail() -> Sequence[Event]:
+        raise TemporaryDriverError("NVML: unknown error")
+
+    assert 5 <= looks_in_a_minute(monkeypatch, tmp_path, fail) <= 7
 
 
 # --- which way ---
