@@ -13,7 +13,7 @@ from msgspec import structs
 
 from outfitter_drivers.api import CannotTell, DeviceUser
 from outfitter_proto.keys import AllocationKey
-from outfitter_proto.records import Allocation, Owner, PoolUse
+from outfitter_proto.records import Allocation, AllocationState, Owner, PoolUse
 from outfitter_proto.support.processes import INITIAL_PID_NAMESPACE
 from outfitter_service.core import model as m
 from outfitter_service.runtime.drivers.borrowers import MOST_PAST, Borrowers
@@ -148,6 +148,19 @@ def test_what_a_worker_gave_back_and_holds_no_more_is_no_holders() -> None:
     borrowers.see(held())
     borrowers.restore([held(device="b")])
     assert borrowers.holders(("a",)) == {}
+
+
+def test_who_waits_in_several_allocations_waits_until_the_last_of_them() -> None:
+    borrowers = Borrowers(ME)
+    one, two = held("pending", device="b"), structs.replace(held("pending", device="b"), worker="two")
+    for record in (one, two, one):
+        borrowers.see(record)
+    for record in (one, two):
+        assert borrowers.waits(CHILD.lineage, ())
+        assert borrowers.waits((), (record.key,))
+        borrowers.see(structs.replace(record, state=AllocationState.ENDED))
+        assert not borrowers.waits((), (record.key,))
+    assert not borrowers.waits(CHILD.lineage, ())
 
 
 async def test_nobody_is_judged_before_the_ledger_is_known() -> None:

@@ -5,7 +5,7 @@ It is what the manager knows of processes that may rightly use a device: it foll
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
@@ -40,6 +40,7 @@ class Borrowers:
         """`identity`: the manager's, which says whose processes it sees."""
         self._identity = identity
         self._waiting: dict[AllocationKey, ProcessIdentity | None] = {}
+        self._waiting_owners: Counter[ProcessIdentity] = Counter()
         self._holding: dict[AllocationKey, Borrower] = {}
         self._by_name: dict[str, set[AllocationKey]] = {}
         self._past: OrderedDict[ProcessIdentity, frozenset[str]] = OrderedDict()
@@ -54,6 +55,7 @@ class Borrowers:
     def restore(self, records: Iterable[Allocation]) -> None:
         """Begin with a restored ledger."""
         self._waiting.clear()
+        self._waiting_owners.clear()
         self._holding.clear()
         self._by_name.clear()
         self.version += 1
@@ -65,10 +67,12 @@ class Borrowers:
         """The record is committed."""
         self.version += 1
         key, owner = record.key, self._process(record.request.owner)
-        self._waiting.pop(key, None)
+        self._wait_no_more(key)
         before = self._drop(key)
         if record.state == AllocationState.PENDING:
             self._waiting[key] = owner
+            if owner is not None:
+                self._waiting_owners[owner] += 1
         elif record.state in HOLDING_STATES:
             ending = record.state == AllocationState.RELEASING
             self._holding[key] = Borrower(_names(record), owner, ending)
@@ -76,6 +80,13 @@ class Borrowers:
                 self._by_name.setdefault(name, set()).add(key)
         else:
             self._remember(before or Borrower(_names(record), owner, is_ending=True))
+
+    def _wait_no_more(self, key: AllocationKey) -> None:
+        owner = self._waiting.pop(key, None)
+        if owner is not None:
+            self._waiting_owners[owner] -= 1
+            if not self._waiting_owners[owner]:
+                del self._waiting_owners[owner]
 
     def _drop(self, key: AllocationKey) -> Borrower | None:
         """The allocation holds nothing any more, as far as is known. Returns what it held."""
@@ -110,7 +121,8 @@ class Borrowers:
 
     def waits(self, lineage: Collection[ProcessIdentity], keys: Collection[AllocationKey]) -> bool:
         """Whether one of these processes owns an allocation that waits, or one of these allocations does."""
-        return any(owner in lineage or key in keys for key, owner in self._waiting.items())
+        owners, waiting = self._waiting_owners.keys(), self._waiting.keys()
+        return not (owners.isdisjoint(lineage) and waiting.isdisjoint(keys))
 
     def has_held(self, process: ProcessIdentity, names: Collection[str]) -> bool:
         """Whether this process owned an allocation that held the device with these names."""
