@@ -11,17 +11,14 @@ Settings: `path` (the folder; relative to the configuration's) and `poll-interva
 from __future__ import annotations
 
 import stat
-import threading
 from pathlib import Path
-
-import anyio
-import anyio.to_thread
 
 from outfitter_drivers import settings
 from outfitter_drivers.api import Device, DriverParams, ExternalResourceDriverFactory, TemporaryDriverError
 from outfitter_drivers.polling import PollingDriver
 from outfitter_drivers.support.description import described_device, natural_order
 from outfitter_proto.records import Health
+from outfitter_proto.support.one_thread import OneThread
 
 MAX_FILE_BYTES = 64 * 1024
 """A description is a few lines. A larger file is in the folder by mistake."""
@@ -38,9 +35,7 @@ class FilesDriver(PollingDriver):
         self._folder = folder
         # By file name, so that a device keeps its id while its file cannot be read.
         self._last_ids: dict[str, str] = {}
-        self._one_poll = anyio.CapacityLimiter(1)
-        self._polling = threading.Lock()
-        self._hung = False
+        self._one_thread = OneThread()
 
     def shortage(self, amount: int, *, healthy: int, known: int) -> str:
         return f"{amount} wanted, but {self._folder} has {healthy} healthy ones among {known} files"
@@ -48,25 +43,11 @@ class FilesDriver(PollingDriver):
     async def look(self) -> list[Device]:
         # A thread, because the folder's file system may be slow or hang.
         try:
-            with anyio.fail_after(self.call_timeout):
-                return await anyio.to_thread.run_sync(self._poll_once, abandon_on_cancel=True, limiter=self._one_poll)
+            return await self._one_thread.run(self._read_folder, within_s=self.call_timeout)
         except TimeoutError as error:
-            self._hung = True
-            raise self._hanging(f"does not answer within {self.call_timeout:g} s") from error
-
-    def _poll_once(self) -> list[Device]:
-        """Poll the folder, unless an earlier poll still hangs, because a hanging folder must not cost more than one
-        thread. A poll that was only cancelled ends soon, so wait for it."""
-        if not self._polling.acquire(timeout=0 if self._hung else self.call_timeout):
-            raise self._hanging("still does not answer")
-        try:
-            return self._read_folder()
-        finally:
-            self._hung = False
-            self._polling.release()
-
-    def _hanging(self, problem: str) -> TemporaryDriverError:
-        return TemporaryDriverError(f"the file system of {self._folder} {problem}; its current devices are unknown")
+            raise TemporaryDriverError(
+                f"the file system of {self._folder} {error}; its current devices are unknown"
+            ) from error
 
     def _read_folder(self) -> list[Device]:
         try:

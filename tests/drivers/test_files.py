@@ -75,7 +75,7 @@ async def test_a_look_that_was_cancelled_is_waited_for_by_the_next_one(
         tasks.start_soon(driver.look)
         await anyio.to_thread.run_sync(begun.wait, 60)
         tasks.cancel_scope.cancel()
-    driver._polling = Turn(driver._polling)  # type: ignore[assignment]
+    driver._one_thread._busy = Turn(driver._one_thread._busy)  # type: ignore[assignment]
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(come_back)
         assert [device.properties["name"] for device in await driver.look()] == ["gpu0"]
@@ -111,7 +111,7 @@ async def test_a_file_system_that_hangs_is_a_failure_and_one_thread_and_is_read_
     put(folder, "gpu1", "")
     back.set()
     with anyio.fail_after(20):
-        while driver._polling.locked():  # noqa: ASYNC110 - a thread that tells nobody
+        while driver._one_thread._busy.locked():  # noqa: ASYNC110 - a thread that tells nobody
             await anyio.sleep(0.001)
     assert len(await next_set(driver.inventory("h"))) == 2
 

@@ -14,7 +14,6 @@ from enum import StrEnum
 from pathlib import Path
 
 import anyio
-import anyio.to_thread
 import msgspec
 
 from outfitter_drivers.api import CannotTell, Device, DeviceUser, DriverError, Grant, TemporaryDriverError, Users
@@ -32,6 +31,7 @@ from outfitter_drivers.nvidia.xid import XidClasses
 from outfitter_drivers.script import HangingError
 from outfitter_drivers.support.tree import Tree
 from outfitter_proto.records import Health
+from outfitter_proto.support.one_thread import OneThread, StillHangsError
 
 logger = logging.getLogger("outfitter.drivers")
 
@@ -43,6 +43,8 @@ ASK_ANEW_S = 600.0
 
 SHORTEST_PAUSE_S = 1.0
 """Seconds between two looks at least, however many events tell of one broken program."""
+PROC_WITHIN_S = 5.0
+"""Seconds in which /proc must name the processes of all GPUs."""
 
 NOT_LISTED = Processes(unsaid="NVML does not name the device")
 _MOST_NAMED = 4
@@ -81,6 +83,8 @@ class NvmlDriver(NvidiaDriver):
         self._interface = interface
         self.nvml = NvmlProcess(timeout=timeout) if nvml is None else nvml
         self._faults = Faults(classes or XidClasses())
+        self._files = OneThread()
+        self._proc = OneThread()
         self._snapshot: Snapshot | None = None
         self._seen: list[Device] = []
         self._is_answered = False
@@ -177,7 +181,7 @@ class NvmlDriver(NvidiaDriver):
 
     async def _told(self) -> tuple[Snapshot, inventory.Machine]:
         """NVML's answer, by a process that has the library of the driver that the kernel runs."""
-        machine = await anyio.to_thread.run_sync(inventory.read_machine, self._tree, abandon_on_cancel=True)
+        machine = await self._machine()
         snapshot = await self.nvml.look()
         versions = machine.driver_version, snapshot.driver_version
         if None not in versions and versions[0] != versions[1] and versions != self._versions:
@@ -189,6 +193,15 @@ class NvmlDriver(NvidiaDriver):
             self._releases = self.nvml.releases
             self._faults.forget()
         return snapshot, machine
+
+    async def _machine(self) -> inventory.Machine:
+        """What files say. The driver's own hang where the driver hangs."""
+        try:
+            return await self._files.run(lambda: inventory.read_machine(self._tree), within_s=self.timeout)
+        except StillHangsError as error:
+            raise HangingError(f"the kernel {error} about the files of NVIDIA's driver") from error
+        except TimeoutError as error:
+            raise TemporaryDriverError(f"the kernel {error} about the files of NVIDIA's driver") from error
 
     async def _renew_if_lost(self, snapshot: Snapshot) -> None:
         """After the loss of a GPU only a new process sees what is left of the machine."""
@@ -205,7 +218,10 @@ class CheckingNvmlDriver(NvmlDriver, CheckingNvidiaDriver):
         devices = await super().look()
         if self.snapshot is None:
             return devices  # nvidia-smi has said it, or nobody has
-        users = await self._users_of(processes(self.snapshot), [device.id or "" for device in devices])
+        try:
+            users = await self._users_of(processes(self.snapshot), [device.id or "" for device in devices])
+        except TemporaryDriverError as error:
+            users = dict.fromkeys([device.id or "" for device in devices], CannotTell(str(error)))
         return [msgspec.structs.replace(device, users=users[device.id or ""]) for device in devices]
 
     async def in_use(self, grant: Grant) -> str | CannotTell | None:
@@ -241,12 +257,19 @@ class CheckingNvmlDriver(NvmlDriver, CheckingNvidiaDriver):
             return None
 
     async def _users_of(self, lists: Mapping[str, Processes], uuids: Sequence[str]) -> dict[str, Users]:
-        """Who computes on each device. A file in /proc may block as long as its process hangs in the kernel."""
+        """Who computes on each device. A file in /proc may block as long as its process hangs in the kernel.
+
+        Raises:
+            TemporaryDriverError: /proc does not answer.
+        """
 
         def read() -> dict[str, Users]:
             return {uuid: self._users(lists.get(uuid, NOT_LISTED)) for uuid in uuids}
 
-        return await anyio.to_thread.run_sync(read, abandon_on_cancel=True)
+        try:
+            return await self._proc.run(read, within_s=PROC_WITHIN_S)
+        except TimeoutError as error:
+            raise TemporaryDriverError(f"/proc {error} about the processes on the GPUs") from error
 
     def _users(self, listed: Processes) -> Users:
         """Who computes on a device. Processes that are listed count, also if NVML cannot tell all."""

@@ -6,6 +6,7 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -25,11 +26,13 @@ from outfitter_drivers.api import (
     TemporaryDriverError,
     Worker,
 )
-from outfitter_drivers.nvidia import process
+from outfitter_drivers.nvidia import driver as driver_module
+from outfitter_drivers.nvidia import inventory, process
 from outfitter_drivers.nvidia.driver import CheckingNvmlDriver, Interface, NvmlDriver
 from outfitter_drivers.nvidia.process import NvmlProcess, ReleasedError
 from outfitter_drivers.nvidia.snapshot import XID, Event, Gpu, Snapshot
 from outfitter_drivers.nvidia.testing import FakeGpu, FakeGpuDriverFactory, FakeInstance, FakeMachine
+from outfitter_drivers.support.tree import Tree
 from outfitter_proto.records import Health
 from outfitter_proto.support import processes
 from simulation.loop import running
@@ -226,6 +229,55 @@ def test_where_each_wait_for_events_fails_the_driver_looks_in_its_interval(
         raise TemporaryDriverError("NVML: unknown error")
 
     assert 5 <= looks_in_a_minute(monkeypatch, tmp_path, fail) <= 7
+
+
+# --- what hangs beside NVML ---
+
+
+async def test_while_the_kernels_files_hang_they_cost_one_thread_and_the_gpus_are_unknown(
+    machine: FakeMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, back, read = [], threading.Event(), inventory.read_machine
+
+    def hang(tree: Tree) -> inventory.Machine:
+        begun.append(tree)
+        back.wait(LONG_S)
+        return read(tree)
+
+    async with driving(machine) as driver:
+        await driver.look()
+        monkeypatch.setattr(inventory, "read_machine", hang)
+        driver.timeout = 0.05
+        while not begun:  # a look may be given up before its thread has begun
+            with pytest.raises(TemporaryDriverError, match="the kernel does not answer within"):
+                await driver.look()
+        driver.timeout = LONG_S
+        for _ in range(5):
+            for device in await driver.look():
+                assert device.health is Health.UNKNOWN
+                assert "the kernel still does not answer" in (device.reason or "")
+        assert len(begun) == 1
+        back.set()
+        with anyio.fail_after(LONG_S):
+            while healths(await driver.look()) != ["healthy", "healthy"]:  # noqa: ASYNC110  until the thread has ended
+                await anyio.sleep(0.01)
+
+
+async def test_while_proc_hangs_nobody_can_tell_who_uses_a_gpu_and_none_is_given_back(
+    machine: FakeMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    back = threading.Event()
+    machine.change(0, processes=[4711])
+    monkeypatch.setattr(driver_module, "PROC_WITHIN_S", 0.05)
+    monkeypatch.setattr(CheckingNvmlDriver, "_path", lambda *_: str(back.wait(LONG_S)))
+    async with driving(machine) as driver:
+        assert isinstance(driver, CheckingNvmlDriver)
+        for device in await driver.look():
+            assert device.health is Health.HEALTHY
+            assert isinstance(device.users, CannotTell)
+        with pytest.raises(TemporaryDriverError, match="/proc still does not answer"):
+            await driver.in_use(grant(machine, 0))
+        back.set()
 
 
 # --- which way ---

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
 
@@ -16,8 +18,10 @@ from outfitter_proto.keys import AllocationKey
 from outfitter_proto.records import Allocation, AllocationState, Owner, PoolUse
 from outfitter_proto.support.processes import INITIAL_PID_NAMESPACE
 from outfitter_service.core import model as m
+from outfitter_service.runtime.drivers import running_processes
+from outfitter_service.runtime.drivers import strangers as judging
 from outfitter_service.runtime.drivers.borrowers import MOST_PAST, Borrowers
-from outfitter_service.runtime.drivers.running_processes import ProcessIdentity, RunningProcess, Unseen
+from outfitter_service.runtime.drivers.running_processes import Found, ProcessIdentity, RunningProcess, Unseen
 from outfitter_service.runtime.drivers.strangers import CALM_S, LONGEST_DAMPED_S, Damper, Judgement, UseWatch, judge
 from outfitter_service.runtime.identity import host_identity
 from support.api import allocation
@@ -161,6 +165,32 @@ def test_who_waits_in_several_allocations_waits_until_the_last_of_them() -> None
         borrowers.see(structs.replace(record, state=AllocationState.ENDED))
         assert not borrowers.waits((), (record.key,))
     assert not borrowers.waits(CHILD.lineage, ())
+
+
+async def test_while_proc_hangs_nobody_can_tell_and_reports_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    back, begun = threading.Event(), []
+
+    def hang(pids: Iterable[int]) -> dict[int, Found]:
+        begun.append(pids)
+        back.wait(60)
+        return {}
+
+    monkeypatch.setattr(running_processes, "find", hang)
+    monkeypatch.setattr(judging, "PROC_WITHIN_S", 0.05)
+    borrowers, sent = Borrowers(ME), list[m.Event]()
+    borrowers.restore([])
+    watch = UseWatch("gpu", borrowers, emit=sent.append, own=OWN)
+    known = m.KnownDevice(id="a", properties={})
+    for _ in range(3):
+        await watch.looked([known], [(DeviceUser(pid=7),)])
+        watch.report(m.DriverReport(host="h", resource="gpu", devices=(known,)))
+        report = sent[-1]
+        assert isinstance(report, m.DriverReport)
+        assert (report.devices[0].untold or "").endswith(
+            ("/proc does not answer within 0.05 s", "still does not answer")
+        )
+    assert len(begun) == 1
+    back.set()
 
 
 async def test_nobody_is_judged_before_the_ledger_is_known() -> None:

@@ -24,6 +24,7 @@ from msgspec import structs
 from outfitter_drivers import api
 from outfitter_proto.keys import AllocationKey
 from outfitter_proto.support.backoff import Backoff
+from outfitter_proto.support.one_thread import OneThread
 from outfitter_proto.support.printable import printable
 from outfitter_service.core import model as m
 from outfitter_service.runtime.drivers import running_processes
@@ -48,6 +49,8 @@ CALM_S = 600.0
 """After so many seconds without a change the next one is said as if it were the first."""
 MOST_USERS = 256
 """Most users of one device that count."""
+PROC_WITHIN_S = 5.0
+"""How long /proc has to show the processes of a look. A process that hangs in the kernel may hold it up for ever."""
 MOST_PROCESSES = 4096
 """Most processes of one look. To read one in /proc takes some 0.1 ms."""
 NAMED_WITHIN_S = 1.0
@@ -187,6 +190,7 @@ class UseWatch:
         self._known: dict[ProcessIdentity, AllocationKey] = {}
         self._user_names: dict[int, str] = {}
         self._judged_version = -1
+        self._proc = OneThread()
         self._turn = anyio.Lock()
 
     async def looked(self, devices: Sequence[m.KnownDevice], users: Sequence[api.Users | None]) -> None:
@@ -243,8 +247,12 @@ class UseWatch:
             return dict.fromkeys(pids, Unseen(_TOO_MANY))
         if not pids:
             return {}
-        found = await anyio.to_thread.run_sync(running_processes.find, pids)
         before = self._seen
+        try:
+            found = await self._proc.run(lambda: running_processes.find(pids), within_s=PROC_WITHIN_S)
+        except TimeoutError as error:
+            self._seen = {} if is_new else before
+            return dict.fromkeys(pids, Unseen(f"/proc {error}"))
         if is_new:
             self._seen = {pid: each for pid, each in found.items() if isinstance(each, RunningProcess)}
             return {pid: each or _ended(pid, before) for pid, each in found.items()}
