@@ -67,6 +67,7 @@ def seen(snapshot: Snapshot, machine: Machine, faults: Faults, earlier: Sequence
     links = _links(snapshot)
     known = {uuid for gpu in snapshot.gpus if gpu.failure is None and (uuid := gpu.uuid)}
     found: dict[str, Seen] = {}
+    nameless: list[tuple[Gpu, Verdict]] = []
     for gpu in snapshot.gpus:
         verdict = faults.verdict(gpu)
         if gpu.failure is None and gpu.uuid:
@@ -76,9 +77,11 @@ def seen(snapshot: Snapshot, machine: Machine, faults: Faults, earlier: Sequence
             devices = [*_instances(gpu, snapshot, machine, faults), *_unread(gpu, verdict, earlier)]
         else:
             devices = _silent(gpu, verdict, [device for device in earlier if device.id not in known])
+            if not devices:
+                nameless.append((gpu, verdict))
         for device in devices:
             found.setdefault(_name(device), Seen(device, is_counted=gpu.failure is None))
-    for device in _missing(machine, [each.device for each in found.values()], earlier):
+    for device in _missing(machine, [each.device for each in found.values()], earlier, nameless):
         found.setdefault(_name(device), Seen(device, is_counted=False))
     return list(found.values())
 
@@ -195,35 +198,45 @@ def _links(snapshot: Snapshot) -> dict[str, dict[str, str]]:
 
 
 def _silent(gpu: Gpu, verdict: Verdict, earlier: Sequence[Device]) -> list[Device]:
-    """What is known of a GPU that NVML refuses to speak of: by its UUID, its bus id, or at last its index."""
+    """What is known of a GPU that NVML refuses to speak of: by its UUID, its bus id, or at last its index. Empty if
+    nothing is."""
     bus_id = pci.normal_bus_id(gpu.bus_id)
     wholes = [device for device in earlier if _is_whole(device)]
     for name, value in (("uuid", gpu.uuid), ("pci.bus_id", bus_id), ("index", str(gpu.index))):
         for device in wholes:
             if value and device.properties.get(name) == value:
                 return _with_parts(device, earlier, verdict)
+    if not gpu.uuid and bus_id is None:
+        return []
     properties = {"index": str(gpu.index), "uuid": gpu.uuid, "pci.bus_id": bus_id}
     return [_unknown_before({name: value for name, value in properties.items() if value}, verdict)]
 
 
-def _missing(machine: Machine, found: Sequence[Device], earlier: Sequence[Device]) -> Iterator[Device]:
-    """The GPUs that NVML does not list although the kernel has them, or nobody knows whether it has."""
+def _missing(
+    machine: Machine, found: Sequence[Device], earlier: Sequence[Device], nameless: Iterable[tuple[Gpu, Verdict]]
+) -> Iterator[Device]:
+    """The GPUs that NVML does not name although the kernel has them, or nobody knows whether it has. Of these the
+    nameless ones are the first: NVML and the kernel's list have the same order."""
+    left = list(nameless)
     names = {name for device in found for name in _names(device)}
     unnamed = [device for device in earlier if _is_whole(device) and names.isdisjoint(_names(device))]
-    if machine.functions is None:
-        for device in unnamed:
-            yield from _with_parts(device, earlier, Verdict(Health.UNKNOWN, NOT_NAMED))
-        return
-    fell = Verdict(Health.UNHEALTHY, FELL_OFF)
-    for bus_id, function in machine.functions.items():
+    for bus_id, function in (machine.functions or {}).items():
         if f"pci:{bus_id}" in names or function.uuid in names:
             continue
         known = next((device for device in unnamed if f"pci:{bus_id}" in device.aliases), None)
+        if known is None and not function.is_offered:
+            continue
+        gpu, verdict = left.pop(0) if left else (None, Verdict(Health.UNHEALTHY, FELL_OFF))
         if known is not None:
-            yield from _with_parts(known, earlier, fell)
-        elif function.is_offered:
-            properties = {"pci.bus_id": bus_id} | ({"uuid": function.uuid} if function.uuid else {})
-            yield _unknown_before(properties, fell)
+            yield from _with_parts(known, earlier, verdict)
+        else:
+            index = None if gpu is None else str(gpu.index)
+            properties = {"index": index, "uuid": function.uuid, "pci.bus_id": bus_id}
+            yield _unknown_before({name: value for name, value in properties.items() if value}, verdict)
+    for gpu, verdict in left:
+        yield _unknown_before({"index": str(gpu.index)}, verdict)
+    for device in unnamed if machine.functions is None else ():
+        yield from _with_parts(device, earlier, Verdict(Health.UNKNOWN, NOT_NAMED))
 
 
 def _unknown_before(properties: dict[str, str], verdict: Verdict) -> Device:

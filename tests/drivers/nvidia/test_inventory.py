@@ -90,8 +90,22 @@ def test_an_index_that_now_is_another_living_gpus_says_nothing_of_a_lost_one() -
 
 
 def test_a_gpu_that_is_lost_at_the_first_look_is_there_by_its_index() -> None:
-    (device, _) = look(Gpu(index=0, failure=15), B, machine=Machine())
+    (_, device) = look(Gpu(index=0, failure=15), B, machine=Machine())
     assert (device.id, device.properties, str(device.health)) == (None, {"index": "0"}, "unhealthy")
+
+
+def test_a_gpu_that_is_lost_at_the_first_look_is_one_device_with_the_name_that_the_kernel_has() -> None:
+    functions = {
+        bus: Function(bus_id=bus, is_offered=True, uuid=uuid) for bus, uuid in ((BUS_A, "GPU-a"), (BUS_B, None))
+    }
+    devices = look(A, Gpu(index=1, failure=15), machine=Machine(functions=functions))
+    assert told(devices) == [("GPU-a", "healthy"), ("pci:0000:3b:00.0", "unhealthy")]
+    assert (devices[1].reason, devices[1].properties["index"]) == ("NVML: the GPU is lost (NVML code 15)", "1")
+    devices = look(Gpu(index=0, failure=15), machine=Machine(functions=functions))
+    assert told(devices) == [("GPU-a", "unhealthy"), ("pci:0000:3b:00.0", "unhealthy")]
+    assert [device.reason == FELL_OFF for device in devices] == [False, True]
+    moved = look(changed(B, index=0), Gpu(index=1, failure=999), earlier=look(A, B))
+    assert told(moved) == [("GPU-b", "healthy"), ("GPU-a", "unknown")]
 
 
 def test_a_gpu_that_only_the_kernel_has_fell_off_the_bus_under_its_former_id() -> None:
