@@ -182,26 +182,19 @@ class Reader:
     def _processes(self, handle: Any) -> Processes:
         if _LIES_ABOUT_PROCESSES.match(self._driver_version or ""):
             return Processes(unsaid=short(f"driver {self._driver_version} lists processes that do not exist"))
-        found: dict[str, list[int]] = {}
+        found: dict[int, None] = {}
         doubt = _doubt()
-        for kind in ("Compute", "MPSCompute", "Graphics"):
+        for kind in ("Compute", "MPSCompute"):
             try:
-                found[kind] = list(self._pids(handle, kind))
+                found.update(dict.fromkeys(self._pids(handle, kind)))
             except self._nvml.NVMLError as error:
                 if error.value in _ENDS_A_GPU:
                     raise _GpuFailedError(error.value) from error
-                found[kind] = []
-                if kind == "Compute" or (kind != "Graphics" and error.value not in _NOT_TOLD):
+                if kind == "Compute" or error.value not in _NOT_TOLD:
                     doubt = doubt or f"NVML does not list {kind} processes ({error})"
-        pids = list(dict.fromkeys(found["Compute"] + found["MPSCompute"]))
-        if len(pids) > MOST_PROCESSES:
+        if len(found) > MOST_PROCESSES:
             doubt = doubt or f"there are more than {MOST_PROCESSES} processes"
-        graphics = [pid for pid in dict.fromkeys(found["Graphics"]) if pid not in pids]
-        return Processes(
-            pids=tuple(pids[:MOST_PROCESSES]),
-            graphics=tuple(graphics[:MOST_PROCESSES]),
-            unsaid=short(doubt) if doubt else None,
-        )
+        return Processes(pids=tuple(found)[:MOST_PROCESSES], unsaid=short(doubt) if doubt else None)
 
     def _pids(self, handle: Any, kind: str) -> Iterable[int]:
         """NVML renamed these functions with their structures. The newest that both sides know is asked."""

@@ -28,9 +28,7 @@ class Processes(Struct, frozen=True, kw_only=True):
     that NVML does not number."""
 
     pids: Annotated[tuple[Number, ...], Meta(max_length=MOST_PROCESSES)] = ()
-    """Of the lists of compute and MPS processes."""
-    graphics: Annotated[tuple[Number, ...], Meta(max_length=MOST_PROCESSES)] = ()
-    """Of the list of graphics processes alone: those of a display."""
+    """Of the lists of compute and MPS processes. What is listed as graphics only is a display's."""
     unsaid: Text | None = None
     """Why nobody can tell whether more compute. None: these are all."""
 
