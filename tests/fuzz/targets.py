@@ -27,9 +27,9 @@ from aiokafka.record._crc32c import crc as crc32c
 from outfitter_drivers.api import Device, PermanentDriverError, TemporaryDriverError
 from outfitter_drivers.gpu import coordination as gpu_coordination
 from outfitter_drivers.gpu.compute_processes import Processes
-from outfitter_drivers.gpu.nvidia import NvidiaDriver, parse_gpus
+from outfitter_drivers.gpu.nvidia import NvidiaDriver, parse_gpus, selected_by_index
 from outfitter_drivers.nvidia import cdi, inventory, pci
-from outfitter_drivers.nvidia.driver import selected_by_index
+from outfitter_drivers.nvidia.driver import why_uncountable
 from outfitter_drivers.nvidia.faults import Faults
 from outfitter_drivers.nvidia.protocol import decode_answer
 from outfitter_drivers.nvidia.snapshot import Snapshot
@@ -205,7 +205,7 @@ def nvml_answers(data: bytes) -> None:
             names = [device.id or device.properties["index"] for device in earlier]
             assert len(set(names)) == len(names), "one device twice"
             assert all(device.reason or device.health is Health.HEALTHY for device in earlier)
-            selected_by_index(found)
+            selected_by_index(earlier, why_uncountable(found))
 
 
 _FUNCTIONS = inventory.Machine(functions={"0000:19:00.0": pci.Function(bus_id="0000:19:00.0", is_offered=True)})

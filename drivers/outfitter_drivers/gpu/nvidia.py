@@ -7,7 +7,7 @@ other line complains of the GPUs that it names, and of no others. So one ill GPU
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -74,7 +74,7 @@ class NvidiaDriver(PollingDriver, Remarks):
     async def look(self) -> list[Device]:
         """See `PollingDriver.look`."""
         devices = await self._look_unless_it_hangs()
-        return selected_by_index(devices) if self._by_index else devices
+        return selected_by_index(devices, _why_uncountable(devices)) if self._by_index else devices
 
     async def _look_unless_it_hangs(self) -> list[Device]:
         """While nvidia-smi hangs, nobody knows of the GPUs whether they are healthy."""
@@ -85,7 +85,7 @@ class NvidiaDriver(PollingDriver, Remarks):
         except HangingError as error:
             if not self._last:
                 raise
-            return [msgspec.structs.replace(each, health=Health.UNKNOWN, reason=str(error)) for each in self._last]
+            return unknown(self._last, str(error))
 
     async def _look(self) -> list[Device]:
         fields, outcome = await self._ask()
@@ -148,7 +148,7 @@ class NvidiaDriver(PollingDriver, Remarks):
             if not rows:
                 return []
             words = f"nvidia-smi does not name it any more; it {outcome}"
-            return [msgspec.structs.replace(device, health=Health.UNKNOWN, reason=words) for device in earlier]
+            return unknown(earlier, words)
         return [_judged(device, complaints, has_row=False) for device in earlier] + new
 
     def _log_remarks(self, complaints: Complaints) -> None:
@@ -291,26 +291,29 @@ def cuda_environment(name: str) -> dict[str, str]:
     return {"CUDA_VISIBLE_DEVICES": name, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
-def selected_by_index(devices: Sequence[Device]) -> list[Device]:
-    """The devices with variables that select them by index. While one GPU is lost, nobody knows whether CUDA counts it,
-    and so which GPU the index of another one means: no healthy one is lent."""
-    lost = next((device for device in devices if _is_lost(device)), None)
+def unknown(devices: Iterable[Device], reason: str) -> list[Device]:
+    """The devices, of which nobody knows whether they are healthy."""
+    return [msgspec.structs.replace(device, health=Health.UNKNOWN, reason=reason) for device in devices]
+
+
+def selected_by_index(devices: Iterable[Device], uncountable: str | None = None) -> list[Device]:
+    """The devices with variables that select them by index. `uncountable`: why nobody knows which GPU an index means;
+    then no healthy one is lent. None: CUDA counts them as the driver does."""
     selected = [
         msgspec.structs.replace(device, env=cuda_environment(device.properties["index"])) if device.env else device
         for device in devices
     ]
-    if lost is None:
+    if uncountable is None:
         return selected
-    words = (
-        f"CUDA may count the GPUs without GPU {lost.properties.get('index') or lost.id}, which is lost or ill; with "
-        "param.visible-devices = uuid nothing depends on that"
-    )
-    return [
-        msgspec.structs.replace(device, health=Health.UNKNOWN, reason=words)
-        if device.health is Health.HEALTHY
-        else device
-        for device in selected
-    ]
+    reason = f"{uncountable}; with param.visible-devices = uuid nothing depends on that"
+    return [unknown((each,), reason)[0] if each.health is Health.HEALTHY else each for each in selected]
+
+
+def _why_uncountable(devices: Sequence[Device]) -> str | None:
+    lost = next((device for device in devices if _is_lost(device)), None)
+    if lost is None:
+        return None
+    return f"CUDA may count the GPUs without GPU {lost.properties.get('index') or lost.id}, which is lost or ill"
 
 
 def _is_lost(device: Device) -> bool:

@@ -19,7 +19,13 @@ import msgspec
 from outfitter_drivers.api import CannotTell, Device, DeviceUser, DriverError, Grant, TemporaryDriverError, Users
 from outfitter_drivers.gpu.compute_processes import CheckingNvidiaDriver, unseen
 from outfitter_drivers.gpu.fields import MIG_MODE
-from outfitter_drivers.gpu.nvidia import DEFAULT_POLL_INTERVAL, NvidiaDriver, cuda_environment, mig_remarks
+from outfitter_drivers.gpu.nvidia import (
+    DEFAULT_POLL_INTERVAL,
+    NvidiaDriver,
+    mig_remarks,
+    selected_by_index,
+    unknown,
+)
 from outfitter_drivers.gpu.users import device_users
 from outfitter_drivers.nvidia import inventory
 from outfitter_drivers.nvidia.faults import Faults
@@ -30,7 +36,6 @@ from outfitter_drivers.nvidia.snapshot import Processes, Snapshot
 from outfitter_drivers.nvidia.xid import XidClasses
 from outfitter_drivers.script import HangingError
 from outfitter_drivers.support.tree import Tree
-from outfitter_proto.records import Health
 from outfitter_proto.support.one_thread import OneThread, StillHangsError
 
 logger = logging.getLogger("outfitter.drivers")
@@ -170,14 +175,14 @@ class NvmlDriver(NvidiaDriver):
             if not self._last:
                 raise
             self._is_answered = False
-            unknown = [msgspec.structs.replace(each, health=Health.UNKNOWN, reason=str(error)) for each in self._last]
-            return [_by_index(each) for each in unknown] if self._by_index else unknown
+            devices = unknown(self._last, str(error))
+            return selected_by_index(devices) if self._by_index else devices
         found = inventory.seen(snapshot, machine, self._faults, self._seen or self._last)
         await self._renew_if_lost(snapshot)
         self._seen = [each.device for each in found]
         self._last = [each.device for each in found if each.is_reported]
         self._snapshot, self._is_answered, self._unusable = snapshot, True, None
-        return selected_by_index(found) if self._by_index else self._last
+        return selected_by_index(self._last, why_uncountable(found)) if self._by_index else self._last
 
     async def _told(self) -> tuple[Snapshot, inventory.Machine]:
         """NVML's answer, by a process that has the library of the driver that the kernel runs."""
@@ -297,23 +302,7 @@ def processes(snapshot: Snapshot) -> dict[str, Processes]:
     return lists
 
 
-def selected_by_index(seen: Sequence[Seen]) -> list[Device]:
-    """The devices with variables that select them by index. While CUDA may not count one GPU, nobody knows which GPU
-    the index of another one means: no healthy one is lent."""
-    devices = [_by_index(each.device) for each in seen if each.is_reported]
-    words = _why_uncountable(seen)
-    if words is None:
-        return devices
-    reason = f"{words}; with param.visible-devices = uuid nothing depends on that"
-    return [
-        msgspec.structs.replace(device, health=Health.UNKNOWN, reason=reason)
-        if device.health is Health.HEALTHY
-        else device
-        for device in devices
-    ]
-
-
-def _why_uncountable(seen: Sequence[Seen]) -> str | None:
+def why_uncountable(seen: Sequence[Seen]) -> str | None:
     """Why nobody knows how CUDA counts the GPUs; None: it counts as NVML does."""
     for device, is_counted, _ in seen:
         name = device.properties.get("index") or device.id
@@ -322,10 +311,3 @@ def _why_uncountable(seen: Sequence[Seen]) -> str | None:
         if MIG_MODE in device.properties:
             return f"CUDA counts MIG instances otherwise, and GPU {name} is in MIG mode"
     return None
-
-
-def _by_index(device: Device) -> Device:
-    if not device.env:
-        return device
-    env: Mapping[str, str] = cuda_environment(device.properties["index"])
-    return msgspec.structs.replace(device, env=dict(env))
