@@ -50,7 +50,8 @@ def top(
     """Show what needs a person, who waits and why, and the devices of all hosts, the worst first, until q or Ctrl-C.
 
     From the bus, with a monitor's rights, or from the API at --url. A device is one sign: # held, . free, ! unhealthy,
-    ? unknown, - held back, % used by a stranger. The devices that are shown are counted by resource and model.
+    ? unknown, - held back, x cordoned, % used by a stranger. The devices that are shown are counted by resource and
+    model.
     """
     import anyio
 
