@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -78,6 +79,25 @@ async def test_a_manager_lets_go_while_the_command_runs_and_looks_anew_afterward
         await health_becomes(driver, Health.HEALTHY)
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+async def test_a_signal_is_the_commands_and_managers_wait_for_its_end(machine: FakeMachine, number: int) -> None:
+    async with driving(machine) as driver:
+        await driver.look()
+        hold = machine.folder / "hold"
+        hold.mkdir()
+        told = f"trap 'touch {hold}/told' TERM HUP; touch {hold}/runs; "
+        wait = f"{told} while ! [ -e {hold}/end ]; do sleep 0.05; done; exit 7"
+        command = await anyio.open_process(releasing(machine, "--", "sh", "-c", wait))
+        await until_there(hold / "runs")
+        command.send_signal(number)
+        await until_there(hold / "told")
+        await driver.look()
+        assert driver.nvml.pid is None
+        (hold / "end").touch()
+        assert await command.wait() == 7
+        await command.aclose()
+
+
 async def test_a_release_that_is_killed_leaves_nothing_behind(machine: FakeMachine) -> None:
     async with driving(machine) as driver:
         await driver.look()
@@ -105,6 +125,7 @@ def test_a_manager_that_starts_meanwhile_and_cannot_be_asked_is_warned_of_and_en
     monkeypatch.setattr(release, "ask", refuse)
     monkeypatch.setattr(release, "nvml_processes", lambda: [4711, 4711 + next(numbers)])
     monkeypatch.setattr(nvidia, "LOOK_AGAIN_S", 0.01)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # this process's are pytest's
     wait = f"while ! [ -e {tmp_path}/end ]; do sleep 0.01; done; exit 7"
     assert nvidia._run(("sh", "-c", wait)) == 7
     assert asked.count(4711) == 1

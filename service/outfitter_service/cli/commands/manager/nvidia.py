@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import time
 from typing import NoReturn
@@ -90,14 +91,17 @@ def _ask(pid: int) -> None:
 
 
 def _run(command: tuple[str, ...]) -> int:
-    """Run the command to its end, and ask each manager that starts meanwhile. One that cannot be asked is warned of
-    once: who ended now would have all others look at GPUs at which the command still works."""
+    """Run the command to its end, and ask each manager that starts meanwhile. If this process ended before, all others
+    would look at GPUs at which the command still works. So a manager that cannot be asked is warned of once, and
+    signals are the command's."""
     from outfitter_drivers.nvidia.release import nvml_processes
 
     try:
         process = subprocess.Popen(command)
     except OSError as error:
         raise OutfitterCliError(f"{command[0]}: {error.strerror}", exit_code=126) from error
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda sent, _: process.send_signal(sent))
     refused: set[int] = set()
     while True:
         try:
