@@ -153,6 +153,15 @@ def test_a_device_is_held_while_somebody_has_a_part_of_it_or_what_it_is_a_part_o
         expect(panel).to_contain_text("nobody, but somebody holds a part of it, or what it is a part of")
 
 
+def test_a_part_of_what_is_no_device_itself_names_it_without_a_link(open_page: OpenPage) -> None:
+    devices = [InventoryDevice(id="MIG-0", properties={"index": "0:0"})]
+    parts = ResourceInventory(state="reported", amount=1, devices=devices, parts={"pci:0000:19:00.0": ["MIG-0"]})
+    with served([fleets.host("one", [], mig=parts)]) as fleet:
+        panel = open_page(f"{fleet.url}#device/one/MIG-0").get_by_role("complementary")
+        expect(panel).to_contain_text("pci:0000:19:00.0")
+        expect(panel.get_by_role("link", name="pci:0000:19:00.0")).to_have_count(0)
+
+
 def test_a_stranger_on_a_device_comes_and_goes_as_it_happens(open_page: OpenPage) -> None:
     used_by = "process 4711 (python) of ada"
     with served([fleets.host("one", ["healthy"])]) as fleet:

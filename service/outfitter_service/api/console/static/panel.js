@@ -152,8 +152,12 @@ const waiterRow = waiter => html`<tr><td class="dim">${waiter.position ?? "–"}
 
 const fact = (name, value) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`;
 
+/** What a device is a part of. A GPU that is lent in parts only is no device itself. */
+const wholeOf = ({ host, part_of }, named) => (named(part_of) ? linkTo("device", [host, part_of]) : part_of);
+
 function deviceView(fleet, { host: hostName, name }) {
-  const host = fleet.hosts.get(hostName), device = host?.devices.find(each => namesOf(each).includes(name));
+  const host = fleet.hosts.get(hostName), named = name => host?.devices.find(each => namesOf(each).includes(name));
+  const device = named(name);
   if (!device) return html`<p>${linkTo("host", [hostName])} does not report this device now.</p>`;
   const properties = Object.entries(device.properties ?? {}).filter(([key]) => key !== "id");
   return html`<dl>${fact("Host", linkTo("host", [hostName]))}${fact("Resource", device.resource)}
@@ -161,7 +165,7 @@ function deviceView(fleet, { host: hostName, name }) {
     ${device.reason ? fact("Reason", device.reason) : nothing}
     ${device.used_by ? fact("Used by", strangerOf(device)) : nothing}
     ${ordersOf(device, host).map(order => fact("Cordoned", orderWords(order)))}
-    ${device.part_of ? fact("Part of", linkTo("device", [hostName, device.part_of])) : nothing}
+    ${device.part_of ? fact("Part of", wholeOf(device, named)) : nothing}
     ${fact("Held by", device.holders.length ? holdersOf(device)
       : device.kept ? "nobody, but somebody holds a part of it, or what it is a part of" : "nobody")}
     ${properties.map(([key, value]) => fact(key, value))}</dl>`;
