@@ -92,11 +92,20 @@ def test_devices_are_reported_only_once_the_script_has_spoken_of_all() -> None:
     }
 
 
+@pytest.mark.parametrize("number", [8, 16])
+def test_a_slow_script_makes_no_device_unknown_at_a_start(number: int) -> None:
+    """Its runs take turns. Whoever holds such a device would be told, and who waits would wait for it to be well."""
+    many = [device(str(each)) for each in range(number)]
+    said = told([(0, named(*many))], lambda _, __: WELL, takes_s=0.9 * SCRIPT.timeout_s)
+    assert {health for _, report in said for health, _ in seen(report).values()} == {Health.HEALTHY}
+
+
 def test_a_script_that_hangs_at_first_keeps_nobody_waiting_for_long() -> None:
     many = [device(str(number)) for number in range(40)]
     said = told([(0, named(*many))], lambda _, __: None)
     first, report = said[0]
-    assert SCRIPT.timeout_s + health_checks.FIRST_GRACE_S <= first <= 2 * SCRIPT.timeout_s + 1
+    longest = health_checks.FIRST_TURNS * SCRIPT.timeout_s + health_checks.FIRST_GRACE_S
+    assert longest <= first <= longest + SCRIPT.timeout_s
     assert {health for health, _ in seen(report).values()} == {Health.UNKNOWN}
     assert seen(report)["39"][1] == "health script: has not looked at it yet"
 

@@ -6,6 +6,7 @@ healthy nor, at once, unknown: its last word counts until it has failed several 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NoReturn
@@ -22,9 +23,10 @@ AT_ONCE = 4
 """Runs of one resource's script at the same time."""
 FAILED_RUNS = 3
 """After so many runs in a row that said nothing of a device, nobody knows how it is."""
-FIRST_GRACE_S = 5.0
-"""Seconds beyond the script's time limit in which its first word about a device is awaited. So neither a restart nor a
-new device makes anything unknown: holders would be told, and what was unknown counts as ill for a while."""
+FIRST_TURNS, FIRST_GRACE_S = 4, 5.0
+"""The script's first word about a device is awaited for its time limit in each turn of `AT_ONCE` devices, in so many
+turns at most, and for some seconds beyond. So neither a restart nor a new device makes anything unknown: holders would
+be told, and what was unknown counts as ill for a while."""
 SHORTEST_REPORT_S = 1.0
 """Seconds between two reports in one round. Each has all devices."""
 MOST_NAMED = 8
@@ -102,7 +104,8 @@ class HealthChecks:
         self._report = report
         if report.failure is None or report.devices:
             self._devices = report.devices
-            awaited_until = anyio.current_time() + self._script.timeout_s + FIRST_GRACE_S
+            turns = min(FIRST_TURNS, math.ceil(len(report.devices) / AT_ONCE))
+            awaited_until = anyio.current_time() + turns * self._script.timeout_s + FIRST_GRACE_S
             self._opinions = {
                 device.id: self._opinions.get(device.id) or Opinion(awaited_until) for device in report.devices
             }
