@@ -45,13 +45,14 @@ def judged(
     found: RunningProcess | Unseen | None,
     *records: Allocation,
     known: dict[ProcessIdentity, AllocationKey] | None = None,
+    whole: str | None = None,
 ) -> Judgement:
-    """The judged on device `a`, which process 7 uses."""
+    """The judged on device `a`, a part of `whole`, which process 7 uses."""
     borrowers = Borrowers(ME)
     for record in records:
         borrowers.see(record)
     user = DeviceUser(pid=7)
-    return judge((user,), ("a", "GPU-a"), {7: found}, borrowers, known or {}, OWN)[0]
+    return judge((user,), ("a", "GPU-a"), {7: found}, borrowers, known or {}, OWN, whole)[0]
 
 
 CHILD = process((7, 2000), (100, 1000), (2, 1))
@@ -120,6 +121,20 @@ def test_who_holds_a_part_is_no_stranger_on_the_whole() -> None:
     part = structs.replace(held(device="MIG-1"), uses={"a": PoolUse(1, 720_720, "parts")})
     assert judged(CHILD, part) == Judgement()
     assert judged(LONELY, part).strangers
+
+
+def test_who_holds_the_whole_is_no_stranger_on_its_part() -> None:
+    """Version 0.2 lent a GPU in MIG mode as a whole, and CUDA computes on its first instance."""
+    gpu = held(device="GPU-w", aliases={"GPU-w": ["pci:w"]})
+    assert judged(CHILD, gpu, whole="pci:w") == Judgement()
+    assert judged(LONELY, gpu, whole="pci:w").strangers
+    assert judged(process((100, 1000), (2, 1)), structs.replace(gpu, state="ended"), whole="pci:w") == Judgement()
+
+
+def test_who_holds_a_part_is_a_stranger_on_the_other_parts() -> None:
+    part = structs.replace(held(device="MIG-1"), uses={"pci:w": PoolUse(1, 720_720, "parts")})
+    assert judged(CHILD, part, whole="pci:w").strangers
+    assert judged(process((100, 1000), (2, 1)), structs.replace(part, state="ended"), whole="pci:w").strangers
 
 
 def test_an_ended_process_uses_nothing_and_one_that_is_not_seen_leaves_it_open() -> None:

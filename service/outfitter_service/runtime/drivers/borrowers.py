@@ -23,12 +23,26 @@ MOST_PAST = 1000
 """Most past owners that are remembered, the last ones."""
 
 
-class Borrower(NamedTuple):
-    """An allocation that holds devices. `names`: all names of these and of their wholes. `owner`: its process; None:
-    nobody here knows which one it is. `is_ending`: it is being released, and what runs on its devices may be its own.
-    """
+class Borrowed(NamedTuple):
+    """The devices of an allocation, by all of their names. `with_wholes`: and those that these are parts of."""
 
-    names: frozenset[str]
+    own: frozenset[str] = frozenset()
+    with_wholes: frozenset[str] = frozenset()
+
+    def covers(self, names: Collection[str], whole: str | None) -> bool:
+        """Whether its worker may use the device with these names, a part of `whole`. Tools name a process on a part and
+        on its whole. Who has one part may not use another one."""
+        return whole in self.own or not self.with_wholes.isdisjoint(names)
+
+    def __or__(self, other: Borrowed) -> Borrowed:
+        return Borrowed(self.own | other.own, self.with_wholes | other.with_wholes)
+
+
+class Borrower(NamedTuple):
+    """An allocation that holds devices. `owner`: its process; None: nobody here knows which one it is. `is_ending`: it
+    is being released, and what runs on its devices may be its own."""
+
+    devices: Borrowed
     owner: ProcessIdentity | None
     is_ending: bool
 
@@ -43,7 +57,7 @@ class Borrowers:
         self._waiting_owners: Counter[ProcessIdentity] = Counter()
         self._holding: dict[AllocationKey, Borrower] = {}
         self._by_name: dict[str, set[AllocationKey]] = {}
-        self._past: OrderedDict[ProcessIdentity, frozenset[str]] = OrderedDict()
+        self._past: OrderedDict[ProcessIdentity, Borrowed] = OrderedDict()
         self.restored = anyio.Event()
         """Set once the ledger is known. Before, every worker would be a stranger."""
         self.version = 0
@@ -75,11 +89,11 @@ class Borrowers:
                 self._waiting_owners[owner] += 1
         elif record.state in HOLDING_STATES:
             ending = record.state == AllocationState.RELEASING
-            self._holding[key] = Borrower(_names(record), owner, ending)
-            for name in self._holding[key].names:
+            self._holding[key] = Borrower(_borrowed(record), owner, ending)
+            for name in self._holding[key].devices.with_wholes:
                 self._by_name.setdefault(name, set()).add(key)
         else:
-            self._remember(before or Borrower(_names(record), owner, is_ending=True))
+            self._remember(before or Borrower(_borrowed(record), owner, is_ending=True))
 
     def _wait_no_more(self, key: AllocationKey) -> None:
         owner = self._waiting.pop(key, None)
@@ -91,16 +105,16 @@ class Borrowers:
     def _drop(self, key: AllocationKey) -> Borrower | None:
         """The allocation holds nothing any more, as far as is known. Returns what it held."""
         before = self._holding.pop(key, None)
-        for name in before.names if before is not None else ():
+        for name in before.devices.with_wholes if before is not None else ():
             self._by_name[name].discard(key)
             if not self._by_name[name]:
                 del self._by_name[name]
         return before
 
     def _remember(self, past: Borrower) -> None:
-        if past.owner is None or not past.names:
+        if past.owner is None or not past.devices.own:
             return
-        self._past[past.owner] = past.names | self._past.pop(past.owner, frozenset())
+        self._past[past.owner] = past.devices | self._past.pop(past.owner, Borrowed())
         if len(self._past) > MOST_PAST:
             self._past.popitem(last=False)
 
@@ -114,22 +128,22 @@ class Borrowers:
 
     # --- asking ---
 
-    def holders(self, names: Collection[str]) -> dict[AllocationKey, Borrower]:
-        """Who holds the device with these names."""
-        keys = {key for name in names for key in self._by_name.get(name, ())}
-        return {key: self._holding[key] for key in sorted(keys)}
+    def holders(self, names: Collection[str], whole: str | None = None) -> dict[AllocationKey, Borrower]:
+        """Who may use the device with these names, a part of `whole`, because it holds one of both."""
+        keys = {key for name in (*names, whole or "") for key in self._by_name.get(name, ())}
+        found = {key: self._holding[key] for key in sorted(keys)}
+        return {key: borrower for key, borrower in found.items() if borrower.devices.covers(names, whole)}
 
     def waits(self, lineage: Collection[ProcessIdentity], keys: Collection[AllocationKey]) -> bool:
         """Whether one of these processes owns an allocation that waits, or one of these allocations does."""
         owners, waiting = self._waiting_owners.keys(), self._waiting.keys()
         return not (owners.isdisjoint(lineage) and waiting.isdisjoint(keys))
 
-    def has_held(self, process: ProcessIdentity, names: Collection[str]) -> bool:
-        """Whether this process owned an allocation that held the device with these names."""
-        return not self._past.get(process, frozenset()).isdisjoint(names)
+    def has_held(self, process: ProcessIdentity, names: Collection[str], whole: str | None = None) -> bool:
+        """Whether this process owned an allocation that held the device with these names, or its `whole`."""
+        return self._past.get(process, Borrowed()).covers(names, whole)
 
 
-def _names(record: Allocation) -> frozenset[str]:
-    """All names of a record's devices, and of those that these are parts of: tools name a process on both."""
-    names = {name for device, others in names_held(record) for name in (device, *others)}
-    return frozenset(names | (record.uses or {}).keys())
+def _borrowed(record: Allocation) -> Borrowed:
+    own = frozenset(name for device, others in names_held(record) for name in (device, *others))
+    return Borrowed(own, own | (record.uses or {}).keys())

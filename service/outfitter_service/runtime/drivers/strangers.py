@@ -2,7 +2,8 @@
 
 A driver's look names the processes on each device. This module says whose they are. No stranger is
 
-- a process of who holds the device: its owner, a descendant of it, or one whose environment names the allocation;
+- a process of who holds the device, its whole or a part of it: the owner, a descendant of it, or one whose environment
+  names the allocation;
 - a process of a worker that waits: it may ask for the very device that it uses;
 - an owner that held the device and lives on, since CUDA keeps its context until the process ends;
 - whoever runs on a device that is being released: its driver waits for that;
@@ -78,13 +79,14 @@ def judge(
     borrowers: Borrowers,
     known: Mapping[ProcessIdentity, AllocationKey],
     own: int,
+    whole: str | None = None,
 ) -> tuple[Judgement, dict[ProcessIdentity, AllocationKey]]:
     """The judgement on the device with these names, and whose processes are on it. `processes`: those that its users'
     pids mean; None: it has ended. `known`: whose they were, for a process may lose its parents. `own`: the manager's
-    pid."""
+    pid. `whole`: what the device is a part of."""
     if isinstance(users, api.CannotTell):
         return Judgement(untold=users.reason), {}
-    holders = borrowers.holders(names)
+    holders = borrowers.holders(names, whole)
     strangers: list[tuple[RunningProcess, api.DeviceUser]] = []
     belongs: dict[ProcessIdentity, AllocationKey] = {}
     untold: str | None = None
@@ -98,7 +100,7 @@ def judge(
         key = next((key for key, each in holders.items() if _is_of(process, key, each.owner, known)), None)
         if key is not None:
             belongs[process.identity] = key
-        elif _is_excused(process, names, borrowers, own) or any(each.is_ending for each in holders.values()):
+        elif _is_excused(process, names, whole, borrowers, own) or any(each.is_ending for each in holders.values()):
             continue
         elif key := next((key for key, each in holders.items() if each.owner is None), None):
             untold = untold or f"process {user.pid} may be of {key}, whose owner is not known here"
@@ -116,9 +118,11 @@ def _is_of(
     return owner in process.lineage or key in process.allocations or known.get(process.identity) == key
 
 
-def _is_excused(process: RunningProcess, names: Collection[str], borrowers: Borrowers, own: int) -> bool:
+def _is_excused(
+    process: RunningProcess, names: Collection[str], whole: str | None, borrowers: Borrowers, own: int
+) -> bool:
     return (
-        borrowers.has_held(process.identity, names)
+        borrowers.has_held(process.identity, names, whole)
         or borrowers.waits(process.lineage, process.allocations)
         or any(pid == own for pid, _ in process.lineage)
     )
@@ -184,6 +188,7 @@ class UseWatch:
         self._sent: m.DriverReport | None = None
         self._users: dict[str, api.Users] = {}
         self._names: dict[str, tuple[str, ...]] = {}
+        self._wholes: dict[str, str | None] = {}
         self._judgements: dict[str, Judgement] = {}
         self._dampers: dict[str, Damper] = {}
         self._seen: dict[int, RunningProcess] = {}
@@ -200,6 +205,7 @@ class UseWatch:
             said = [(device, each) for device, each in zip(devices, users, strict=True) if each is not None]
             self._users = {device.id: each for device, each in said}
             self._names = {device.id: (device.id, *device.aliases) for device, _ in said}
+            self._wholes = {device.id: device.part_of for device, _ in said}
             self._dampers = {name: self._dampers.get(name) or Damper() for name in self._users}
             await self._judge(is_new=True)
 
@@ -234,8 +240,9 @@ class UseWatch:
         judgements: dict[str, Judgement] = {}
         known: dict[ProcessIdentity, AllocationKey] = {}
         for name, users in self._users.items():
-            names = self._names[name]
-            judgements[name], belongs = judge(users, names, processes, self._borrowers, self._known, self._own)
+            judgements[name], belongs = judge(
+                users, self._names[name], processes, self._borrowers, self._known, self._own, self._wholes[name]
+            )
             known.update(belongs)
         self._judgements, self._known = judgements, known
         await self._look_up({process.uid for each in judgements.values() for process, _ in each.strangers})
