@@ -148,6 +148,10 @@ class Manager:
         self.stop()
         self.start(within=within)
 
+    def change_program(self, program: Sequence[str]) -> None:
+        """Have another program serve from the next start on."""
+        self._program = tuple(program)
+
     def signal(self, number: int) -> None:
         os.kill(self.pid, number)
 
