@@ -58,12 +58,10 @@ fuzz: $(TOOLS)
 # What `make gpu-check` installs where there is a GPU and no network, for each Python that may be there.
 gpu-wheels: $(READY)
 	rm -rf build/gpu-wheels && mkdir -p build
-	sed -n '/^nvidia-ml-py==/,/[^\\]$$/p' constraints.txt | cat constraints-service.txt - > build/gpu-wheels.txt
 	for version in 3.11 3.12 3.13; do \
 		$(BIN)/python -m pip download --quiet --disable-pip-version-check --dest build/gpu-wheels --no-deps --only-binary :all: --python-version $$version \
-			--require-hashes -r build/gpu-wheels.txt || exit 1; \
+			--require-hashes -r constraints-service.txt || exit 1; \
 	done
-	rm build/gpu-wheels.txt
 	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation \
 		--wheel-dir build/gpu-wheels .
 
@@ -112,7 +110,7 @@ PIN := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generat
 constraints: $(RUNNABLE)
 	$(PIP) uv
 	$(PIN) --extra service --extra uvloop --group dev --output-file constraints.txt pyproject.toml
-	$(PIN) --extra service --extra uvloop --group build --constraint constraints.txt \
+	$(PIN) --extra service --extra nvidia --extra uvloop --group build --constraint constraints.txt \
 		--output-file constraints-service.txt pyproject.toml
 	$(PIN) --group tools --constraint constraints.txt --output-file constraints-tools.txt
 

@@ -9,7 +9,7 @@ from packaging.requirements import Requirement
 from support.documents import FOLDERS, ROOT
 
 FILES = {
-    "constraints-service.txt": (["service", "uvloop"], ["build"]),
+    "constraints-service.txt": (["service", "nvidia", "uvloop"], ["build"]),
     "constraints.txt": (["service", "uvloop"], ["dev"]),
     "constraints-tools.txt": ([], ["tools"]),
 }

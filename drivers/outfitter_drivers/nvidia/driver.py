@@ -51,6 +51,7 @@ SHORTEST_PAUSE_S = 1.0
 PROC_WITHIN_S = 5.0
 """Seconds in which /proc must name the processes of all GPUs."""
 
+NO_PACKAGE = "NVML cannot be used: the package nvidia-ml-py is not there; install outfitter[nvidia]"
 NOT_LISTED = Processes(unsaid="NVML does not name the device")
 _MOST_NAMED = 4
 
@@ -160,7 +161,10 @@ class NvmlDriver(NvidiaDriver):
             return True
         if time.monotonic() < self._anew_at or not any(map(self._tree.exists, NODES)):
             return False
-        return importlib.util.find_spec("pynvml") is not None
+        if importlib.util.find_spec("pynvml") is None:
+            self._fall_back(NO_PACKAGE)
+            return False
+        return True
 
     def _fall_back(self, words: str) -> None:
         if words != self._unusable:

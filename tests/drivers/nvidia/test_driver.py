@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import os
 import subprocess
@@ -306,6 +307,20 @@ async def test_where_nvml_cannot_be_used_nvidia_smi_is_asked_under_the_same_ids_
         assert (by_smi.id, by_smi.aliases, by_smi.env) == (by_nvml.id, by_nvml.aliases, by_nvml.env)
         assert by_smi.properties.items() <= by_nvml.properties.items()
         words = "NVML cannot be used: there is no NVML library (libnvidia-ml.so.1) (NVML code 12); nvidia-smi is asked"
+        assert sum(words in record.message for record in caplog.records) == 1
+        assert any(words in remark for remark in await driver.remarks())
+
+
+async def test_on_a_machine_with_gpus_the_driver_says_that_its_package_is_missing(
+    machine: FakeMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    smi(tmp_path, monkeypatch)
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "pynvml" else find(name))
+    async with driving(machine) as driver:
+        for _ in range(2):
+            assert len(await driver.look()) == 1
+        words = "the package nvidia-ml-py is not there; install outfitter[nvidia]; nvidia-smi is asked instead"
         assert sum(words in record.message for record in caplog.records) == 1
         assert any(words in remark for remark in await driver.remarks())
 
