@@ -127,7 +127,7 @@ def rows(title: str, about: str, expression: str, *columns: str, span: int = 12)
 
 def needs_a_person() -> Iterator[Any]:
     firing = 'ALERTS{alertname=~"Outfitter.+", alertstate="firing"}'
-    troubled = managers(f'outfitter_devices{{state=~"unhealthy|unknown|held-back", {RESOURCE}}}')
+    troubled = managers(f'outfitter_blocked_devices{{state!="cordoned", {RESOURCE}}}')
     vain = managers(f'outfitter_pending{{reason=~"{IN_VAIN}", {RESOURCE}}}')
     yield number(
         "Firing alerts", "Alerts of rules.yml, of all clusters. deploy/prometheus says what to do.", f"count({firing})"
@@ -154,7 +154,7 @@ def needs_a_person() -> Iterator[Any]:
     )
     yield number(
         "Devices that nobody gets",
-        "Unhealthy, of unknown health, or held back.",
+        "Unhealthy, of unknown health, held back, or used by strangers; held by workers or not.",
         f"sum({troubled})",
         "orange",
     )

@@ -61,14 +61,16 @@ class StateCounts(Struct, frozen=True, kw_only=True):
     """The values of the gauges, from committed records.
 
     `devices` by (resource, `free` | `held` | `cordoned` | `unhealthy` | `unknown` | `held-back`), `models` by
-    (resource, model, the same), `healthy` by resource, held or cordoned or not. `allocations` by (resource, state),
-    `pending` by (resource, reason code). `watched_owners`, `polled_owners`: owner processes.
+    (resource, model, the same), `healthy` by resource, held or cordoned or not, `blocked` by (resource, why nobody
+    gets them), held or not. `allocations` by (resource, state), `pending` by (resource, reason code).
+    `watched_owners`, `polled_owners`: owner processes.
     """
 
     devices: Tally[tuple[str, str]]
     allocations: Tally[tuple[str, str]]
     pending: Tally[tuple[str, str]]
     healthy: Tally[str] = Tally()
+    blocked: Tally[tuple[str, str]] = Tally()
     models: Tally[tuple[str, str, str]] = Tally()
     watched_owners: int = 0
     polled_owners: int = 0
@@ -90,6 +92,7 @@ class StateCounts(Struct, frozen=True, kw_only=True):
         return cls(
             devices=sum((part.devices for part in counts), Tally()),
             healthy=sum((part.healthy for part in counts), Tally()),
+            blocked=sum((part.blocked for part in counts), Tally()),
             models=sum((part.models for part in counts), Tally()),
             allocations=sum((part.allocations for part in counts), Tally()),
             pending=sum((part.pending for part in counts), Tally()),
@@ -118,6 +121,9 @@ class _StateCollector(Collector):
         healthy = GaugeMetricFamily(
             "outfitter_healthy_devices", "Devices that their driver reports healthy, held or not.", labels=["resource"]
         )
+        blocked = GaugeMetricFamily(
+            "outfitter_blocked_devices", "Devices that nobody gets, by why, held or not.", labels=["resource", "state"]
+        )
         models = GaugeMetricFamily(
             "outfitter_devices_of_model", "Devices of which the driver names the model, by state.",
             labels=["resource", "model", "state"],
@@ -140,6 +146,8 @@ class _StateCollector(Collector):
                 devices.add_metric([resource, state], now.devices[resource, state])
             if is_resource:
                 healthy.add_metric([resource], now.healthy[resource])
+            for block in Block if is_resource else ():
+                blocked.add_metric([resource, block], now.blocked[resource, block])
             for allocation_state in AllocationState:
                 allocations.add_metric([resource, allocation_state], now.allocations[resource, allocation_state])
             for reason in PENDING_REASONS:
@@ -156,6 +164,7 @@ class _StateCollector(Collector):
             unwatched.add_metric([why], now.unwatched_owners[why])
         yield devices
         yield healthy
+        yield blocked
         yield models
         yield allocations
         yield pending

@@ -20,6 +20,10 @@ ZERO = {
         for state in ("free", "held", "cordoned", "unhealthy", "unknown", "held-back")
     ],
     "outfitter_healthy_devices": [{"resource": "gpu"}],
+    "outfitter_blocked_devices": [
+        {"resource": "gpu", "state": state}
+        for state in ("cordoned", "unhealthy", "unknown", "held-back", "used-by-stranger")
+    ],
     "outfitter_allocations": [{"resource": "gpu", "state": str(state)} for state in AllocationState],
     "outfitter_pending": [
         {"resource": "gpu", "reason": reason}
@@ -118,6 +122,13 @@ def test_probes_and_metrics_over_http(start_manager: StartManager) -> None:
     manager.wait_for(lambda: manager.metric("outfitter_devices", resource="gpu", state="held") == 1)
     manager.wait_for(lambda: 'model="A100"' in manager.metrics())
     assert manager.metric("outfitter_healthy_devices", resource="gpu") == 2
+    add_device(manager.folder / "gpus", 0, health="unhealthy")
+    add_device(manager.folder / "gpus", 1, model="A100", health="unhealthy")
+    manager.wait_for(lambda: manager.metric("outfitter_blocked_devices", resource="gpu", state="unhealthy") == 2)
+    assert manager.metric("outfitter_devices", resource="gpu", state="unhealthy") == 1
+    add_device(manager.folder / "gpus", 0)
+    add_device(manager.folder / "gpus", 1, model="A100")
+    manager.wait_for(lambda: manager.metric("outfitter_healthy_devices", resource="gpu") == 2)
     assert manager.metric("outfitter_devices_of_model", resource="gpu", model="A100", state="free") == 1
     assert manager.metric("outfitter_allocations", resource="gpu", state="allocated") == 1
     assert manager.metric("outfitter_allocations", resource="gpu", state="pending") == 0

@@ -172,13 +172,14 @@ def test_devices_are_counted_by_model_and_the_healthy_ones_held_or_not() -> None
     told = state_gauges.state_counts(found)
     assert told.devices == {("gpu", "held"): 2, ("gpu", "free"): 2, ("gpu", "unhealthy"): 1}
     assert told.healthy == {"gpu": 3}
+    assert told.blocked == {("gpu", "unhealthy"): 2}
     assert told.models == {
         ("gpu", "A100", "held"): 1, ("gpu", "A100", "unhealthy"): 1,
         ("gpu", "H100", "held"): 1, ("gpu", "H100", "free"): 1,
     }  # fmt: skip
     report(found, "gpu", of_model("A100", device("G0")))
     told = state_gauges.state_counts(found)
-    assert (told.healthy, told.models) == ({"gpu": 1}, {("gpu", "A100", "held"): 1})
+    assert (told.healthy, told.blocked, told.models) == ({"gpu": 1}, {}, {("gpu", "A100", "held"): 1})
 
 
 def test_what_operators_take_out_is_cordoned_unless_somebody_holds_it_and_as_healthy_as_it_is() -> None:
@@ -191,7 +192,7 @@ def test_what_operators_take_out_is_cordoned_unless_somebody_holds_it_and_as_hea
     told = state_gauges.state_counts(found)
     assert told.devices == {("gpu", "held"): 1, ("gpu", "cordoned"): 2, ("gpu", "free"): 1}
     assert told.models == {("gpu", "A100", "held"): 1, ("gpu", "A100", "cordoned"): 1, ("gpu", "A100", "free"): 1}
-    assert told.healthy == {"gpu": 3}
+    assert (told.healthy, told.blocked) == ({"gpu": 3}, {("gpu", "cordoned"): 3})
     found.restore(SetInventory("h", "gpu", inventory.with_cordoned({})))
     assert state_gauges.state_counts(found).devices == {
         ("gpu", "held"): 1, ("gpu", "free"): 2, ("gpu", "unhealthy"): 1,
@@ -343,6 +344,7 @@ def test_what_several_processors_show_together_is_the_sum_and_of_ages_the_highes
         StateCounts(
             devices=Counter({("gpu", "free"): n}),
             healthy=Counter({"gpu": n}),
+            blocked=Counter({("gpu", "unhealthy"): n}),
             models=Counter({("gpu", "A100", "free"): n}),
             allocations=Counter({("gpu", "allocated"): n}),
             pending=Counter({("gpu", "busy"): n}),
@@ -357,6 +359,7 @@ def test_what_several_processors_show_together_is_the_sum_and_of_ages_the_highes
     assert StateCounts.together(parts) == StateCounts(
         devices=Counter({("gpu", "free"): 3}),
         healthy=Counter({"gpu": 3}),
+        blocked=Counter({("gpu", "unhealthy"): 3}),
         models=Counter({("gpu", "A100", "free"): 3}),
         allocations=Counter({("gpu", "allocated"): 3}),
         pending=Counter({("gpu", "busy"): 3}),

@@ -55,6 +55,7 @@ class _DeviceCounts(NamedTuple):
     counts: Mapping[tuple[str | None, str], int]
     """Their number by model and state."""
     healthy: int
+    blocked: Mapping[Block, int]
 
 
 class _Sharers:
@@ -97,8 +98,9 @@ class StateGauges:
         self._devices: Counter[tuple[str, str | None, str]] = Counter()
         """The devices by resource, model and state."""
         self._healthy: Counter[str] = Counter()
+        self._blocked: Counter[tuple[str, str]] = Counter()
         self._counted: dict[str, dict[str, _DeviceCounts]] = {}
-        """The part of each host and resource in `_devices` and `_healthy`."""
+        """The part of each host and resource in `_devices`, `_healthy` and `_blocked`."""
         self._stale: set[str] = set()
         """Hosts with changes since they were counted."""
 
@@ -111,6 +113,7 @@ class StateGauges:
         self._pending.clear()
         self._devices.clear()
         self._healthy.clear()
+        self._blocked.clear()
         self._counted.clear()
         self._stale = set(hosts)
         self._holders.clear()
@@ -163,6 +166,7 @@ class StateGauges:
         return StateCounts(
             devices=+devices,
             healthy=+self._healthy,
+            blocked=+self._blocked,
             models=_of_models(+self._devices),
             allocations=Counter(self._allocations),
             pending=Counter(self._pending),
@@ -190,6 +194,8 @@ class StateGauges:
     def _add(self, counted: Mapping[str, _DeviceCounts], sign: int) -> None:
         for resource, of_resource in counted.items():
             self._healthy[resource] += sign * of_resource.healthy
+            for block, count in of_resource.blocked.items():
+                self._blocked[resource, block] += sign * count
             for (model, state), count in of_resource.counts.items():
                 self._devices[resource, model, state] += sign * count
                 if not self._devices[resource, model, state]:
@@ -214,12 +220,15 @@ class StateGauges:
             if free_list is not None and (used or not free_list.is_plain):
                 held = held.union(_kept(devices, free_list, held, used, shares=shares))
             counts: Counter[tuple[str | None, str]] = Counter()
+            blocked: Counter[Block] = Counter()
             for (model, block, _), names in ids.items():
+                if block is not None:
+                    blocked[block] += len(names)
                 held_count = len(names.intersection(held))
                 counts[model, "held"] += held_count
                 counts[model, block or "free"] += len(names) - held_count
             healthy = sum(len(names) for (_, _, is_healthy), names in ids.items() if is_healthy)
-            counted[resource] = _DeviceCounts(inventory, devices.synonyms, ids, counts, healthy)
+            counted[resource] = _DeviceCounts(inventory, devices.synonyms, ids, counts, healthy, blocked)
         return counted
 
 
