@@ -344,7 +344,7 @@ def test_devices_are_in_the_order_of_their_indexes_with_what_tells_them_apart(op
         structs.replace(
             device,
             id=f"GPU-{n * 37 % 97:02}-{n}",
-            properties={**device.properties, "memory.total_bytes": str(80 * 2**30)},
+            properties={**device.properties, "memory.total_bytes": str(81559 * 2**20)},
         )
         for n, device in enumerate(host.resources["gpu"].devices)
     ]
@@ -354,7 +354,7 @@ def test_devices_are_in_the_order_of_their_indexes_with_what_tells_them_apart(op
         rows = page.locator(".devices tbody tr")
         expect(rows).to_have_count(12)
         assert [
-            re.search(r"gpu (\d+) · NVIDIA H100 80GB HBM3 · 80 GiB", text)[1] for text in rows.all_inner_texts()
+            re.search(r"gpu (\d+) · NVIDIA H100 80GB HBM3 · 79\.6 GiB", text)[1] for text in rows.all_inner_texts()
         ] == [str(n) for n in range(12)]
 
 

@@ -135,12 +135,12 @@ class HostDevice(Struct, frozen=True, kw_only=True, metaclass=_AbstractStruct):
 
     @property
     def memory(self) -> str | None:
-        """Its memory in words, if the driver names it: `80 GiB`."""
+        """Its memory in words, if the driver names it: `79.6 GiB`. Never more than there is: people ask for as much."""
         size = self.properties.get("memory.total_bytes", "")
         if not (size.isascii() and size.isdigit()) or len(size) > _MOST_DIGITS:
             return None
         mebibytes = int(size) / 1024**2
-        return f"{mebibytes:.0f} MiB" if mebibytes < 1024 else f"{mebibytes / 1024:.0f} GiB"
+        return f"{mebibytes:.0f} MiB" if mebibytes < 1024 else f"{int(mebibytes * 10 / 1024) / 10:g} GiB"
 
     @property
     def place(self) -> tuple[str, float, str]:

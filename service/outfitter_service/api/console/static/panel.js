@@ -111,7 +111,7 @@ const resourceRow = ([name, resource]) => html`<tr><td>${name}</td>
 /** What tells people which device it is: its index, name, model and memory. */
 function looks({ properties = {} }) {
   const { index, name, model, "memory.total_bytes": bytes } = properties;
-  const parts = [index && `${index}`, name, model, bytes && `${Math.round(Number(bytes) / 2 ** 30)} GiB`];
+  const parts = [index && `${index}`, name, model, bytes && `${Math.floor((Number(bytes) * 10) / 2 ** 30) / 10} GiB`];
   return parts.filter(Boolean).join(" · ");
 }
 
