@@ -68,7 +68,7 @@ def test_who_comes_meanwhile_waits_and_is_told_from_when_on() -> None:
     )
     assert shown(core)["a"] == (
         Health.UNKNOWN,
-        "it was ill, and is lent from 2026-01-01 00:00:35 UTC on if it stays well",
+        "it was not well, and is lent from 2026-01-01 00:00:35 UTC on if it stays well",
     )
 
 

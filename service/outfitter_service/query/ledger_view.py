@@ -6,7 +6,7 @@ It writes nothing, and ignores records that it cannot decode.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import NamedTuple, TypeVar
 
@@ -189,12 +189,15 @@ def devices_in_words(record: Allocation) -> str:
 
 def illness_in_words(record: Allocation) -> str | None:
     """Which of the devices that a worker holds are not healthy, by the record's last infos; None: all are."""
-    if record.state not in HOLDING_STATES:
-        return None
+    return ill_in_words(record.resources) if record.state in HOLDING_STATES else None
+
+
+def ill_in_words(resources: Mapping[str, Iterable[Mapping[str, str]]]) -> str | None:
+    """Which of these infos' devices are not healthy; None: all are."""
     ill = [
         f"{name} {device.get('index', '?')} is {device['health']}"
         + (f" ({device['health.reason']})" if "health.reason" in device else "")
-        for name, devices in record.resources.items()
+        for name, devices in resources.items()
         for device in devices
         if device.get("health", Health.HEALTHY) != Health.HEALTHY
     ]

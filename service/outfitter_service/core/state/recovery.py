@@ -83,7 +83,7 @@ def shorter(unwell: Unwell) -> dict[str, datetime | None]:
 
 def reason(lent: datetime) -> str:
     """Why a device is not lent that its driver calls healthy."""
-    return f"it was ill, and is lent from {in_words(lent)} on if it stays well"
+    return f"it was not well, and is lent from {in_words(lent)} on if it stays well"
 
 
 def in_words(lent: datetime) -> str:

@@ -10,8 +10,8 @@ from outfitter_proto.bus import Message
 from outfitter_proto.records import InventoryDevice
 from outfitter_service.cli.commands.view.watch import _Words
 from outfitter_service.query.ledger_view import RecordChange, decode
+from support.api import allocation, cordon, deletion, host_record, resource_of
 from support.api import change as changed
-from support.api import cordon, deletion, host_record, resource_of
 
 
 class Lamp(msgspec.Struct, tag_field="type", tag="lamp"):
@@ -55,6 +55,13 @@ def test_the_line_of_a_host_says_how_many_devices_are_cordoned(capsys: pytest.Ca
     gpus = resource_of([InventoryDevice(id="0"), InventoryDevice(id="1", cordon="k3v9-01")])
     _Words().show(None, changed(host_record("h", resources={"gpu": structs.replace(gpus, cordoned=1)})))
     assert "gpu: 2 devices, 2 healthy, 1 cordoned" in capsys.readouterr().out
+
+
+def test_the_line_of_a_holder_says_which_of_its_devices_are_ill(capsys: pytest.CaptureFixture[str]) -> None:
+    record = allocation("h", "w", devices=["GPU-0", "GPU-1"], token=1)
+    ill = {"id": "GPU-1", "index": "1", "health": "unhealthy", "health.reason": "XID 79"}
+    _Words().show(None, changed(structs.replace(record, resources={"gpu": [{"id": "GPU-0", "index": "0"}, ill]})))
+    assert capsys.readouterr().out.endswith("  h/w  allocated  gpu: 0, 1 (gpu 1 is unhealthy (XID 79))\n")
 
 
 def test_a_deleted_record_that_was_not_shown_before_has_no_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -206,7 +206,8 @@ def _remark(view: HostView) -> str:
 def _legend() -> Text:
     legend = Text()
     for state in reversed(STATES):
-        legend.append(f"{SIGNS[state]} ", STYLES[state]).append(f"{state}  ", "dim")
+        legend.append(f"{SIGNS[state]} ", STYLES[state]).append(f"{state.removeprefix('used by ')}  ", "dim")
+    legend.rstrip()
     return legend
 
 

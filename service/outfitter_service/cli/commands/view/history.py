@@ -231,7 +231,8 @@ def _cells(step: Transition | Refresh | Note, *, with_host: bool) -> list[str]:
         return [step.event, step.writer, step.explanation]
     worker = f"{step.host}/{step.worker}" if with_host else step.worker
     if not isinstance(step, Transition):
-        return ["-", worker, f"{step.event}: {step.explanation}"]
+        ill = ledger_view.ill_in_words(step.changed.get("resources", {}))
+        return ["-", worker, f"{step.event}: {step.explanation}{f': {ill}' if ill else ''}"]
     devices = ledger_view.devices_in_words(step.record) if isinstance(step.record, Allocation) else ""
     # say it only where a reader could assume that the driver checked for use
     unconfirmed = " (unconfirmed)" if step.confirmed is False and "unconfirmed" not in step.explanation else ""

@@ -200,7 +200,8 @@ class _Words:
                 self._states[change.key] = record.state
                 step = record.state if before in {None, record.state} else f"{before} -> {record.state}"
                 place = "" if record.queue_position is None else f", position {record.queue_position} in the queue"
-                why = "" if record.reason is None else f" ({record.reason})"
+                said = record.reason if record.reason is not None else ledger_view.illness_in_words(record)
+                why = "" if said is None else f" ({said})"
                 return f"{record.host}/{record.worker}  {step}  {ledger_view.devices_in_words(record)}{place}{why}"
             case Host() as record:
                 resources = "; ".join(
