@@ -282,7 +282,10 @@ def excluded(
     named = ", ".join([f"{fault}: {count}" for fault, count in most[:NAMED_FAULTS]])
     named += ", …" if len(most) > NAMED_FAULTS else ""
     others = f"; {named}" if named else ""
-    common = "" if together is None else f", and at most {together} of these have one {' and one '.join(clauses.same)}"
+    same = f"have one {' and one '.join(clauses.same)}"
+    if not clauses.where and together is not None and meeting == total:
+        return f"{_chosen(spec, amount, clauses)} requested, and at most {together} of {total} discovered {same}"
+    common = "" if together is None else f", and at most {together} of these {same}"
     return f"{_chosen(spec, amount, clauses)} requested, {meeting} of {total} discovered are so{common}{others}"
 
 
