@@ -108,10 +108,11 @@ const resourceRow = ([name, resource]) => html`<tr><td>${name}</td>
   <td>${resource.healthy ?? "–"} of ${resource.total}${resource.sharing === "shared" ? ", shared" : nothing}</td>
   <td>${resource.reason ? resource.reason : "–"}</td></tr>`;
 
-/** What tells people which device it is: its index, name, model and memory. */
+/** What tells people which device it is: its index, name, model, MIG profile and memory. */
 function looks({ properties = {} }) {
-  const { index, name, model, "memory.total_bytes": bytes } = properties;
-  const parts = [index && `${index}`, name, model, bytes && `${Math.floor((Number(bytes) * 10) / 2 ** 30) / 10} GiB`];
+  const { index, name, model, "mig.profile": profile, "memory.total_bytes": bytes } = properties;
+  const memory = bytes && `${Math.floor((Number(bytes) * 10) / 2 ** 30) / 10} GiB`;
+  const parts = [index && `${index}`, name, model, profile && `MIG ${profile}`, memory];
   return parts.filter(Boolean).join(" · ");
 }
 

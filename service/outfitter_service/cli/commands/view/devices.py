@@ -136,6 +136,7 @@ def _print_table(lines: Sequence[DeviceLine]) -> None:
     optional = {
         "name": [line.properties.get("name") for line in lines],
         "model": [line.model for line in lines],
+        "MIG": [line.properties.get("mig.profile") for line in lines],
         "memory": [line.memory for line in lines],
     }
     said = {heading: cells for heading, cells in optional.items() if any(cells)}
