@@ -96,6 +96,20 @@ def test_an_order_for_a_device_takes_it_out_of_each_resource_that_shows_it() -> 
         assert sorted(entry.resource for entry in covered) == ["drm", "gpu"]
 
 
+def test_an_order_may_name_what_devices_are_parts_of_although_that_is_no_device() -> None:
+    """A GPU in MIG mode."""
+    gpus = orders.inventory("MIG-0", "MIG-1", "GPU-1", parts={"pci:0000:1b:00.0": ["MIG-0", "MIG-1"]})
+    view = LedgerView()
+    view.put(change(orders.host(gpu=gpus)))
+    assert reading.what_is_missing(view, orders.HOST, None, "pci:0000:1b:00.0") is None
+    selection = reading.selected(view, orders.HOST, None, "pci:0000:1b:00.0")
+    assert [entry.id for entry in reading.covered(view, selection)] == ["MIG-0", "MIG-1"]
+    (line,) = reading.lines_of(Orders({"1": order(device="pci:0000:1b:00.0")}, 0), view, orders.AT)
+    assert selection.has(line)
+    of_resource = reading.selected(view, orders.HOST, "gpu", None)
+    assert (of_resource.has(line), of_resource.is_all_of(line)) == (True, False)
+
+
 def test_a_device_for_which_the_record_has_no_room_is_not_called_unknown() -> None:
     view = LedgerView()
     many = ResourceInventory(state="reported", devices=[InventoryDevice(id="GPU-0")], total=300)

@@ -206,6 +206,10 @@ class DeviceEntry(HostDevice, frozen=True, kw_only=True):
         """Those and its holders', too."""
         return {self.id, *self.names, *chain.from_iterable(device.names for device in self.held_as)}
 
+    def is_meant_by(self, name: str) -> bool:
+        """Whether a name is one of its own, or of what it is a part of, which may be no device to others."""
+        return name in self.all_names or name == self.part_of
+
     def line(self) -> DeviceLine:
         return DeviceLine(
             **{field: getattr(self, field) for field in HostDevice.__struct_fields__ if field != "orders"},

@@ -201,9 +201,10 @@ def selected(ledger: LedgerView, host: str, resource: str | None, device: str | 
         return Selection(host)
     devices, resources = {device} - {None}, {resource} - {None}
     for entry in _entries(ledger, host):
-        found = entry.all_names
-        if device in found or (device is None and entry.resource == resource):
-            devices |= found
+        if device in entry.all_names or (device is None and entry.resource == resource):
+            devices |= {*entry.all_names, *([] if device is not None else [entry.part_of])}
+            resources.add(entry.resource)
+        elif device is not None and entry.part_of == device:
             resources.add(entry.resource)
     return Selection(
         host, resource, device, frozenset(filter(None, devices)), frozenset(filter(None, resources)) or None
@@ -216,7 +217,7 @@ def what_is_missing(ledger: LedgerView, host: str, resource: str | None, device:
     record = ledger.hosts[host]
     if resource is not None and (missing := known.unknown_resource(ledger, resource)) is not None:
         return missing
-    if device is None or any(device in entry.all_names for entry in _entries(ledger, host, resource)):
+    if device is None or any(entry.is_meant_by(device) for entry in _entries(ledger, host, resource)):
         return None
     asked = [inventory for name, inventory in record.resources.items() if resource in {None, name}]
     return None if device and any(map(left_out, asked)) else known.unknown_device(ledger, host, device, resource)
@@ -227,7 +228,7 @@ def covered(ledger: LedgerView, selection: Selection) -> list[DeviceEntry]:
     return [
         entry
         for entry in _entries(ledger, selection.host)
-        if selection.devices is None or not selection.devices.isdisjoint(entry.all_names)
+        if selection.devices is None or any(map(entry.is_meant_by, selection.devices))
     ]
 
 

@@ -33,7 +33,7 @@ class DeviceFilter(Struct, frozen=True, kw_only=True):
 
     def matches(self, device: DeviceEntry, *, is_served: bool) -> bool:
         return (
-            (self.name is None or self.name in device.all_names)
+            (self.name is None or device.is_meant_by(self.name))
             and self.health in {None, device.health}
             and (not self.free or (is_served and device.is_free))
             and (not (self.holder or self.labelled) or any(map(self._is_of, device.holders)))
