@@ -168,11 +168,15 @@ class NvmlProcess:
         self._raise_if_released()
         raise ReleasedError(f"the GPUs were let go of for process {sender}, which has ended")
 
+    def is_released(self) -> bool:
+        """Whether somebody for whom the GPUs were let go of still lives."""
+        return self._released is not None and not _has_ended(self._released[1])
+
     def _raise_if_released(self) -> None:
         if self._released is None:
             return
-        sender, descriptor = self._released
-        if not _has_ended(descriptor):
+        sender, _ = self._released
+        if self.is_released():
             raise ReleasedError(f"the GPUs were let go of for process {sender} (outfitter nvidia release)")
         self._forget_release()
 

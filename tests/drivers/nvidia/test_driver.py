@@ -148,6 +148,21 @@ async def test_after_the_gpus_were_let_go_of_an_xid_of_before_counts_no_more(mac
         assert healths(await driver.look()) == ["healthy", "healthy"]
 
 
+async def test_as_soon_as_nobody_needs_the_gpus_any_more_the_driver_looks(machine: FakeMachine) -> None:
+    program = "import os, signal, sys\nos.kill(int(sys.argv[1]), signal.SIGUSR1)\nsys.stdin.read()"
+    async with driving(machine, poll_interval=3600.0) as driver:
+        await driver.look()
+        with subprocess.Popen([sys.executable, "-c", program, str(driver.nvml.pid)], stdin=subprocess.PIPE) as sender:
+            with anyio.fail_after(LONG_S):
+                await driver.until_next_look()
+            assert healths(await driver.look()) == ["unknown", "unknown"]
+            assert sender.stdin is not None
+            sender.stdin.close()
+            with anyio.fail_after(LONG_S):
+                await driver.until_next_look()
+        assert healths(await driver.look()) == ["healthy", "healthy"]
+
+
 async def test_a_new_driver_in_the_kernel_needs_a_new_process(machine: FakeMachine) -> None:
     async with driving(machine) as driver:
         await driver.look()
