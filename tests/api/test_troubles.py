@@ -97,7 +97,7 @@ def cases() -> dict[str, tuple[list[Any], dict[str, Any], str, str, str]]:
             [fleets.host("h", ["unhealthy"], reason="XID 79"), HELD],
             {"host": "h"},
             "1 device on h is unhealthy",
-            "GPU-h-0 on h: XID 79. A worker still holds it.",
+            "GPU-h-0 on h: XID 79. Worker w still holds it.",
             "Look at it, or replace it: drivers/health.md says what makes a device ill.",
         ),
         "waits-for-healing": (

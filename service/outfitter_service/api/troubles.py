@@ -264,7 +264,9 @@ def _ill_devices(picture: _Picture) -> Iterator[Trouble]:
         ill = [line for host in hosts for line in host.records.ill[kind]]
         for line in ill[:1]:
             held = sum(bool(each.holders) for each in ill) if kind is UNHEALTHY else 0
-            still = " A worker still holds it." if len(ill) == 1 else f" Workers still hold {held} of them."
+            still = f" Workers still hold {f'{held} of them' if len(ill) > 1 else 'it'}."
+            if len(ill) == line.holder_count == 1:
+                still = f" Worker {line.holders[0].worker} still holds it."
             reason = _sentence((line.stranger if kind is STRANGER else line.reason) or "no reason is given")
             yield _trouble(
                 kind,
