@@ -126,9 +126,14 @@ def cases() -> dict[str, tuple[list[Any], dict[str, Any], str, str, str]]:
             "`outfitter doctor` on the host says what the driver lacks.",
         ),
         "beside-free": (
-            [well(), waiter("w", 15.1, "busy", "waits for 1 gpu"), waiter("x", 14, "busy", "waits for 1 gpu")],
+            [
+                well(),
+                waiter("w", 15.1, "busy", "waits for 1 gpu"),
+                waiter("v", 15, "placement-not-found", "no choice of 2 gpu was found"),
+                waiter("x", 14, "busy", "waits for 1 gpu"),
+            ],
             {"host": "h", "worker": "w"},
-            "1 worker waits although devices are free",
+            "2 workers wait although devices are free",
             "w on h: waits for 1 gpu.",
             "A large request may keep them for itself: `outfitter explain` says more.",
         ),

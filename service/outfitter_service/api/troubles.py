@@ -309,7 +309,8 @@ def _waiting(picture: _Picture) -> Iterator[Trouble]:
         each
         for host in picture.managed
         for each in host.records.waiting
-        if each.reason_code == "busy" and not host.records.free.isdisjoint(each.request.amounts)
+        if each.reason_code in ("busy", "placement-not-found")
+        and not host.records.free.isdisjoint(each.request.amounts)
     ]
     for kind, waiters, one, more, what, remedy in (
         (WAITS_FOR_HEALING, _since(healing), "wants", "want", "devices that are ill", "Mend or replace the ill ones."),
