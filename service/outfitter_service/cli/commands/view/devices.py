@@ -70,8 +70,8 @@ def devices(
     """List the devices of all hosts, or of --host: their health, and who holds them.
 
     The last lines count the devices of each resource and each model, and who waits, whatever --device, --health,
-    --free, --holder and --label leave out. Standard error names resources without devices, and drivers that fail, with
-    the reason.
+    --free, --holder and --label leave out. "kept by": who has parts of the device, or what it is a part of. Standard
+    error names resources without devices, and drivers that fail, with the reason.
     """
     import anyio
 
@@ -157,6 +157,8 @@ def _state(line: DeviceLine) -> tuple[str | None, ...]:
         health += f", cordoned: {line.cordoned_because}"
     if line.stranger is not None:
         health += f", used by {line.stranger}"
+    if line.kept_by and not line.holders:
+        health += f", kept by {', '.join(dict.fromkeys(holder.worker for holder in line.kept_by))}"
     others = line.holder_count - len(line.holders)
     more = [f"and {others} more"] if others else []
     return (
