@@ -144,6 +144,34 @@ async def test_a_topic_that_is_made_anew_ends_no_order_and_new_ones_are_taken(
         assert (first["to"], records[CHECKPOINT]["orders"]) == (1, {"topic_id": "made-anew", "to": 2})
 
 
+async def test_a_topic_that_is_made_anew_while_it_is_opened_is_not_taken_for_the_one_before(
+    bus: FaultyBus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, opened, take = bus.topic, bus.open_reader, order_reader.OrderReader._take
+    is_anew, taken = False, []
+
+    async def of_now(topic: str) -> Any:
+        info = await found(topic)
+        return info._replace(id="gone") if topic == control_topic(CLUSTER) and not is_anew else info
+
+    async def make_anew(topic: str, partition: int, **more: Any) -> Any:
+        nonlocal is_anew
+        is_anew = is_anew or topic == control_topic(CLUSTER)
+        return await opened(topic, partition, **more)
+
+    def note(self: order_reader.OrderReader, messages: Any, topic_id: str, position: int) -> None:
+        taken.append(topic_id)
+        take(self, messages, topic_id, position)
+
+    monkeypatch.setattr(bus, "topic", of_now)
+    monkeypatch.setattr(bus, "open_reader", make_anew)
+    monkeypatch.setattr(order_reader.OrderReader, "_take", note)
+    async with serving(bus, static(2), tmp_path) as manager:
+        await order(bus)
+        await until(manager, {"o1"})
+    assert "gone" not in taken
+
+
 async def test_orders_that_nobody_understands_are_counted_and_others_count(bus: FaultyBus, tmp_path: Path) -> None:
     await wanted.create(bus, CLUSTER, partitions=1)
     topic = control_topic(CLUSTER)

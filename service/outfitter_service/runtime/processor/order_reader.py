@@ -99,10 +99,12 @@ class OrderReader:
         _, end = await bus.offsets(topic, 0)
         self._orders, self._unreadable = {}, {}
         messages: list[Message] = []
-        while reader.position < end:
+        while (await bus.topic(topic)).id == topic_id:  # else another one was read, which may never reach that end
+            if reader.position >= end:
+                break
             messages += await reader.fetch(timeout=MARKERS_WAIT_S)
-            if (await bus.topic(topic)).id != topic_id:
-                return  # else it would be taken for this one, and might never reach that end
+        else:
+            return
         self._take(messages, topic_id, reader.position)
         self._looked.set()
         while (await bus.topic(topic)).id == topic_id:

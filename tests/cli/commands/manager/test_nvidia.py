@@ -17,6 +17,7 @@ from outfitter_drivers.nvidia.driver import NvmlDriver
 from outfitter_drivers.nvidia.testing import FakeGpu, FakeMachine
 from outfitter_proto.records import Health
 from outfitter_service.cli.commands.manager import nvidia
+from support.polling import until
 from support.processes import command_line
 
 LONG_S = 60.0
@@ -139,14 +140,16 @@ def test_a_command_that_does_not_exist_lets_nobody_go(tmp_path: Path) -> None:
 
 
 def test_only_nvml_processes_are_asked() -> None:
-    other = [sys.executable, "-c", "input()", "-m", "outfitter_drivers.nvidia.children"]
+    other = [sys.executable, "-c", "print(flush=True); input()", "-m", "outfitter_drivers.nvidia.children"]
     with (
         subprocess.Popen(process.COMMAND, stdin=subprocess.PIPE) as ours,
-        subprocess.Popen(other, stdin=subprocess.PIPE) as theirs,
+        subprocess.Popen(other, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as theirs,
     ):
-        found = release.nvml_processes()
-        assert ours.pid in found
-        assert theirs.pid not in found
+        assert theirs.stdout is not None
+        theirs.stdout.readline()
+        # a process has no command line yet when Popen returns
+        until(lambda: ours.pid in release.nvml_processes(), lambda: f"{ours.pid} is not found")
+        assert theirs.pid not in release.nvml_processes()
         for each in (ours, theirs):
             each.kill()
 
