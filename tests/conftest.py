@@ -8,7 +8,7 @@ import structlog
 from hypothesis import HealthCheck, settings
 from xdist.workermanage import NodeManager
 
-from support.kafka.broker import kafka_broker, own_broker
+from support.kafka.broker import kafka_broker, old_kafka_broker, own_broker, version_1_broker
 from support.kinds import pytest_collection_modifyitems, pytest_ignore_collect, pytest_sessionstart
 from support.managers.process import manager, shared_manager, start_manager
 
@@ -16,12 +16,14 @@ __all__ = [
     "anyio_backend",
     "kafka_broker",
     "manager",
+    "old_kafka_broker",
     "own_broker",
     "pytest_collection_modifyitems",
     "pytest_ignore_collect",
     "pytest_sessionstart",
     "shared_manager",
     "start_manager",
+    "version_1_broker",
 ]  # fmt: skip
 
 # a busy machine must not make a test red

@@ -173,16 +173,25 @@ def settings(port: int, controller_port: int, data: Path, overrides: Mapping[str
 
 
 def run_broker(
-    port: int, data: Path, overrides: Mapping[str, str], *, version: str | None = None, heap: str = "512m"
+    port: int,
+    data: Path,
+    overrides: Mapping[str, str],
+    *,
+    version: str | None = None,
+    heap: str = "512m",
+    features: Sequence[str] = (),
 ) -> NoReturn:
-    """Format `data` if it is new and become the broker, in the foreground, until a signal ends it."""
+    """Format `data` if it is new and become the broker, in the foreground, until a signal ends it. `features`: levels
+    other than the newest, such as `transaction.version=1`."""
     lib, archived = jars(version), f"-XX:SharedArchiveFile={archive(version)}"
-    properties = _formatted(lib, data, settings(port, free_port(), data, overrides), archived)
+    properties = _formatted(lib, data, settings(port, free_port(), data, overrides), archived, features=features)
     print(f"Kafka on 127.0.0.1:{port}, data in {data}; Ctrl-C ends it", flush=True)
     _become([*_jvm(lib, f"-Xmx{heap}", *BROKER_JVM, *BROKER_LOG, archived), "kafka.Kafka", str(properties)])
 
 
-def _formatted(lib: Path, data: Path, configuration: Mapping[str, str], *options: str) -> Path:
+def _formatted(
+    lib: Path, data: Path, configuration: Mapping[str, str], *options: str, features: Sequence[str] = ()
+) -> Path:
     """The file with the configuration, and `data` formatted if it is new. `options` are the JVM's."""
     data.mkdir(parents=True, exist_ok=True)
     properties = data.parent / f"{data.name}.properties"
@@ -192,6 +201,7 @@ def _formatted(lib: Path, data: Path, configuration: Mapping[str, str], *options
             [
                 *_jvm(lib, *TOOL_JVM, *options), "kafka.tools.StorageTool",
                 "format", "-t", CLUSTER_ID, "-c", str(properties), "--ignore-formatted",
+                *(word for feature in features for word in ("--feature", feature)),
             ],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
         )  # fmt: skip
@@ -263,6 +273,9 @@ def main(arguments: Sequence[str]) -> None:
     for command in resolve, broker:
         command.add_argument("--kafka", metavar="VERSION", help="of Kafka, such as 3.9.1 (the one that pom.xml names)")
     broker.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a broker setting; repeatable")
+    broker.add_argument(
+        "--feature", action="append", default=[], metavar="NAME=LEVEL", help="a feature of new data; repeatable"
+    )
     for name, main_class in TOOLS.items():
         commands.add_parser(name, help=f"run {main_class} with the arguments that follow")
     chosen = parser.parse_args(arguments)
@@ -270,7 +283,9 @@ def main(arguments: Sequence[str]) -> None:
         print(jars(chosen.kafka))
         return
     overrides = dict(pair.partition("=")[::2] for pair in chosen.set)
-    run_broker(chosen.port, chosen.data.resolve(), overrides, version=chosen.kafka, heap=chosen.heap)
+    run_broker(
+        chosen.port, chosen.data.resolve(), overrides, version=chosen.kafka, heap=chosen.heap, features=chosen.feature
+    )
 
 
 if __name__ == "__main__":

@@ -19,12 +19,27 @@ def embedded_url(tmp_path: Path) -> str:
     return f"sqlite://{tmp_path}/bus.db?synchronous=NORMAL"
 
 
-@pytest.fixture(params=["embedded", pytest.param("kafka", marks=pytest.mark.kafka)])
+BROKERS = {
+    "kafka": "kafka_broker",
+    "transactions of version 1": "version_1_broker",
+    "old kafka": "old_kafka_broker",
+}
+SLOW = [pytest.mark.kafka, pytest.mark.slow]
+
+
+@pytest.fixture(
+    params=[
+        "embedded",
+        pytest.param("kafka", marks=pytest.mark.kafka),
+        pytest.param("transactions of version 1", marks=SLOW),
+        pytest.param("old kafka", marks=SLOW),
+    ]
+)
 def bus_url(request: pytest.FixtureRequest, embedded_url: str) -> str:
     """The URL of a bus of each kind; the broker is started by the first test that asks for it."""
     if request.param == "embedded":
         return embedded_url
-    return str(request.getfixturevalue("kafka_broker").url)
+    return str(request.getfixturevalue(BROKERS[request.param]).url)
 
 
 @pytest.fixture

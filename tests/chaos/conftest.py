@@ -12,7 +12,8 @@ from chaos.harm import Harmed, harmed_cluster
 from chaos.report import Row, document, seed, table
 from chaos.scene import Note
 from support import rows
-from support.kafka.cluster import NEW, OLD, KafkaCluster, running
+from support.kafka.broker import NEW, OLD
+from support.kafka.cluster import KafkaCluster, running
 
 VERSIONS = {"3.9": OLD, "4.3": NEW}
 

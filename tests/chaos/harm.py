@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from chaos.scene import Scene, Trouble
-from support.kafka.cluster import NEW, KafkaCluster, running
+from support.kafka.broker import NEW
+from support.kafka.cluster import KafkaCluster, running
 from support.kafka.proxy import END_TXN, FETCH, FIND_COORDINATOR, INIT_PRODUCER_ID, Fault, Harm, KafkaProxy
 
 STRIKES_WITHIN = 60.0

@@ -9,7 +9,7 @@ import pytest
 from chaos.harm import harmed_cluster
 from chaos.medley import play
 from chaos.scene import Note, playing
-from support.kafka.cluster import NEW, OLD
+from support.kafka.broker import NEW, OLD
 
 pytestmark = [pytest.mark.chaos, pytest.mark.kafka, pytest.mark.timeout(300)]
 

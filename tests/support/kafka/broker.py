@@ -3,6 +3,7 @@
 `kafka_broker` is one broker for the whole run, shared by xdist's workers: use topics of your own
 (`KafkaBroker.new_cluster`) and never stop it. `own_broker` is one for a single test, to be stopped, killed and
 frozen. `OUTFITTER_TEST_KAFKA=host:port` makes the first one an existing broker; the second is always started here.
+Its transactions are of version 2 (KIP-890). `version_1_broker` and `old_kafka_broker` are shared, too.
 """
 
 from __future__ import annotations
@@ -25,6 +26,11 @@ import pytest
 LAUNCHER = Path(__file__).resolve().parents[3] / "deploy" / "kafka" / "local_kafka.py"
 READY_WITHIN = 90.0
 """Seconds. A node killed with -9 waits up to 15 s for its own old session; the machine may be busy besides."""
+
+OLD, NEW = "3.9.1", "4.3.1"
+"""The releases of Kafka that are tested; the second is what deploy/kafka/pom.xml names."""
+VERSION_1 = "--feature", "transaction.version=1"
+"""The option of a broker whose transactions are of version 1."""
 
 QUICK_RETURN = {"broker.session.timeout.ms": "2000", "broker.heartbeat.interval.ms": "300"}
 """How long a killed node waits for its own old session before it comes back."""
@@ -207,10 +213,28 @@ def kafka_broker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
         if not answers(given):
             pytest.fail(f"OUTFITTER_TEST_KAFKA={given}: nobody accepts connections there", pytrace=False)
         return KafkaBroker(given)
-    root = tmp_path_factory.getbasetemp()
+    return _shared(request, tmp_path_factory, "kafka")
+
+
+@pytest.fixture(scope="session")
+def version_1_broker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> KafkaBroker:
+    """One broker for the whole run whose transactions are of version 1."""
+    return _shared(request, tmp_path_factory, "version-1", VERSION_1)
+
+
+@pytest.fixture(scope="session")
+def old_kafka_broker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> KafkaBroker:
+    """One broker of the oldest Kafka that is tested, for the whole run. It knows transactions of version 1 only."""
+    return _shared(request, tmp_path_factory, "old-kafka", ("--kafka", OLD))
+
+
+def _shared(
+    request: pytest.FixtureRequest, folders: pytest.TempPathFactory, name: str, options: Sequence[str] = ()
+) -> KafkaBroker:
+    root = folders.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         root = root.parent
-    shared = shared_broker(root)
+    shared = shared_broker(root, name, options)
     broker = shared.__enter__()
     # at the end of the session: it waits for the tests of other processes, which is no part of this one's last test
     request.config.add_cleanup(lambda: shared.__exit__(None, None, None))
@@ -229,13 +253,14 @@ def own_broker(tmp_path: Path) -> Iterator[Broker]:
 
 
 @contextmanager
-def shared_broker(root: Path) -> Iterator[KafkaBroker]:
-    """The broker of the processes that share `root`: whoever comes first starts it and stays until the last is done.
+def shared_broker(root: Path, name: str = "kafka", options: Sequence[str] = ()) -> Iterator[KafkaBroker]:
+    """The broker of that name of the processes that share `root`: whoever comes first starts it and stays until the
+    last is done. `options`: see `Broker`.
 
     The address file exists while the broker runs; each user but the starter holds a shared lock on it.
     """
-    address = root / "kafka-address"
-    with (root / "kafka-lock").open("w") as turn:
+    address = root / f"{name}-address"
+    with (root / f"{name}-lock").open("w") as turn:
         fcntl.flock(turn, fcntl.LOCK_EX)
         if address.exists():
             with address.open() as use:
@@ -243,7 +268,7 @@ def shared_broker(root: Path) -> Iterator[KafkaBroker]:
                 fcntl.flock(turn, fcntl.LOCK_UN)
                 yield KafkaBroker(use.read())
             return
-        broker = Broker(root / "kafka")
+        broker = Broker(root / name, options=options)
         try:
             broker.start()
             address.write_text(broker.bootstrap)

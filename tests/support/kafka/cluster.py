@@ -24,12 +24,10 @@ from confluent_kafka import ElectionType, KafkaError, KafkaException, Producer, 
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic, ResourceType
 
 from outfitter_proto.bus import connect
-from support.kafka.broker import Broker, BrokerError, KafkaBroker, free_port
+from support.kafka.broker import NEW, Broker, BrokerError, KafkaBroker, free_port
 
 READY_WITHIN = 120.0
 """Seconds for three nodes on a busy machine."""
-OLD, NEW = "3.9.1", "4.3.1"
-"""The releases of Kafka that are tested; the second is what deploy/kafka/pom.xml names."""
 INTERNAL_PARTITIONS = 4
 
 
@@ -53,10 +51,11 @@ class KafkaCluster(KafkaBroker):
         settings: Mapping[str, str] | None = None,
         proxy: Callable[[int, int], int] | None = None,
         within: Sequence[str] = (),
+        options: Sequence[str] = (),
     ) -> None:
         """`proxy(node, port)` returns the port at which that node's port is offered to clients.
 
-        `within`: see `Broker`.
+        `within`, `options`: see `Broker`.
         """
         self.kafka = kafka
         numbers = range(1, nodes + 1)
@@ -70,7 +69,7 @@ class KafkaCluster(KafkaBroker):
                 folder / f"node{node}",
                 self._settings(node, ports[node], offered[node], nodes) | dict(settings or {}),
                 port=ports[node][0],
-                options=("--heap", "256m", *(() if kafka == NEW else ("--kafka", kafka))),
+                options=("--heap", "256m", *(() if kafka == NEW else ("--kafka", kafka)), *options),
                 within=within,
             )
             for node in numbers
