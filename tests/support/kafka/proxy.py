@@ -21,7 +21,6 @@ from collections import deque
 from collections.abc import Coroutine
 from concurrent.futures import Future
 from contextlib import suppress
-from inspect import isabstract
 from io import BytesIO
 from typing import Any, Self
 
@@ -114,7 +113,7 @@ class KafkaProxy:
         """Do `harm` to the next `times` requests of this API key (of `client`, by its id). `hold`: a late request
         waits for `release` instead of `LATE_REQUEST_S`. `code`: the error's, -1 is Kafka's "unknown"."""
         fault = Fault(key, harm, client, times, hold=hold, code=code)
-        self._loop.call_soon_threadsafe(self._faults.append, fault)
+        self._do(self._add(fault)).result(10)  # the next request may come at once
         return fault
 
     def release(self, fault: Fault) -> None:
@@ -124,7 +123,7 @@ class KafkaProxy:
 
     def heal(self) -> None:
         """No harm any more, beyond what has begun."""
-        self._loop.call_soon_threadsafe(self._faults.clear)
+        self._do(self._heal()).result(10)
 
     def cut(self) -> None:
         """End all connections and accept none: the network is gone."""
@@ -138,6 +137,12 @@ class KafkaProxy:
 
     def _do(self, work: Coroutine[Any, Any, None]) -> Future[None]:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    async def _heal(self) -> None:
+        self._faults.clear()
+
+    async def _add(self, fault: Fault) -> None:
+        self._faults.append(fault)
 
     async def _listen(self, offered: int, port: int) -> None:
         async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -262,7 +267,7 @@ def _spoiled(data: bytes, fault: Fault) -> bytes:
         asked.RESPONSE_TYPE.SCHEMA
         for module in (coordination, produce, transaction)
         for asked in vars(module).values()
-        if isinstance(asked, type) and issubclass(asked, RequestStruct) and not isabstract(asked)
+        if isinstance(asked, type) and issubclass(asked, RequestStruct) and asked is not RequestStruct
         if (fault.key, fault.version) == (asked.API_KEY, asked.API_VERSION)
     }
     head = data[_LENGTH.size : _LENGTH.size + 4]
