@@ -26,12 +26,13 @@ from aiokafka.producer import sender as aiokafka_sender
 from outfitter_proto.bus.kafka.adapter import TAKE_WITHIN, TRANSACTION_TIMEOUT, WATCHDOG
 from outfitter_proto.bus.kafka.connecting.cluster import REQUEST_TIMEOUT
 from outfitter_proto.bus.kafka.reading.reader import LONG_POLL
-from outfitter_proto.bus.kafka.writing.producer import BUILDER_BYTES, NEXT_TRANSACTION_WAIT, RETRY_BACKOFF_MS
+from outfitter_proto.bus.kafka.writing.record_batches import BATCH_BYTES
 from outfitter_proto.keys import checkpoint_key
 from support.managers.process import environment
 
 FAILURES = (KafkaError, IllegalOperation, AssertionError, OSError, TimeoutError)
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.1, 5.0
+NEXT_TRANSACTION_WAIT, RETRY_BACKOFF_MS = 0.002, 20
 STOPPED_WITHIN_S = 20.0
 
 
@@ -108,7 +109,7 @@ class _Loop:
             transactional_id=self._identity,
             transaction_timeout_ms=int(TRANSACTION_TIMEOUT * 1000),
             retry_backoff_ms=RETRY_BACKOFF_MS,
-            max_batch_size=BUILDER_BYTES,
+            max_batch_size=BATCH_BYTES,
             **shared,
         )
         consumer = AIOKafkaConsumer(

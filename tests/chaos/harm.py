@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -24,11 +24,16 @@ class Harmed(NamedTuple):
 
 @contextmanager
 def harmed_cluster(
-    folder: Path, *, nodes: int, kafka: str = NEW, settings: Mapping[str, str] | None = None
+    folder: Path,
+    *,
+    nodes: int,
+    kafka: str = NEW,
+    settings: Mapping[str, str] | None = None,
+    options: Sequence[str] = (),
 ) -> Iterator[Harmed]:
-    """So many brokers with these settings, started, and one proxy before all of them."""
+    """So many brokers with these settings and options, started, and one proxy before all of them."""
     with KafkaProxy() as proxy:
-        cluster = KafkaCluster(folder, nodes=nodes, kafka=kafka, settings=settings, proxy=proxy.listen)
+        cluster = KafkaCluster(folder, nodes=nodes, kafka=kafka, settings=settings, options=options, proxy=proxy.listen)
         with running(cluster):
             yield Harmed(cluster, proxy)
 

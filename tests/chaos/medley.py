@@ -15,7 +15,8 @@ def play(harmed: Harmed, scene: Scene) -> None:
     brokers, dice = harmed.broker.brokers, scene.dice
     with scene.fault("a request to commit, delivered late") as trouble:
         strike(harmed, scene, END_TXN, Harm.LATE_REQUEST, trouble)
-    key = dice.choice([ADD_PARTITIONS_TO_TXN, PRODUCE, END_TXN, FETCH])
+    of_version_1 = [ADD_PARTITIONS_TO_TXN] if harmed.broker.transactions == 1 else []
+    key = dice.choice([*of_version_1, PRODUCE, END_TXN, FETCH])
     harm = dice.choice([Harm.LOST_ANSWER, Harm.NEVER_SENT, Harm.LATE_ANSWER])
     with scene.fault("a request or its answer, lost or late") as trouble:
         strike(harmed, scene, key, harm, trouble)

@@ -259,8 +259,8 @@ class Writer(Closable):
     @property
     @abstractmethod
     def must_reopen(self) -> bool:
-        """True if the client retried or failed a request of an earlier commit, so that a late copy of it could still
-        take effect. Open a new writer before the next commit."""
+        """True after an error, and if a request of an earlier commit could still take effect, because it got no answer.
+        Open a new writer before the next commit."""
 
     @property
     @abstractmethod
@@ -270,7 +270,8 @@ class Writer(Closable):
     @property
     @abstractmethod
     def tenure(self) -> str:
-        """Distinguishes this tenure of the identity from all earlier and later ones; see `Bus.tenure`."""
+        """What `Bus.tenure` says of the identity until somebody else takes it. It may change with each commit. After a
+        failed or unknown commit, the bus may say something else although nobody has taken it."""
 
     @abstractmethod
     async def aclose(self) -> None:
@@ -426,13 +427,13 @@ class Bus(Closable):
 
         On return every transaction of an earlier holder is decided: committed or aborted for good. `topics`: those to
         which holders of this identity write. A decision may not have reached all partitions of a transaction yet. The
-        adapter completes it in this partition of `topics`, and nowhere else (see `kafka.producer`).
+        adapter completes it in this partition of `topics`, and nowhere else (see `kafka.writing`).
         """
 
     @abstractmethod
     async def tenure(self, identity: str) -> str | None:
-        """`Writer.tenure` of a writer identity's current holder; None if the bus does not know it. If it equals the
-        caller's own, nobody has taken the identity since. Changes nothing.
+        """`Writer.tenure` of a writer identity's current holder; None if the bus does not know it. If it equals that of
+        a writer, nobody has taken the identity since that one was opened. Changes nothing.
 
         Raises:
             BusUnavailableError: the bus did not answer.

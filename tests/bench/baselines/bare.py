@@ -24,8 +24,10 @@ from aiokafka.producer import sender as aiokafka_sender
 
 from outfitter_proto.bus.kafka.connecting.cluster import REQUEST_TIMEOUT
 from outfitter_proto.bus.kafka.reading.reader import FETCH_BYTES, LONG_POLL
-from outfitter_proto.bus.kafka.writing.producer import BUILDER_BYTES, NEXT_TRANSACTION_WAIT, RETRY_BACKOFF_MS
+from outfitter_proto.bus.kafka.writing.record_batches import BATCH_BYTES
 
+NEXT_TRANSACTION_WAIT, RETRY_BACKOFF_MS = 0.002, 20
+"""With aiokafka's wait of 20 ms between transactions, one partition reaches 63 transactions a second, with 2 ms 221."""
 MOST_RECORDS = 1000
 """Records a transaction at most, as the service's `Limits.events_per_commit`."""
 ROOM = 4096
@@ -95,7 +97,7 @@ async def serve(job: Job) -> None:
     producer = AIOKafkaProducer(
         bootstrap_servers=job.bootstrap,
         transactional_id=job.identity,
-        max_batch_size=BUILDER_BYTES,
+        max_batch_size=BATCH_BYTES,
         retry_backoff_ms=RETRY_BACKOFF_MS,
         request_timeout_ms=int(REQUEST_TIMEOUT * 1000),
     )
@@ -105,7 +107,7 @@ async def serve(job: Job) -> None:
     decode = msgspec.json.Decoder(Asked).decode
     ledger = answers(job.ledger, job)
     history = answers(job.history, job) if job.history is not None else None
-    most = min(MOST_RECORDS, (BUILDER_BYTES - ROOM) // (max(len(job.ledger), len(job.history or b"")) + 128))
+    most = min(MOST_RECORDS, (BATCH_BYTES - ROOM) // (max(len(job.ledger), len(job.history or b"")) + 128))
     print("ready", flush=True)
     try:
         while True:

@@ -91,7 +91,7 @@ async def test_a_setting_that_kafka_refuses_is_an_error_with_kafkas_reason(kafka
 
 
 async def test_a_transaction_with_a_refused_record_is_not_committed_by_half(kafka_broker: KafkaBroker) -> None:
-    """aiokafka's commit succeeds although a batch of the transaction failed: every batch must be looked at first."""
+    """A broker commits a transaction although it has refused a batch: every answer must be looked at first."""
     history, ledger = KafkaBroker.new_cluster(), KafkaBroker.new_cluster()
     async with connect(kafka_broker.url) as bus:
         await bus.create_topics([TopicSpec(history, 1, {}), TopicSpec(ledger, 1, {"max.message.bytes": "2000"})])
@@ -295,31 +295,6 @@ async def test_a_reader_says_that_an_answer_is_late_before_a_request_has_failed(
                         assert await reader.fetch(timeout=0.1) == []
 
 
-async def test_a_commit_that_succeeded_after_a_request_was_repeated_leaves_the_writer_to_be_reopened(
-    own_broker: Broker,
-) -> None:
-    """The first copy of the request may still arrive, in the middle of a later transaction."""
-    history, ledger = KafkaBroker.new_cluster(), KafkaBroker.new_cluster()
-    async with connect(own_broker.url) as bus:
-        await bus.create_topics([TopicSpec(history, 1, {}), TopicSpec(ledger, 1, {})])
-        async with await bus.open_writer(ledger, 0) as writer:
-            await writer.commit([(history, [Entry(b"h", b"1")]), (ledger, [Entry(b"k", b"1")])])
-            assert not writer.must_reopen
-            own_broker.pause()
-            try:
-                with anyio.fail_after(WITHIN):
-                    async with anyio.create_task_group() as tasks:
-                        tasks.start_soon(writer.commit, [(history, [Entry(b"h", b"2")]), (ledger, [Entry(b"k", b"2")])])
-                        while not writer.must_reopen:  # noqa: ASYNC110  (nothing tells us that a request timed out)
-                            await anyio.sleep(0.01)
-                        own_broker.resume()
-            finally:
-                own_broker.resume()
-            assert writer.must_reopen
-        async with await bus.open_reader(ledger, 0, start=None, committed=True) as reader:
-            assert [m.value for m in await read_to(reader, await bus.stable_end(ledger, 0))] == [b"1", b"2"]
-
-
 async def test_after_a_broker_was_killed_readers_publishers_and_writers_go_on_and_skip_nothing(
     own_broker: Broker,
 ) -> None:
@@ -375,7 +350,6 @@ async def test_a_transaction_left_open_is_decided_when_the_identity_is_taken(kaf
 async def test_a_writer_fenced_before_its_first_commit_hears_so_and_of_no_consequence(
     kafka_broker: KafkaBroker,
 ) -> None:
-    """The refusal comes in the background, while the commit still asks for the topics' metadata."""
     topic = KafkaBroker.new_cluster()
     async with connect(kafka_broker.url) as bus:
         await bus.create_topics([TopicSpec(topic, 1, {})])

@@ -12,12 +12,9 @@ import aiokafka.consumer.fetcher
 import aiokafka.consumer.group_coordinator
 import aiokafka.consumer.subscription_state
 import aiokafka.coordinator.assignors.sticky.sticky_assignor
-import aiokafka.producer.message_accumulator
-import aiokafka.producer.sender
-import aiokafka.producer.transaction_manager
 import anyio
 import pytest
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from aiokafka import AIOKafkaConsumer
 from aiokafka.consumer.group_coordinator import GroupCoordinator
 from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
 
@@ -25,7 +22,6 @@ from outfitter_proto.bus import Entry, TopicSpec, connect
 from outfitter_proto.bus.kafka.connecting import connection as connection_module
 from outfitter_proto.bus.kafka.connecting.log_throttle import INTERVAL_S, LOGGERS, OncePerInterval
 from outfitter_proto.bus.kafka.coordination import Coordination
-from outfitter_proto.bus.kafka.writing import producer as producer_module
 from support.kafka.broker import KafkaBroker
 
 MODULES = (
@@ -35,51 +31,25 @@ MODULES = (
     aiokafka.consumer.group_coordinator,
     aiokafka.consumer.subscription_state,
     aiokafka.coordinator.assignors.sticky.sticky_assignor,
-    aiokafka.producer.message_accumulator,
-    aiokafka.producer.sender,
-    aiokafka.producer.transaction_manager,
 )
 
 
-def test_the_private_names_that_writing_needs_are_there() -> None:
-    sender = aiokafka.producer.sender
-    for owner, names in {
-        sender.Sender: ("_do_add_partitions_to_txn", "_do_txn_commit", "_send_produce_req", "_find_coordinator"),
-        aiokafka.producer.transaction_manager.TransactionManager: (
-            "maybe_add_partition_to_txn", "wait_for_transaction_end",
-        ),
-        aiokafka.consumer.fetcher.PartitionRecords: ("_contains_abort_marker",),
-    }.items():  # fmt: skip
-        assert [name for name in names if not callable(getattr(owner, name, None))] == []
-    wanted = "client", "acks", "txn_manager", "message_accumulator", "retry_backoff_ms", "request_timeout_ms"
-    assert set(wanted) <= set(inspect.signature(sender.Sender).parameters)
-    assert inspect.iscoroutinefunction(sender.Sender._do_add_partitions_to_txn)
+def test_the_private_names_that_repairing_needs_are_there() -> None:
+    assert callable(getattr(aiokafka.consumer.fetcher.PartitionRecords, "_contains_abort_marker", None))
 
 
-async def test_the_private_attributes_that_writing_and_repairing_need_are_there() -> None:
-    producer = AIOKafkaProducer(bootstrap_servers="127.0.0.1:1", transactional_id="t")
-    batch = producer.create_batch()
+async def test_the_private_attributes_that_repairing_needs_are_there() -> None:
     consumer = AIOKafkaConsumer(bootstrap_servers="127.0.0.1:1")
     try:
-        assert callable(producer.client.send)
-        assert producer._txn_manager.transactional_id == "t"
-        assert dict(producer._message_accumulator._batches) == {}
-        assert set(producer._message_accumulator._pending_batches) == set()
-        assert producer._sender.client is producer.client
-        assert batch._relative_offset == batch.record_count() == 0
-        assert list(inspect.signature(batch._builder.append).parameters)[:5] == [
-            "offset", "timestamp", "key", "value", "headers",
-        ]  # fmt: skip
         assert consumer._fetcher is None
     finally:
-        await producer.stop()
         await consumer.stop()
 
 
 async def test_the_private_names_that_connections_need_are_there_and_called_as_they_were(
     kafka_broker: KafkaBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What ours stand in for in one of aiokafka's clients must be met in the life of a writer."""
+    """What ours stand in for in one of aiokafka's clients must be met in the life of a member."""
     conn, client = aiokafka.conn.AIOKafkaConnection, aiokafka.client.AIOKafkaClient
     for owner, names in {
         conn: (
@@ -122,8 +92,12 @@ async def test_the_private_names_that_connections_need_are_there_and_called_as_t
             return ours(*args, **more)
 
         monkeypatch.setattr(connection_module._Connections, name, recording)
-    async with connect(kafka_broker.url) as bus, await bus.open_writer(KafkaBroker.new_cluster(), 0):
-        pass
+    topic = KafkaBroker.new_cluster()
+    async with connect(kafka_broker.url) as bus:
+        await bus.create_topics([TopicSpec(topic, 1, {})])
+        async with await bus.join(topic, topic, replica="a", session_timeout=10, heartbeat_interval=1) as member:
+            with anyio.fail_after(30):
+                assert await member.changed() == {0}
     assert met == {"bootstrap", "get"}
 
 
@@ -162,33 +136,6 @@ async def test_the_private_names_that_membership_needs_are_there_and_called_as_t
     assert len(met) == 5
 
 
-async def test_the_wait_between_transactions_is_still_aiokafkas_own_and_still_met(
-    kafka_broker: KafkaBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The lowered wait must be returned at least once in 500 transactions, else lowering it has no effect."""
-    assert aiokafka.producer.sender.BACKOFF_OVERRIDE == 0.02
-    waits: list[float | None] = []
-    handle = producer_module._QuickAddPartitions.handle_response
-
-    def recording(handler: producer_module._QuickAddPartitions, response: object) -> float | None:
-        waits.append(handle(handler, response))
-        return waits[-1]
-
-    monkeypatch.setattr(producer_module._QuickAddPartitions, "handle_response", recording)
-    topic = KafkaBroker.new_cluster()
-    async with connect(kafka_broker.url) as bus:
-        await bus.create_topics([TopicSpec(topic, 1, {})])
-        async with await bus.open_writer(topic, 0) as writer:
-            for _ in range(500):  # until the markers of one are still being written when the next one begins
-                await writer.commit([(topic, [Entry(b"k", b"v")])])
-                if producer_module.NEXT_TRANSACTION_WAIT in waits:
-                    break
-            assert not writer.must_reopen
-    assert producer_module.NEXT_TRANSACTION_WAIT in waits
-    assert 0.02 not in waits
-    assert aiokafka.producer.sender.BACKOFF_OVERRIDE == 0.02
-
-
 async def test_using_the_bus_changes_nothing_global_in_aiokafka(kafka_broker: KafkaBroker) -> None:
     before = {module.__name__: dict(vars(module)) for module in MODULES}
     classes = {
@@ -203,12 +150,12 @@ async def test_using_the_bus_changes_nothing_global_in_aiokafka(kafka_broker: Ka
         await bus.publish(topic, 0, Entry(b"k", b"v"))
         async with await bus.open_reader(topic, 0, start=None, committed=True) as reader:
             assert await reader.fetch(timeout=10)
-        assert [logging.getLogger(name).filters for name in LOGGERS] == [[]] * len(LOGGERS)
         async with await bus.open_writer(topic, 0) as writer:
             await writer.commit([(topic, [Entry(b"k", b"v")])])
-            async with await bus.join(topic, topic, replica="a", session_timeout=10, heartbeat_interval=1) as member:
-                with anyio.fail_after(30):
-                    assert await member.changed() == {0}
+        assert [logging.getLogger(name).filters for name in LOGGERS] == [[]] * len(LOGGERS)
+        async with await bus.join(topic, topic, replica="a", session_timeout=10, heartbeat_interval=1) as member:
+            with anyio.fail_after(30):
+                assert await member.changed() == {0}
             assert all(logging.getLogger(name).filters for name in LOGGERS)
     assert {module.__name__: dict(vars(module)) for module in MODULES} == before
     assert {cls: _defined(cls) for cls in classes} == classes

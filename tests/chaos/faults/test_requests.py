@@ -31,10 +31,16 @@ pytestmark = [pytest.mark.chaos, pytest.mark.kafka, pytest.mark.timeout(300)]
 def test_no_harm_to_a_request_or_its_answer_loses_or_doubles_anything(
     harmed: Harmed, tmp_path: Path, note: Note, key: int
 ) -> None:
+    skip_if_unknown(harmed, key)
     with playing(harmed.broker, tmp_path, NAMES[key], note) as scene:
         for harm in (harm for harm in Harm if harm is not Harm.ERROR):
             with scene.fault(f"{NAMES[key]}: {harm.value}") as trouble:
                 strike(harmed, scene, key, harm, trouble)
+
+
+def skip_if_unknown(harmed: Harmed, key: int) -> None:
+    if key == ADD_PARTITIONS_TO_TXN and harmed.broker.transactions == 2:
+        pytest.skip("transactions of version 2 have no such request")
 
 
 CODES = {
@@ -44,13 +50,14 @@ CODES = {
     PRODUCE: (3, 6, 7, 9, 13, 19, 51, 59, 74, 75, 100, 120, -1),
     END_TXN: (7, 13, 14, 16, 51, 52, 90, 120, -1),
 }
-"""Error codes by Kafka's protocol guide; most are of passing trouble, and not all of those are so to aiokafka."""
+"""Error codes by Kafka's protocol guide; most are of passing trouble."""
 
 
 @pytest.mark.parametrize("key", CODES, ids=NAMES.get)
 def test_no_error_code_in_an_answer_loses_or_doubles_anything(
     harmed: Harmed, tmp_path: Path, note: Note, key: int
 ) -> None:
+    skip_if_unknown(harmed, key)
     codes = CODES[key]
     name = f"{NAMES[key]}: answered with {', '.join(map(str, codes))}"
     with playing(harmed.broker, tmp_path, name, note) as scene, scene.fault(name) as trouble:

@@ -10,7 +10,7 @@ from aiokafka.record.default_records import DefaultRecordBatchBuilder
 
 from outfitter_proto.bus import Entry, Writer
 from outfitter_proto.bus.kafka.reading import batches, codecs
-from outfitter_proto.bus.kafka.writing.producer import WORTH_PACKING
+from outfitter_proto.bus.kafka.writing.record_batches import WORTH_PACKING
 from outfitter_proto.bus.kafka.writing.writer import MAX_BATCH_BYTES
 from outfitter_proto.names import is_history
 from support.bus.faulty_bus import FaultyBus, WrappedWriter

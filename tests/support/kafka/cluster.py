@@ -24,7 +24,7 @@ from confluent_kafka import ElectionType, KafkaError, KafkaException, Producer, 
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic, ResourceType
 
 from outfitter_proto.bus import connect
-from support.kafka.broker import NEW, Broker, BrokerError, KafkaBroker, free_port
+from support.kafka.broker import NEW, VERSION_1, Broker, BrokerError, KafkaBroker, free_port
 
 READY_WITHIN = 120.0
 """Seconds for three nodes on a busy machine."""
@@ -58,6 +58,8 @@ class KafkaCluster(KafkaBroker):
         `within`, `options`: see `Broker`.
         """
         self.kafka = kafka
+        self.transactions = 2 if kafka == NEW and tuple(options) != VERSION_1 else 1
+        """The version of its transactions."""
         numbers = range(1, nodes + 1)
         ports = {node: (free_port(), free_port(), free_port()) for node in numbers}
         offered = {node: proxy(node, ports[node][0]) if proxy else ports[node][0] for node in numbers}
@@ -178,9 +180,11 @@ class KafkaCluster(KafkaBroker):
         return self.leader(*_coordinated(identity))
 
     def move_transaction_coordinator(self, identity: str, node: int) -> None:
-        """Have another node coordinate a transactional id, while all go on: the same replicas in another order, and
-        an election."""
-        topic, partition = _coordinated(identity)
+        """Have another node coordinate a transactional id, while all go on."""
+        self.move_leader(*_coordinated(identity), node)
+
+    def move_leader(self, topic: str, partition: int, node: int) -> None:
+        """Have another node lead a partition, while all go on: the same replicas in another order, and an election."""
         replicas = [node, *(other for other in self.brokers if other != node)]
 
         async def reassign() -> None:
@@ -191,8 +195,8 @@ class KafkaCluster(KafkaBroker):
 
         anyio.run(reassign)
         self._until(
-            lambda: self._led_as_preferred() and self.transaction_coordinator(identity) == node,
-            f"coordinating {identity} on node {node}",
+            lambda: self._led_as_preferred() and self.leader(topic, partition) == node,
+            f"led by node {node} in {topic}/{partition}",
             time.monotonic() + READY_WITHIN,
         )
 

@@ -26,12 +26,13 @@ from typing import Any, Self
 
 from aiokafka.protocol import coordination, produce, transaction
 from aiokafka.protocol.api import RequestStruct
-from aiokafka.protocol.types import Array, Schema
+from aiokafka.protocol.types import Array, Schema, TaggedFields
 
+from outfitter_proto.bus.kafka.connecting import protocol
 from support.kafka.broker import free_port
 
 PRODUCE, FETCH, METADATA, FIND_COORDINATOR = 0, 1, 3, 10
-INIT_PRODUCER_ID, ADD_PARTITIONS_TO_TXN, END_TXN = 22, 24, 26
+INIT_PRODUCER_ID, ADD_PARTITIONS_TO_TXN, END_TXN, DESCRIBE_TRANSACTIONS = 22, 24, 26, 65
 NAMES = {
     PRODUCE: "Produce", FETCH: "Fetch", METADATA: "Metadata", FIND_COORDINATOR: "FindCoordinator",
     INIT_PRODUCER_ID: "InitProducerId", ADD_PARTITIONS_TO_TXN: "AddPartitionsToTxn", END_TXN: "EndTxn",
@@ -263,15 +264,16 @@ class KafkaProxy:
 
 def _spoiled(data: bytes, fault: Fault) -> bytes:
     """An answer with every error code in it replaced."""
-    [schema] = {
-        asked.RESPONSE_TYPE.SCHEMA
-        for module in (coordination, produce, transaction)
+    [(schema, is_flexible)] = {
+        (asked.RESPONSE_TYPE.SCHEMA, asked.FLEXIBLE_VERSION)
+        for module in (coordination, produce, transaction, protocol)
         for asked in vars(module).values()
         if isinstance(asked, type) and issubclass(asked, RequestStruct) and asked is not RequestStruct
         if (fault.key, fault.version) == (asked.API_KEY, asked.API_VERSION)
     }
-    head = data[_LENGTH.size : _LENGTH.size + 4]
-    body = schema.encode(_with_error(schema, schema.decode(BytesIO(data[_LENGTH.size + 4 :])), fault.code))
+    begin = _LENGTH.size + (5 if is_flexible else 4)  # after the correlation id, and no tags
+    head = data[_LENGTH.size : begin]
+    body = schema.encode(_with_error(schema, schema.decode(BytesIO(data[begin:])), fault.code))
     return _LENGTH.pack(len(head + body)) + head + body
 
 
@@ -281,7 +283,7 @@ def _with_error(schema: Any, value: Any, code: int) -> Any:
         return tuple(code if name == "error_code" else _with_error(kind, part, code) for name, kind, part in fields)
     if isinstance(schema, Array):
         return [_with_error(schema.array_of, part, code) for part in value or ()]
-    return value
+    return {} if schema is TaggedFields else value  # aiokafka encodes none
 
 
 async def _frame(reader: asyncio.StreamReader) -> bytes | None:

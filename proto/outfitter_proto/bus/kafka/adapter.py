@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 import anyio
-from aiokafka import errors as kafka_errors
 from aiokafka.protocol.admin import CreateTopicsRequest, DescribeConfigsRequest
 
 from outfitter_proto.bus.kafka import authorization, obstacles
-from outfitter_proto.bus.kafka.connecting import log_throttle
 from outfitter_proto.bus.kafka.connecting.cluster import EARLIEST, LATEST, REQUEST_TIMEOUT, Cluster
 from outfitter_proto.bus.kafka.connecting.connection import Connector
 from outfitter_proto.bus.kafka.connecting.login import login_of
@@ -28,13 +25,13 @@ from outfitter_proto.bus.kafka.membership import KafkaMembership
 from outfitter_proto.bus.kafka.reading.answer_allowance import Allowance
 from outfitter_proto.bus.kafka.reading.reader import KafkaReader
 from outfitter_proto.bus.kafka.writing import open_transactions
-from outfitter_proto.bus.kafka.writing.producer import LastTransaction, TransactionalProducer
+from outfitter_proto.bus.kafka.writing.open_transactions import LastTransaction
 from outfitter_proto.bus.kafka.writing.publisher import BatchingPublisher
-from outfitter_proto.bus.kafka.writing.writer import KafkaWriter, topic_of
+from outfitter_proto.bus.kafka.writing.transactions import TransactionalId
+from outfitter_proto.bus.kafka.writing.writer import KafkaWriter
 from outfitter_proto.bus.patience import Patience
 from outfitter_proto.bus.port import (
     Bus,
-    BusConfigurationError,
     BusUnavailableError,
     Entry,
     Membership,
@@ -85,7 +82,6 @@ class KafkaBus(Bus):
         self._transaction_timeout = transaction_timeout
         self._cluster = Cluster(self._connector)
         self._publishers: dict[tuple[str, int], BatchingPublisher] = {}
-        self._cleaning: set[asyncio.Task[None]] = set()
         self._last: dict[str, LastTransaction] = {}
         self._allowances: defaultdict[int, Allowance] = defaultdict(Allowance)
         """The allowance of each partition: readers of all records read its input, writers write the answers to it."""
@@ -114,8 +110,6 @@ class KafkaBus(Bus):
             for publisher in self._publishers.values():
                 await publisher.aclose()
             self._publishers.clear()
-            if self._cleaning:
-                await asyncio.wait(self._cleaning, timeout=TAKE_WITHIN)
             await self._cluster.aclose()
 
     async def topic(self, name: str) -> TopicInfo:
@@ -202,57 +196,39 @@ class KafkaBus(Bus):
         )  # fmt: skip
 
     async def open_writer(self, identity: str, partition: int, *, topics: Collection[str] = ()) -> Writer:
-        """Start a transactional producer. The broker fences the last one and decides its transaction.
-        `TransactionalProducer.finish` then completes that decision.
+        """Take a transactional id; see `TransactionalId.take`.
 
         Raises:
             BusUnavailableError: the identity was not taken within `TAKE_WITHIN`; try again after a pause.
-            BusConfigurationError: a right is missing, or Python runs without assertions.
+            BusConfigurationError: a right is missing.
         """
-        if not __debug__:
-            # aiokafka reports an invalid state of a producer only by an assertion.
-            raise BusConfigurationError(f"{self.url}: aiokafka checks its state by assertions: run Python without -O")
-        producer = TransactionalProducer(
+        held = TransactionalId(
             self._connector,
             identity,
+            partition,
+            timeout_s=self._transaction_timeout,
             last=self._last.get(identity),
-            request_timeout=REQUEST_TIMEOUT,
-            transaction_timeout=self._transaction_timeout,
         )
-        release = log_throttle.quieten()
-        fenced = False
+        taken = False
         try:
-            with producer.patience.limit(TAKE_WITHIN):
-                await self._fence(producer, partition, topics)
-            fenced = True
+            with held.patience.limit(TAKE_WITHIN):
+                await held.take(await authorization.writable(self._cluster, topics, partition) if topics else [])
+            taken = True
         except TimeoutError as error:
-            why = f": {producer.answers.trouble}" if producer.answers.trouble is not None else ""
+            why = f": {held.trouble}" if held.trouble is not None else ""
             raise BusUnavailableError(
                 f"{self.url}: could not take {identity!r} within {TAKE_WITHIN:g} s{why}"
             ) from error
-        except kafka_errors.BrokerResponseError as error:
-            raise refusal(
-                self._login, error.errno, topic=topic_of(error), operation="Write", name=identity, detail=str(error)
-            ) from error
-        except (kafka_errors.KafkaError, AssertionError, OSError) as error:
-            raise BusUnavailableError(f"{self.url}: could not take {identity!r}: {error}") from error
         finally:
-            self._remember(identity, producer.last)
-            if not fenced:
-                self._clean_up(producer, release)
-        return KafkaWriter(
-            identity,
-            partition,
-            producer,
-            self._cluster,
-            allowance=self._allowances[partition],
-            watchdog=WATCHDOG,
-            release=release,
-            clean_up=lambda: self._clean_up(producer, release),
-        )
+            self._remember(identity, held.last)
+            if not taken:
+                await held.aclose()
+        name = f"{self.url}: writer {identity!r}"
+        return KafkaWriter(name, partition, held, allowance=self._allowances[partition], watchdog=WATCHDOG)
 
     async def tenure(self, identity: str) -> str | None:
-        """The transactional id's producer id and epoch, from its coordinator."""
+        """The transactional id's producer id and epoch, from its coordinator. Whoever takes the id, and a transaction
+        that expires, raise the epoch, and so does each commit of version 2, whose writer then knows the new one."""
         holder = await open_transactions.holder(self._cluster, identity)
         return f"{holder[0]}/{holder[1]}" if holder is not None else None
 
@@ -274,17 +250,6 @@ class KafkaBus(Bus):
             self._last.pop(identity, None)
         else:
             self._last[identity] = last
-
-    async def _fence(self, producer: TransactionalProducer, partition: int, topics: Collection[str]) -> None:
-        """Take the transactional id, and complete its last transaction in this partition of `topics`."""
-        written = await authorization.writable(self._cluster, topics, partition) if topics else []
-        await producer.start()
-        if written and producer.last is not None and not producer.last.is_none:
-            await producer.finish(written, partition)
-        if producer.may_act_late:
-            raise BusUnavailableError(
-                f"{self.url}: a request was retried, and its first copy may end a later transaction"
-            )
 
     async def join(
         self, group: str, topic: str, *, replica: str | None, session_timeout: float, heartbeat_interval: float
@@ -359,10 +324,3 @@ class KafkaBus(Bus):
                         return
                 await anyio.sleep(0.02)
         raise BusUnavailableError(f"{self.url}: topic {topic!r} was created and has no leaders yet")
-
-    def _clean_up(self, producer: TransactionalProducer, release: Callable[[], None]) -> None:
-        """Dispose of a producer in the background."""
-        task = asyncio.create_task(producer.dispose(2 * REQUEST_TIMEOUT), name="clean up a Kafka producer")
-        self._cleaning.add(task)
-        task.add_done_callback(self._cleaning.discard)
-        task.add_done_callback(lambda _: release())

@@ -44,7 +44,7 @@ class KafkaMembership(OwnedMembership):
         )
         self._patience = Patience(connector.patience)
         connector.attach(self._client, self._patience)
-        self._answers = LastAnswers(connector, self._client, "group")
+        self._answers = LastAnswers(connector, self._client)
 
     async def start(
         self, topic: str, *, replica: str | None, session_timeout: float, heartbeat_interval: float

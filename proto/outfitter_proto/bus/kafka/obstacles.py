@@ -12,6 +12,7 @@ from aiokafka.protocol.admin import DescribeConfigsRequest
 
 from outfitter_proto.bus.addresses import Node
 from outfitter_proto.bus.kafka.connecting.cluster import REQUEST_TIMEOUT, Cluster
+from outfitter_proto.bus.kafka.connecting.diagnosis import OldBrokerError
 from outfitter_proto.bus.kafka.connecting.protocol import (
     COORDINATOR_LOADING,
     COORDINATOR_NOT_AVAILABLE,
@@ -24,7 +25,7 @@ from outfitter_proto.bus.kafka.connecting.protocol import (
     error_in_words,
     features,
 )
-from outfitter_proto.bus.port import BusConfigurationError, BusError, Obstacle
+from outfitter_proto.bus.port import BusError, Obstacle
 from outfitter_proto.support.backoff import Backoff
 from outfitter_proto.support.causes import side_by_side
 
@@ -61,7 +62,7 @@ async def clamps(cluster: Cluster) -> bool:
     """Whether brokers acknowledge what all copies have, if min.insync.replicas is higher than their number."""
     try:
         return features(await cluster.send(None, FeaturesRequest())).get(CLAMPED, 0) > 0
-    except BusConfigurationError:  # older than these features
+    except OldBrokerError:  # older than these features
         return False
 
 

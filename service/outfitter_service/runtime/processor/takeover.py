@@ -47,7 +47,7 @@ class Takeover:
         self._judges_successors = judges_successors
         self._search = search
         self._writer_identity = transactional_id(assignment.identity.cluster, assignment.identity.writer)
-        self._writer_tenure: str | None = None
+        self._writer: Writer | None = None
         self._early_restore: tuple[Restored, float, datetime] | None = None
         self._newest_commit: CommitNumber | None = None
         self._warned_of_names = False
@@ -112,7 +112,7 @@ class Takeover:
         except BusError:
             self._early_restore = None  # the topic may change until the next attempt
             raise
-        self._writer_tenure = writer.tenure
+        self._writer = writer
         return writer
 
     async def restore(self, writer: Writer) -> Restored:
@@ -216,8 +216,8 @@ class Takeover:
         """Whether the bus says that this manager was the last to take the writer identity."""
         try:
             return (
-                self._writer_tenure is not None
-                and await self._assignment.bus.tenure(self._writer_identity) == self._writer_tenure
+                self._writer is not None
+                and await self._assignment.bus.tenure(self._writer_identity) == self._writer.tenure
             )
         except BusError:
             return False

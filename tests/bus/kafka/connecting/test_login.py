@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ssl
-import subprocess
-import sys
 from pathlib import Path
 
 import anyio
@@ -127,16 +125,3 @@ TOKEN = {"SECURITY_PROTOCOL": "SASL_SSL", "SASL_MECHANISM": "OAUTHBEARER", "SASL
 def test_a_setting_that_cannot_work_is_refused_by_name(environment: dict[str, str], named: str) -> None:
     with pytest.raises(BusConfigurationError, match=named):
         login_of("kafka://h", None, variables(**environment))
-
-
-def test_no_writer_is_opened_where_python_leaves_out_assertions() -> None:
-    program = (
-        "import anyio\n"
-        "from outfitter_proto.bus import connect\n"
-        "async def main():\n"
-        "    await connect('kafka://127.0.0.1:1').open_writer('w', 0)\n"
-        "anyio.run(main)\n"
-    )
-    done = subprocess.run([sys.executable, "-O", "-c", program], capture_output=True, text=True, check=False)
-    assert "BusConfigurationError" in done.stderr
-    assert "without -O" in done.stderr

@@ -6,34 +6,35 @@ open: it says nothing to its coordinator of a partition that it writes to.
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Collection, Iterator
 
 import anyio
 import pytest
-from aiokafka import TopicPartition
-from aiokafka import errors as kafka_errors
 
 from chaos.harm import Harmed, harmed_cluster
 from outfitter_proto.bus import Bus, BusUnavailableError, Entry, TopicSpec, Writer, connect
 from outfitter_proto.bus.kafka import KafkaBus, adapter
 from outfitter_proto.bus.kafka.connecting.protocol import DescribeProducersRequest, DescribeTransactionsRequest
 from outfitter_proto.bus.kafka.writing import open_transactions
-from outfitter_proto.bus.kafka.writing.producer import LastTransaction, TransactionalProducer
-from outfitter_proto.bus.kafka.writing.writer import KafkaWriter
+from outfitter_proto.bus.kafka.writing.open_transactions import LastTransaction
+from outfitter_proto.bus.kafka.writing.transactions import TransactionalId
 from support.bus.committed import committed
-from support.kafka.broker import LAUNCHER
-from support.kafka.proxy import ADD_PARTITIONS_TO_TXN, INIT_PRODUCER_ID, Harm
+from support.kafka.broker import LAUNCHER, VERSION_1
+from support.kafka.proxy import ADD_PARTITIONS_TO_TXN, END_TXN, INIT_PRODUCER_ID, Harm
+from support.kafka.transactions import end, leave_open
 
 pytestmark = pytest.mark.kafka
 
 
-@pytest.fixture(scope="module")
-def harmed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harmed]:
+@pytest.fixture(scope="module", params=[(), VERSION_1], ids=["version 2", "version 1"])
+def harmed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harmed]:
     """A broker that believes producers (KIP-890's verification is switched off), behind a proxy."""
     settings = {"transaction.partition.verification.enable": "false"}
-    with harmed_cluster(tmp_path_factory.mktemp("kafka"), nodes=1, settings=settings) as harmed:
+    folder = tmp_path_factory.mktemp("kafka")
+    with harmed_cluster(folder, nodes=1, settings=settings, options=request.param) as harmed:
         yield harmed
 
 
@@ -52,26 +53,18 @@ class Case:
     async def leave_open(self, *, after: str) -> None:
         """Records in both topics that nobody will decide, after a transaction that ended so."""
         async with await self.open() as writer:
-            producer: TransactionalProducer = writer._producer  # type: ignore[attr-defined]
             if after == "commit":
                 await writer.commit([(self.ledger, [Entry(b"k", b"before")])])
             elif after == "abort":
-                await self._write(producer, b"before")
-                await producer.abort_transaction()
+                await self.write(writer, b"before")
+                await end(writer, commit=False)
             for topic in self.ledger, self.history:
                 await self.bus.stable_end(topic, 0)  # the markers are there
-            await self._write(producer, b"left", told=False)
-            await producer._kill()  # as if its process had died,
-            producer._txn_manager.state = None  # and aborted nothing
+            await self.write(writer, b"left", told=False)  # as if its process died then
 
-    async def _write(self, producer: TransactionalProducer, value: bytes, *, told: bool = True) -> None:
-        await producer.begin_transaction()
-        for topic in self.ledger, self.history:
-            if not told:
-                producer._txn_manager._txn_partitions.add(TopicPartition(topic, 0))
-            builder = producer.create_batch()
-            builder.append(timestamp=None, key=b"k", value=value)
-            await (await producer.send_batch(builder, topic, partition=0))
+    async def write(self, writer: Writer, value: bytes, *, told: bool = True) -> None:
+        """Write a record to both topics in a transaction that stays open."""
+        await leave_open(writer, self.ledger, self.history, value=value, told=told)
 
     async def read(self) -> list[list[bytes | None]]:
         """What is committed in the ledger and in the history, once nothing there is undecided."""
@@ -108,12 +101,12 @@ async def test_how_it_ended_is_kept_in_mind_when_the_first_attempt_to_end_it_fai
 ) -> None:
     """Taking the transactional id makes its coordinator forget."""
 
-    async def fail(*_: object) -> None:
-        raise kafka_errors.KafkaError("on purpose")
+    async def fail(*_: object, commit: bool) -> None:
+        raise BusUnavailableError("on purpose")
 
     await case.leave_open(after="commit")
     with monkeypatch.context() as patched:
-        patched.setattr(TransactionalProducer, "finish", fail)
+        patched.setattr(TransactionalId, "_complete", fail)
         with pytest.raises(BusUnavailableError, match="on purpose"):
             await case.open()
     async with await case.open():
@@ -121,7 +114,7 @@ async def test_how_it_ended_is_kept_in_mind_when_the_first_attempt_to_end_it_fai
     await case.leave_open(after="abort")
     async with connect(case.bus.url) as other:
         with monkeypatch.context() as patched:
-            patched.setattr(TransactionalProducer, "finish", fail)
+            patched.setattr(TransactionalId, "_complete", fail)
             with pytest.raises(BusUnavailableError, match="on purpose"):
                 await case.open(other)
     async with await case.open():  # what was kept in mind was about an earlier one
@@ -164,11 +157,14 @@ def test_taking_an_identity_makes_its_coordinator_forget_what_was_learnt_before(
     assert LastTransaction("CompleteCommit", 5, 3).then(seen) == known
 
 
-async def test_an_identity_is_taken_anew_after_a_request_to_end_it_was_repeated(case: Case, harmed: Harmed) -> None:
-    """Its first copy may arrive late, and would end a later transaction."""
+@pytest.mark.parametrize("key", [ADD_PARTITIONS_TO_TXN, END_TXN])
+async def test_an_identity_is_taken_anew_after_a_request_to_end_it_got_no_answer(
+    case: Case, harmed: Harmed, key: int
+) -> None:
+    """It may arrive late, and would end a later transaction."""
     await case.leave_open(after="commit")
-    fault = harmed.proxy.harm(ADD_PARTITIONS_TO_TXN, Harm.CONNECTION_LOST, client=case.identity)
-    with pytest.raises(BusUnavailableError, match="was retried"):
+    fault = harmed.proxy.harm(key, Harm.CONNECTION_LOST, client=case.identity)
+    with pytest.raises(BusUnavailableError, match="take the identity anew"):
         await case.open()
     assert fault.struck.is_set()
     async with await case.open():
@@ -180,11 +176,10 @@ async def test_who_is_about_to_take_an_identity_does_not_wait_for_what_that_has_
 ) -> None:
     topic, bus = case.ledger, case.bus
     async with await case.open() as writer:
-        assert isinstance(writer, KafkaWriter)
         await writer.commit([(topic, [Entry(b"k", b"before")])])
         await bus.stable_end(topic, 0)
         _, begin = await bus.offsets(topic, 0)
-        await case._write(writer._producer, b"never")
+        await case.write(writer, b"never")
         assert await bus.tenure(case.identity) == writer.tenure
         assert await bus.stable_end(topic, 0, taking=case.identity) == begin
         async with await bus.open_writer(f"{case.identity}-other", 0, topics=[topic]):
@@ -203,8 +198,7 @@ async def test_a_transaction_that_took_too_long_ended_its_writers_tenure(case: C
         KafkaBus(case.bus.url, transaction_timeout=0.5) as bus,
         await bus.open_writer(case.identity, 0, topics=[case.ledger]) as writer,
     ):
-        assert isinstance(writer, KafkaWriter)
-        await case._write(writer._producer, b"never")
+        await case.write(writer, b"never")
         await bus.stable_end(case.ledger, 0)
         assert await bus.tenure(case.identity) not in (writer.tenure, None)
 
@@ -215,10 +209,8 @@ async def test_who_is_about_to_take_an_identity_waits_for_what_others_have_open_
     other = Case(case.bus, case.identity)
     other.identity = f"{case.identity}-other"
     async with await case.open() as writer, await other.open() as another:
-        assert isinstance(writer, KafkaWriter)
-        assert isinstance(another, KafkaWriter)
-        await case._write(writer._producer, b"never")
-        await case._write(another._producer, b"never")
+        await case.write(writer, b"never")
+        await case.write(another, b"never")
         monkeypatch.setattr(adapter, "DECIDED_WITHIN", 0.5)
         with pytest.raises(BusUnavailableError, match="undecided"):
             await case.bus.stable_end(case.ledger, 0, taking=case.identity)
@@ -233,8 +225,7 @@ async def test_a_broker_that_does_not_know_the_question_is_waited_for_on_the_sam
     bus = case.bus
     assert isinstance(bus, KafkaBus)
     async with await case.open() as writer:
-        assert isinstance(writer, KafkaWriter)
-        await case._write(writer._producer, b"never")
+        await case.write(writer, b"never")
         before = dict(bus._cluster._connections)
         with monkeypatch.context() as patched:
             patched.setattr(request_type, "API_KEY", 9999)
@@ -246,14 +237,14 @@ async def test_a_broker_that_does_not_know_the_question_is_waited_for_on_the_sam
 
 async def test_an_identity_that_nobody_has_held_needs_no_ending(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     ended = 0
-    finish = TransactionalProducer.finish
+    complete = TransactionalId._complete
 
-    async def counted(self: TransactionalProducer, topics: Iterable[str], partition: int) -> None:
+    async def counted(self: TransactionalId, topics: Collection[str], *, commit: bool) -> None:
         nonlocal ended
         ended += 1
-        await finish(self, topics, partition)
+        await complete(self, topics, commit=commit)
 
-    monkeypatch.setattr(TransactionalProducer, "finish", counted)
+    monkeypatch.setattr(TransactionalId, "_complete", counted)
     for before in range(3):
         async with await case.open():
             assert ended == before
@@ -287,7 +278,7 @@ async def test_an_end_that_stays_undecided_is_an_error_that_names_the_producer_a
         with pytest.raises(BusUnavailableError, match=f"{case.ledger}/0 stays undecided") as raised:
             await case.bus.stable_end(case.ledger, 0)
     said = str(raised.value)
-    assert "(epoch 0) since offset 2, last written 20" in said
+    assert re.search(r"\(epoch [01]\) since offset 2, last written 20", said)
     _, _, remedy = said.partition(": kafka-transactions ")
     assert remedy == (
         f"--bootstrap-server {harmed.broker.bootstrap} abort --topic {case.ledger} --partition 0 --start-offset 2"

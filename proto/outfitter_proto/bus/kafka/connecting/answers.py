@@ -14,9 +14,11 @@ from typing import Any
 from aiokafka import errors as kafka_errors
 from aiokafka.protocol.types import Array, Schema
 
-_PRODUCE, _FETCH, _OFFSETS, _METADATA, _COORDINATOR, _INIT_PRODUCER_ID = 0, 1, 2, 3, 10, 22
+_PRODUCE, _FETCH, _OFFSETS, _METADATA, _COORDINATOR, _INIT_PRODUCER_ID, _END_TXN = 0, 1, 2, 3, 10, 22, 26
 LEAST_VERSIONS = {_PRODUCE: 3, _FETCH: 4, _OFFSETS: 2, _COORDINATOR: 1, 11: 2, 12: 1, 13: 1, 14: 1, 19: 2}
 """The versions from which on answers have the fields that we read, `throttle_time_ms` among them. Kafka 2.8 has all."""
+_ENDS_WITH_EPOCH = 5
+"""The version of EndTxn from which on its answer has the next producer id and epoch."""
 _MAY_BE_NULL = frozenset({"aborted_transactions"})
 
 _Keys = Callable[[Any], Iterable[Hashable]]
@@ -154,7 +156,8 @@ def _unusable_address(host: Any, port: int) -> Iterator[str]:
 
 
 def _unusable_producer_id(answer: Any) -> Iterator[str]:
-    if answer.error_code == 0 and (answer.producer_id < 0 or answer.producer_epoch < 0):
+    has_one = answer.API_KEY != _END_TXN or answer.API_VERSION >= _ENDS_WITH_EPOCH
+    if has_one and answer.error_code == 0 and (answer.producer_id < 0 or answer.producer_epoch < 0):
         yield f"{answer.producer_id}/{answer.producer_epoch} is no producer id with its epoch"
 
 
@@ -163,4 +166,5 @@ _FAULTS: dict[int, Callable[[Any], Iterator[str]]] = {
     _METADATA: _unusable_brokers,
     _COORDINATOR: _unusable_coordinator,
     _INIT_PRODUCER_ID: _unusable_producer_id,
+    _END_TXN: _unusable_producer_id,
 }

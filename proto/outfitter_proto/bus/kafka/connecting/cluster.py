@@ -53,14 +53,20 @@ class TopicMetadata(NamedTuple):
     """The number of copies of each partition."""
 
 
+class UnansweredError(BusUnavailableError):
+    """No answer to a request that was sent. The broker may have executed it, or may still do so."""
+
+
 class Cluster:
     """A client's own connections to the brokers behind one URL."""
 
-    def __init__(self, connector: Connector) -> None:
+    def __init__(self, connector: Connector, client: str | None = None, patience: Patience | None = None) -> None:
+        """`client`: the client id; None: the bus's. `patience`: the clock of a client with several of these."""
         self.login = connector.login
         self.url = connector.login.url
-        self.patience = Patience(connector.patience)
+        self.patience = patience or Patience(connector.patience)
         self._connector = connector
+        self._client = client
         self._connections: dict[Node, Connection] = {}
         self._retired: set[Connection] = set()
         self._connecting: dict[Node, anyio.Lock] = {}
@@ -70,7 +76,8 @@ class Cluster:
         """Send one request to `node` (None: any broker), once.
 
         Raises:
-            BusUnavailableError: no answer, with the address and the reason. The broker may have executed the request.
+            UnansweredError: no answer, with the address and the reason.
+            BusUnavailableError: nothing was sent, with the address and the reason.
             BusAuthenticationError: one side failed to authenticate.
             BusConfigurationError: the broker is too old, or a file with a secret cannot be read.
         """
@@ -81,9 +88,11 @@ class Cluster:
         try:
             return await connection.send(request)
         except diagnosis.FAILURES as error:
-            if not isinstance(error, diagnosis.UNKNOWN_THERE):
-                self._drop(connection)
-            raise diagnosis.unavailable(self.login, where, error, timeout=REQUEST_TIMEOUT) from error
+            why = diagnosis.unavailable(self.login, where, error, timeout=REQUEST_TIMEOUT)
+            if isinstance(error, diagnosis.UNKNOWN_THERE):
+                raise why from error
+            self._drop(connection)
+            raise UnansweredError(str(why)) from error
 
     async def topic(self, name: str, *, fresh: bool = False) -> TopicMetadata:
         """A topic's metadata, cached until a request proves them outdated."""
@@ -179,14 +188,11 @@ class Cluster:
             else:
                 failure = BusUnavailableError(f"{self.url}: {topic}/{partition} has no leader now")
             if leader is not None:
-                is_sent = False
                 try:
-                    connection = await self._connect(leader)
-                    is_sent = True
-                    row = row_of(await self._ask(connection, leader, request))
+                    row = row_of(await self.send(leader, request))
                 except BusUnavailableError as error:
                     self._topics.pop(topic, None)
-                    if is_sent and not repeatable:
+                    if isinstance(error, UnansweredError) and not repeatable:
                         raise
                     failure = error
                 else:
@@ -265,7 +271,11 @@ class Cluster:
             connection = await self._usable(node)
             if connection is None:
                 connection = await self._connector.connect(
-                    node, timeout=REQUEST_TIMEOUT, patience=self.patience, despite_doubt=despite_doubt
+                    node,
+                    timeout=REQUEST_TIMEOUT,
+                    client_id=self._client,
+                    patience=self.patience,
+                    despite_doubt=despite_doubt,
                 )
                 self._connections[node] = connection
             return connection

@@ -54,6 +54,10 @@ class LoginRefusedError(Exception):
         return cls(f"{what} for {mechanism} ({message})")
 
 
+class OldBrokerError(BusConfigurationError):
+    """The broker does not know a request."""
+
+
 UNKNOWN_THERE = NotImplementedError, kafka_errors.IncompatibleBrokerVersion
 """aiokafka's errors if it shares no version of a request with the broker. Nothing was sent."""
 
@@ -66,7 +70,7 @@ def unavailable(login: Login, node: Node, error: BaseException, *, timeout: floa
     at = where(login, node)
     doubt = "" if node in login.nodes else " And is that its address for this machine?"
     if isinstance(error, UNKNOWN_THERE):
-        return BusConfigurationError(f"{at} is older than Kafka 2.8, which is needed")
+        return OldBrokerError(f"{at} is older than Kafka 2.8, which is needed")
     if isinstance(error, UnusableAnswerError):
         return BusUnavailableError(f"{at} cannot be understood: {error}")
     if isinstance(error, TimeoutError):

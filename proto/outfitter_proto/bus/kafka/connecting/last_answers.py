@@ -1,4 +1,4 @@
-"""What the brokers last answered to one of aiokafka's clients, in words.
+"""What the brokers last answered to a member of a group, one of aiokafka's clients, in words.
 
 aiokafka repeats most requests in silence, for ever. Whoever waits for it in vain takes the cause from here.
 """
@@ -28,11 +28,9 @@ _WAITING = (JoinGroupRequest, SyncGroupRequest)
 class LastAnswers:
     """Keeps why requests of a client fail now, by the kind of request."""
 
-    def __init__(self, connector: Connector, client: Any, kind: str) -> None:
-        """`client`: an `AIOKafkaClient`, whose `send` is replaced. `kind`: whose coordinator it asks, a `group`'s or a
-        `transactional-id`'s."""
+    def __init__(self, connector: Connector, client: Any) -> None:
+        """`client`: an `AIOKafkaClient`, whose `send` is replaced. It asks the coordinator of a group."""
         self._connector = connector
-        self._kind = kind
         self._client = client
         self._failing: dict[str, tuple[float, str]] = {}
         self._told = False
@@ -68,7 +66,7 @@ class LastAnswers:
             self._passed(kind)
         else:
             brokers = len(self._client.cluster.brokers())
-            self._failed(kind, error_in_words(code, kind, kind=self._kind, brokers=brokers))
+            self._failed(kind, error_in_words(code, kind, kind="group", brokers=brokers))
         return response
 
     def _failed(self, kind: str, why: str) -> None:

@@ -1,6 +1,6 @@
-"""Limits aiokafka's log lines: while brokers are away, its producer and group coordinator log up to a hundred a second.
+"""Limits aiokafka's log lines: while brokers are away, its group coordinator logs up to a hundred a second.
 
-The filter is installed only while the process holds a writer or a membership.
+The filter is installed only while the process holds a membership.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ INTERVAL_S = 5.0
 LOGGERS = (
     "aiokafka",
     "aiokafka.conn",
-    "aiokafka.producer.sender",
     "aiokafka.consumer.group_coordinator",
     "outfitter_proto.bus.kafka.connecting.connection",
 )

@@ -1,12 +1,12 @@
 """Requests that aiokafka lacks, requests encoded without copies, and the meaning of error codes.
 
 Formats and codes: Kafka's protocol guide (Metadata version 10, KIP-516 for topic ids; KIP-664 for lists of
-transactions and producers).
+transactions and producers; KIP-890 for transactions of version 2).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from io import BytesIO
 from typing import Any
 
@@ -19,12 +19,14 @@ from aiokafka.protocol.types import (
     Boolean,
     Bytes,
     CompactArray,
+    CompactBytes,
     CompactString,
     Int16,
     Int32,
     Int64,
     Schema,
     TaggedFields,
+    UnsignedVarInt32,
 )
 
 from outfitter_proto import __version__
@@ -44,6 +46,9 @@ UNKNOWN_TOPIC = 3
 TOPIC_EXISTS = 36
 INVALID_PARTITIONS = 37
 TOPIC_AUTHORIZATION_FAILED = 29
+CONCURRENT_TRANSACTIONS = 51
+TRANSACTIONAL_ID_DENIED = 53
+TRANSACTIONAL_ID_NOT_FOUND = 105
 
 # The leader has moved or is not ready yet, and nothing was written: look it up again.
 MOVED = frozenset({3, 5, 6, 9, 13, 14, 15, 16, 19, 41, 56, 72, 74, 75, 78})
@@ -68,9 +73,14 @@ _ANSWERS = {
     19: "too few copies of a partition are in sync for its min.insync.replicas: see whether brokers are away",
     20: "too few copies of a partition are in sync for its min.insync.replicas: see whether brokers are away",
     49: "the brokers have forgotten this writer, which wrote nothing for longer than transactional.id.expiration.ms",
-    51: "the writer's last transaction is not complete yet",
+    CONCURRENT_TRANSACTIONS: "the writer's last transaction is not complete yet",
 }
-_DENIED_KINDS = {29: "topic", 30: "group", _CLUSTER_AUTHORIZATION_FAILED: "cluster", 53: "transactional-id"}
+_DENIED_KINDS = {
+    29: "topic",
+    30: "group",
+    _CLUSTER_AUTHORIZATION_FAILED: "cluster",
+    TRANSACTIONAL_ID_DENIED: "transactional-id",
+}
 _CONFIGURATION = {
     17: "the name of topic {topic!r} is not valid",
     32: "the broker refuses this machine's time for topic {topic!r}: it is ahead of the broker's by more than "
@@ -281,15 +291,120 @@ def _pieces(kind: Any, value: Any) -> Iterator[bytes]:
     if isinstance(kind, Schema):
         for field, item in zip(kind.fields, value, strict=True):
             yield from _pieces(field, item)
-    elif type(kind) is Array and value is not None:
-        yield Int32.encode(len(value))
+    elif isinstance(kind, Array) and value is not None:
+        is_compact = isinstance(kind, CompactArray)
+        yield UnsignedVarInt32.encode(len(value) + 1) if is_compact else Int32.encode(len(value))
         for item in value:
             yield from _pieces(kind.array_of, item)
-    elif kind is Bytes and value is not None:
-        yield Int32.encode(len(value))
+    elif kind in (Bytes, CompactBytes) and value is not None:
+        yield UnsignedVarInt32.encode(len(value) + 1) if kind is CompactBytes else Int32.encode(len(value))
         yield value
     else:
         yield kind.encode(value)
+
+
+class JoiningProduceResponse(Response):  # type: ignore[misc]
+    """Partitions with an error code and the offset of the first record."""
+
+    API_KEY = 0
+    API_VERSION = 12
+    SCHEMA = _structure(
+        (
+            "topics",
+            _array(
+                ("topic", CompactString()),
+                (
+                    "partitions",
+                    _array(
+                        ("partition", Int32),
+                        ("error_code", Int16),
+                        ("offset", Int64),
+                        ("timestamp", Int64),
+                        ("log_start_offset", Int64),
+                        (
+                            "record_errors",
+                            _array(("batch_index", Int32), ("batch_index_error_message", CompactString())),
+                        ),
+                        ("error_message", CompactString()),
+                    ),
+                ),
+            ),
+        ),
+        ("throttle_time_ms", Int32),
+    )
+
+
+class JoiningProduceRequestV12(RequestStruct):  # type: ignore[misc]
+    """A record batch for each partition, to their leader."""
+
+    FLEXIBLE_VERSION = True
+    API_KEY = 0
+    API_VERSION = 12
+    RESPONSE_TYPE = JoiningProduceResponse
+    SCHEMA = _structure(
+        ("transactional_id", CompactString()),
+        ("required_acks", Int16),
+        ("timeout", Int32),
+        (
+            "topics",
+            _array(
+                ("topic", CompactString()), ("partitions", _array(("partition", Int32), ("messages", CompactBytes)))
+            ),
+        ),
+    )
+
+
+class JoiningProduceRequest(Request[JoiningProduceRequestV12]):  # type: ignore[misc]
+    """Records of a transaction of version 2. Their partitions join it. In versions that aiokafka has, they must have
+    been added before."""
+
+    API_KEY = 0
+
+    def __init__(
+        self, transactional_id: str, timeout_ms: int, topics: Sequence[tuple[str, int, bytes | bytearray]]
+    ) -> None:
+        """`topics`: each with a partition and the record batch for it."""
+        self._transactional_id = transactional_id
+        self._timeout_ms = timeout_ms
+        self._topics = topics
+
+    def build(self, request_struct_class: type[JoiningProduceRequestV12]) -> JoiningProduceRequestV12:
+        topics: list[Any] = [(topic, [(partition, batch, {})], {}) for topic, partition, batch in self._topics]
+        return request_struct_class(self._transactional_id, -1, self._timeout_ms, topics, {})
+
+
+class EpochEndTxnResponse(Response):  # type: ignore[misc]
+    """An error code, and the producer id and epoch of the next transaction."""
+
+    API_KEY = 26
+    API_VERSION = 5
+    SCHEMA = _structure(
+        ("throttle_time_ms", Int32), ("error_code", Int16), ("producer_id", Int64), ("producer_epoch", Int16)
+    )
+
+
+class EpochEndTxnRequestV5(RequestStruct):  # type: ignore[misc]
+    """A transaction and its end, to its coordinator."""
+
+    FLEXIBLE_VERSION = True
+    API_KEY = 26
+    API_VERSION = 5
+    RESPONSE_TYPE = EpochEndTxnResponse
+    SCHEMA = _structure(
+        ("transactional_id", CompactString()), ("producer_id", Int64), ("producer_epoch", Int16), ("committed", Boolean)
+    )
+
+
+class EpochEndTxnRequest(Request[EpochEndTxnRequestV5]):  # type: ignore[misc]
+    """The end of a transaction of version 2. It raises the epoch, so a late copy of it ends nothing."""
+
+    API_KEY = 26
+
+    def __init__(self, transactional_id: str, producer_id: int, producer_epoch: int, committed: bool) -> None:
+        self._fields = transactional_id, producer_id, producer_epoch, committed
+
+    def build(self, request_struct_class: type[EpochEndTxnRequestV5]) -> EpochEndTxnRequestV5:
+        return request_struct_class(*self._fields, {})
 
 
 class DescribeTransactionsResponse(Response):  # type: ignore[misc]

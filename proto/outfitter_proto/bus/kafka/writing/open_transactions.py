@@ -2,13 +2,19 @@
 
 A transaction without a living producer that its coordinator does not know stays open for good. It hides all later
 records (KIP-664, "hanging"). Only a principal with Alter on the cluster can abort it.
+
+One kind is our own to end. In Kafka 4.3 a partition may have no leader while the coordinator decides a transaction (a
+restarted broker, before it is unfenced). The coordinator then treats the partition as deleted, writes no marker there
+and counts the transaction as complete (KAFKA-20734). Its records hide all later ones until this producer id's next
+marker decides them, perhaps differently. So the next holder of the transactional id ends an empty transaction there as
+the last one ended.
 """
 
 from __future__ import annotations
 
 import time
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from outfitter_proto.bus.addresses import Node
 from outfitter_proto.bus.kafka.connecting.cluster import Cluster
@@ -19,7 +25,6 @@ from outfitter_proto.bus.kafka.connecting.protocol import (
     coordinator_of,
     refusal,
 )
-from outfitter_proto.bus.kafka.writing.producer import LastTransaction
 from outfitter_proto.bus.port import BusError
 
 SUSPECT_AFTER_S = 3.0
@@ -28,6 +33,38 @@ LOOK_AGAIN_S = 1.0
 OVERDUE_S = 20.0
 """Longer than a manager's transaction can stay open: its time-out of 5 s, and at most 10 s until the broker's next scan
 for expired ones. By the writers' clocks and this one, which is why it counts only after `SUSPECT_AFTER_S`."""
+
+
+class LastTransaction(NamedTuple):
+    """A transactional id's last transaction."""
+
+    state: str
+    """By Kafka's names."""
+    producer_id: int = -1
+    """The id's holder's. -1: unknown."""
+    epoch: int = -1
+    """The id's holder's. -1: unknown."""
+
+    @property
+    def is_none(self) -> bool:
+        """Whether the coordinator knows no holder, so that no transaction can be open."""
+        return not self.state
+
+    @property
+    def committed(self) -> bool:
+        """Whether the decision is to commit. The next holder aborts an undecided transaction."""
+        return self.state in ("PrepareCommit", "CompleteCommit")
+
+    @property
+    def is_committing(self) -> bool:
+        """Whether some partitions do not show the commit yet."""
+        return self.state == "PrepareCommit"
+
+    def then(self, seen: LastTransaction) -> LastTransaction:
+        """Combine this state with the later state `seen`. Taking the id raises its epoch by one and makes the
+        coordinator forget the state. Then the earlier state counts, unless another producer took the id."""
+        forgotten = seen.state == "Empty" and seen.producer_id == self.producer_id and seen.epoch <= self.epoch + 1
+        return self._replace(epoch=seen.epoch) if forgotten else seen
 
 
 async def belongs_to(cluster: Cluster, identity: str, topic: str, partition: int) -> bool:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 
 from aiokafka.protocol.produce import ProduceRequest
-from aiokafka.record.default_records import DefaultRecordBatchBuilder
 
 from outfitter_proto.bus.kafka.connecting.cluster import REQUEST_TIMEOUT, Cluster
 from outfitter_proto.bus.kafka.connecting.protocol import OK, refusal
+from outfitter_proto.bus.kafka.writing.record_batches import split
 from outfitter_proto.bus.port import BusUnavailableError, Entry, TooLargeError
 
-BATCH_BYTES = 256 * 1024
+FULL_BYTES = 256 * 1024
 """Size of a full batch. A single record may be larger; the topic's limit applies."""
 
 _Waiting = tuple[Entry, "asyncio.Future[int]"]
@@ -62,7 +62,7 @@ class BatchingPublisher:
         batch: list[_Waiting] = []
         for entry, answer in self._waiting:
             size += len(entry.key or b"") + len(entry.value or b"") + 32
-            if batch and size > BATCH_BYTES:
+            if batch and size > FULL_BYTES:
                 break
             batch.append((entry, answer))
         del self._waiting[: len(batch)]
@@ -89,17 +89,13 @@ class BatchingPublisher:
 
     async def _produce(self, entries: list[Entry]) -> int:
         """Send one batch. Never repeat it once it may have arrived, to avoid duplicates."""
-        builder = DefaultRecordBatchBuilder(
-            magic=2, compression_type=0, is_transactional=0, producer_id=-1, producer_epoch=-1, base_sequence=-1,
-            batch_size=2**31 - 1,
-        )  # fmt: skip
-        for number, entry in enumerate(entries):
-            builder.append(number, None, entry.key, entry.value, [])
+        [batch] = split(self._topic, entries, transactional=False, limit=2**31 - 1)
+        batch.encode()
         request = ProduceRequest(
             transactional_id=None,
             required_acks=-1,
             timeout=int(REQUEST_TIMEOUT * 1000),
-            topics=[(self._topic, [(self._partition, bytes(builder.build()))])],
+            topics=[(self._topic, [(self._partition, batch.data)])],
         )
         _, code, offset, *_ = await self._cluster.ask_leader(self._topic, self._partition, request, repeatable=False)
         if code != OK:

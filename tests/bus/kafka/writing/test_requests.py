@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 from aiokafka.errors import KafkaConnectionError
 from aiokafka.protocol.produce import ProduceRequest
@@ -13,11 +11,11 @@ from hypothesis import strategies as st
 
 from outfitter_proto.bus.kafka.connecting.connection import Connector
 from outfitter_proto.bus.kafka.connecting.login import login_of
-from outfitter_proto.bus.kafka.connecting.protocol import pieces
-from outfitter_proto.bus.kafka.writing.producer import TransactionalProducer
+from outfitter_proto.bus.kafka.connecting.protocol import EpochEndTxnRequest, JoiningProduceRequest, pieces
 from support.kafka.broker import KafkaBroker
 
 RECORDS = st.binary(max_size=40) | st.binary(max_size=40).map(bytearray) | st.none()
+RECORD = bytearray(b"records")
 TOPICS = st.lists(
     st.tuples(st.text(max_size=5), st.lists(st.tuples(st.integers(0, 9), RECORDS), max_size=3)), max_size=3
 )
@@ -36,42 +34,37 @@ def test_records_are_written_as_aiokafka_writes_them(
     assert b"".join(pieces(plain)) == plain.encode()
 
 
-def test_records_are_not_copied() -> None:
-    records = bytearray(b"records")
-    prepared = request([("t", [(0, records)])], None).prepare({ProduceRequest.API_KEY: (3, 7)})
-    assert any(piece is records for piece in pieces(prepared))
+@given(topics=st.lists(st.tuples(st.text(max_size=5), st.integers(0, 9), st.binary(max_size=300)), max_size=3))
+def test_records_of_a_transaction_of_version_2_are_written_as_their_schema_says(
+    topics: list[tuple[str, int, bytes]],
+) -> None:
+    flexible = JoiningProduceRequest("w", 1000, topics).prepare({JoiningProduceRequest.API_KEY: (3, 13)})
+    assert flexible.API_VERSION == 12
+    assert b"".join(pieces(flexible)) == flexible.encode()
 
 
-@pytest.mark.parametrize("kind", ["produce", "end the transaction"])
+@pytest.mark.parametrize(
+    "asked", [request([("t", [(0, RECORD)])], None), JoiningProduceRequest("w", 1000, [("t", 0, RECORD)])]
+)
+def test_records_are_not_copied(asked: ProduceRequest | JoiningProduceRequest) -> None:
+    prepared = asked.prepare({ProduceRequest.API_KEY: (3, 12)})
+    assert any(piece is RECORD for piece in pieces(prepared))
+
+
+@pytest.mark.parametrize("kind", ["produce", "end the transaction", "end one of version 2"])
 async def test_a_write_to_a_connection_that_is_lost_can_be_tried_again(kafka_broker: KafkaBroker, kind: str) -> None:
     """Until aiokafka hears of the loss a transport may take whatever it gets, or fail in its own way."""
     connector = Connector(login_of(kafka_broker.url))
     [node] = connector.login.nodes
     connection = await connector.connect(node, timeout=3)
     connection._writer.transport.abort()
-    written = request([("t", [(0, b"x")])], None) if kind == "produce" else EndTxnRequest("w", 1, 0, True)
+    written = {
+        "produce": request([("t", [(0, b"x")])], None),
+        "end the transaction": EndTxnRequest("w", 1, 0, True),
+        "end one of version 2": EpochEndTxnRequest("w", 1, 0, True),
+    }[kind]
     with pytest.raises(KafkaConnectionError) as raised:
         connection.send(written)
     assert raised.value.retriable
     assert connection.idle
     assert not connection.connected()
-
-
-async def test_connections_that_do_not_close_in_time_cancel_nobody(
-    kafka_broker: KafkaBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """aiokafka awaits the same futures at each attempt, and the end of the first attempt's time cancels them."""
-    producer = TransactionalProducer(
-        Connector(login_of(kafka_broker.url)), kafka_broker.new_cluster(), last=None, request_timeout=3,
-        transaction_timeout=10,
-    )  # fmt: skip
-    await producer.start()
-    close, closed = producer.client.close, asyncio.get_running_loop().create_future()
-
-    async def hang() -> None:
-        await closed
-
-    monkeypatch.setattr(producer.client, "close", hang)
-    await producer.dispose(1.0)
-    assert closed.cancelled()
-    await close()
