@@ -12,7 +12,7 @@ from chaos.harm import Harmed, harmed_cluster
 from chaos.report import Row, document, seed, table
 from chaos.scene import Note
 from support import rows
-from support.kafka.broker import NEW, OLD
+from support.kafka.broker import NEW, OLD, VERSION_1
 from support.kafka.cluster import KafkaCluster, running
 
 VERSIONS = {"3.9": OLD, "4.3": NEW}
@@ -25,16 +25,28 @@ def kafka_version() -> str:
 
 
 @pytest.fixture(scope="session")
-def three_brokers(kafka_version: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaCluster]:
+def kafka_options() -> tuple[str, ...]:
+    """Those of brokers. With `TRANSACTIONS=1` of the environment, their transactions are of version 1."""
+    return VERSION_1 if os.environ.get("TRANSACTIONS") == "1" else ()
+
+
+@pytest.fixture(scope="session")
+def three_brokers(
+    kafka_version: str, kafka_options: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[KafkaCluster]:
     """Three brokers for all tests of this process: leave them whole (`KafkaCluster.settle`)."""
-    with running(KafkaCluster(tmp_path_factory.mktemp("kafka"), kafka=kafka_version)) as cluster:
+    folder = tmp_path_factory.mktemp("kafka")
+    with running(KafkaCluster(folder, kafka=kafka_version, options=kafka_options)) as cluster:
         yield cluster
 
 
 @pytest.fixture(scope="session")
-def harmed(kafka_version: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harmed]:
+def harmed(
+    kafka_version: str, kafka_options: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Harmed]:
     """One broker, and the proxy that leads to it."""
-    with harmed_cluster(tmp_path_factory.mktemp("kafka"), nodes=1, kafka=kafka_version) as harmed:
+    folder = tmp_path_factory.mktemp("kafka")
+    with harmed_cluster(folder, nodes=1, kafka=kafka_version, options=kafka_options) as harmed:
         yield harmed
 
 

@@ -17,11 +17,14 @@ pytestmark = [pytest.mark.chaos, pytest.mark.kafka, pytest.mark.timeout(300)]
 
 
 @pytest.fixture
-def only_broker(kafka_version: str, tmp_path: Path) -> Iterator[tuple[KafkaCluster, SmallDisk]]:
+def only_broker(
+    kafka_version: str, kafka_options: tuple[str, ...], tmp_path: Path
+) -> Iterator[tuple[KafkaCluster, SmallDisk]]:
     """One broker whose data lie on a small disk."""
     folder = tmp_path / "kafka"
     with SmallDisk(folder / "node1" / "data", megabytes=128) as disk, ExitStack() as stack:
-        yield stack.enter_context(running(KafkaCluster(folder, nodes=1, kafka=kafka_version, within=disk.within))), disk
+        cluster = KafkaCluster(folder, nodes=1, kafka=kafka_version, options=kafka_options, within=disk.within)
+        yield stack.enter_context(running(cluster)), disk
 
 
 def test_an_only_broker_killed_or_out_of_space_loses_nothing(
