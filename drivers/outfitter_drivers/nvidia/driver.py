@@ -50,8 +50,6 @@ SHORTEST_PAUSE_S = 1.0
 """Seconds between two looks at least, however many events tell of one broken program."""
 PROC_WITHIN_S = 5.0
 """Seconds in which /proc must name the processes of all GPUs."""
-RELEASED_POLL_S = 0.2
-"""Seconds after which it is looked again whether somebody still needs the GPUs."""
 
 NO_PACKAGE = "NVML cannot be used: the package nvidia-ml-py is not there; install outfitter[nvidia]"
 NOT_LISTED = Processes(unsaid="NVML does not name the device")
@@ -142,9 +140,7 @@ class NvmlDriver(NvidiaDriver):
                 await anyio.sleep_until(min(end, begin + SHORTEST_PAUSE_S))
                 return
             await anyio.sleep_until(turn)  # where NVML tells no events, it does not wait
-        if self.nvml.is_released():
-            while self.nvml.is_released():  # noqa: ASYNC110  until a process has ended
-                await anyio.sleep(RELEASED_POLL_S)
+        if await self.nvml.until_release_ends():
             return  # who needed the GPUs may have reset some, or made others of them
         await anyio.sleep(max(0.0, end - anyio.current_time()))
 

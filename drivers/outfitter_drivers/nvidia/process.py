@@ -42,6 +42,8 @@ COMMAND = (sys.executable, "-P", "-m", "outfitter_drivers.nvidia.child")
 FIRST_ANSWER = 3
 """How many times longer than others the first answer may take: NVML initialises each GPU that nobody has open."""
 
+RELEASED_POLL_S = 0.2
+"""Seconds after which it is looked again whether somebody still needs the GPUs."""
 _END_S = 2.0
 """Seconds until a killed process must be gone."""
 _AT_ONCE = frozenset((codes.DRIVER_NOT_LOADED, codes.LIBRARY_NOT_FOUND, codes.VERSION_MISMATCH))
@@ -66,6 +68,7 @@ class NvmlProcess:
         self._child: _Child | None = None
         self._hung: tuple[_Child, str] | None = None
         self._released: tuple[int, int] | None = None
+        self._has_let_go = False
         self.starts = 0
         """How often a process was started."""
         self.releases = 0
@@ -162,21 +165,29 @@ class NvmlProcess:
 
     async def _let_go(self, sender: int) -> None:
         self.releases += 1
+        self._has_let_go = True
         await self._end()
         with suppress(OSError):
             self._released = sender, os.pidfd_open(sender)
         self._raise_if_released()
         raise ReleasedError(f"the GPUs were let go of for process {sender}, which has ended")
 
-    def is_released(self) -> bool:
-        """Whether somebody for whom the GPUs were let go of still lives."""
+    async def until_release_ends(self) -> bool:
+        """Wait while somebody lives for whom the GPUs were let go of. Returns whether they were since this was asked
+        last: whoever it was may have ended meanwhile."""
+        has_let_go, self._has_let_go = self._has_let_go, False
+        while self._is_released():  # noqa: ASYNC110  until a process has ended
+            await anyio.sleep(RELEASED_POLL_S)
+        return has_let_go
+
+    def _is_released(self) -> bool:
         return self._released is not None and not _has_ended(self._released[1])
 
     def _raise_if_released(self) -> None:
         if self._released is None:
             return
         sender, _ = self._released
-        if self.is_released():
+        if self._is_released():
             raise ReleasedError(f"the GPUs were let go of for process {sender} (outfitter nvidia release)")
         self._forget_release()
 

@@ -148,7 +148,8 @@ async def test_after_the_gpus_were_let_go_of_an_xid_of_before_counts_no_more(mac
         assert healths(await driver.look()) == ["healthy", "healthy"]
 
 
-async def test_as_soon_as_nobody_needs_the_gpus_any_more_the_driver_looks(machine: FakeMachine) -> None:
+@pytest.mark.parametrize("is_late", [False, True], ids=["waiting", "before it waits"])
+async def test_as_soon_as_nobody_needs_the_gpus_any_more_the_driver_looks(machine: FakeMachine, is_late: bool) -> None:
     program = "import os, signal, sys\nos.kill(int(sys.argv[1]), signal.SIGUSR1)\nsys.stdin.read()"
     async with driving(machine, poll_interval=3600.0) as driver:
         await driver.look()
@@ -157,10 +158,21 @@ async def test_as_soon_as_nobody_needs_the_gpus_any_more_the_driver_looks(machin
                 await driver.until_next_look()
             assert healths(await driver.look()) == ["unknown", "unknown"]
             assert sender.stdin is not None
-            sender.stdin.close()
-            with anyio.fail_after(LONG_S):
-                await driver.until_next_look()
+            async with anyio.create_task_group() as tasks:
+                if is_late:
+                    sender.stdin.close()
+                    sender.wait()
+                else:
+                    tasks.start_soon(_end_once_it_is_awaited, sender)
+                with anyio.fail_after(LONG_S):
+                    await driver.until_next_look()
         assert healths(await driver.look()) == ["healthy", "healthy"]
+
+
+async def _end_once_it_is_awaited(process: subprocess.Popen[bytes]) -> None:
+    await anyio.lowlevel.checkpoint()
+    assert process.stdin is not None
+    process.stdin.close()
 
 
 async def test_a_new_driver_in_the_kernel_needs_a_new_process(machine: FakeMachine) -> None:
