@@ -103,8 +103,9 @@ def test_a_process_is_found_also_if_only_threads_of_it_are_left() -> None:
 
 def test_a_process_without_an_environment_leaves_no_doubt() -> None:
     with sleeping({}):
-        result = search({MARK})
-        assert (result.survivors, result.missed) == ({}, "")
+        while (result := search({MARK})).missed:
+            pass  # others' processes end while they are read, on a busy machine
+        assert result.survivors == {}
 
 
 def test_a_zombie_counts_as_ended_also_for_those_who_may_not_read_it() -> None:

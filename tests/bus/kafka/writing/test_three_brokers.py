@@ -11,6 +11,8 @@ import pytest
 from confluent_kafka.admin import NewTopic
 
 from outfitter_proto.bus import Bus, BusError, CommitUnknownError, Entry, Writer, connect
+from outfitter_proto.bus.kafka import adapter
+from outfitter_proto.bus.kafka.connecting import cluster
 from outfitter_proto.bus.kafka.writing.steps import Known
 from support.bus.committed import committed
 from support.kafka.broker import VERSION_1, KafkaBroker
@@ -61,6 +63,13 @@ class Apart:
 
 
 @pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No answer is given up, however long a busy machine takes to move a leader."""
+    monkeypatch.setattr(cluster, "REQUEST_TIMEOUT", WITHIN / 2)
+    monkeypatch.setattr(adapter, "WATCHDOG", WITHIN)
+
+
+@pytest.fixture
 async def apart(three: KafkaCluster) -> AsyncIterator[Apart]:
     name = KafkaBroker.new_cluster()
     topics = [f"{name}-{node}" for node in NODES]
@@ -74,6 +83,7 @@ async def apart(three: KafkaCluster) -> AsyncIterator[Apart]:
     three.settle()
 
 
+@pytest.mark.usefixtures("patient")
 async def test_a_commit_goes_to_every_leader_and_its_end_to_the_coordinator(apart: Apart) -> None:
     async with await apart.open() as writer:
         for value in b"1", b"2", b"3":
@@ -83,6 +93,7 @@ async def test_a_commit_goes_to_every_leader_and_its_end_to_the_coordinator(apar
     assert await apart.seen() == [b"1", b"2", b"3"]
 
 
+@pytest.mark.usefixtures("patient")
 async def test_a_coordinator_or_a_leader_may_move_between_commits(apart: Apart) -> None:
     identity, moved = apart.identity, apart.topics[0]
     async with await apart.open() as writer:
@@ -97,6 +108,7 @@ async def test_a_coordinator_or_a_leader_may_move_between_commits(apart: Apart) 
     assert len(await apart.seen()) == 7
 
 
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("commit", [True, False])
 async def test_a_coordinator_or_a_leader_may_move_in_the_middle_of_a_transaction(apart: Apart, commit: bool) -> None:
     async with await apart.open() as writer:

@@ -122,7 +122,7 @@ async def delivered(fault: Fault) -> None:
 
 @pytest.fixture
 async def case(harmed: Harmed, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Case]:
-    monkeypatch.setattr(cluster, "REQUEST_TIMEOUT", 0.5)  # a lost answer is waited for so long
+    monkeypatch.setattr(cluster, "REQUEST_TIMEOUT", 1.5)  # a lost answer is waited for so long
     version = 2 if "version 2" in request.node.callspec.id else 1
     async with connect(harmed.broker.url) as bus:
         case = Case(bus, harmed, version)
@@ -196,7 +196,7 @@ async def test_the_identity_is_taken_although_requests_to_take_it_get_no_answer(
 async def test_a_commit_that_no_answer_settles_is_unknown_and_the_ledger_says(
     case: Case, monkeypatch: pytest.MonkeyPatch, harm: Harm, after: list[bytes]
 ) -> None:
-    monkeypatch.setattr(adapter, "WATCHDOG", 1.5)
+    monkeypatch.setattr(adapter, "WATCHDOG", 4.5)
     async with await case.open() as writer:
         await case.commit(writer, b"1")
         case.harm(END_TXN, harm, times=1000)
@@ -407,13 +407,13 @@ async def test_a_transaction_that_is_open_for_too_long_is_not_committed(case: Ca
 
 async def test_a_closed_writer_leaves_no_transaction_open(case: Case) -> None:
     """Others in the partition would wait for its time-out."""
-    async with await case.open() as writer:
+    async with KafkaBus(case.bus.url, transaction_timeout=10 * WITHIN) as bus, await case.open(bus) as writer:
         fault = case.harm(PRODUCE, Harm.ERROR, code=UNKNOWN_SERVER_ERROR)
         with pytest.raises(BusError):
             await case.commit(writer, b"never")
         assert fault.struck.is_set()
     assert await case.bus.tenure(case.identity) == writer.tenure
-    with anyio.fail_after(3):  # less than the time-out
+    with anyio.fail_after(WITHIN):
         assert await case.seen() == []
 
 
