@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,6 +24,8 @@ from support.kafka.broker import KafkaBroker
 from support.managers.process import Manager, StartManager
 from support.processes.ending import wait_until_ended
 from support.processes.worker_program import WorkerProgram
+
+_HAS = re.compile(r"(\d+) has (GPU-\d+)")
 
 GPUS = 2
 
@@ -75,9 +78,9 @@ class Workers:
         return [line for program in self.running for line in program.output().splitlines()]
 
     def holders(self) -> dict[str, int]:
-        """The process that said last that it has the device, for each device."""
-        said = [line.split() for line in self.output() if " has GPU-" in line]
-        return {words[words.index("has") + 1]: int(words[words.index("has") - 1]) for words in said}
+        """The process that said last that it has the device, for each device. Two may write into one line at once."""
+        said = _HAS.findall("\n".join(self.output()))
+        return {device: int(process) for process, device in said}
 
     def ledger(self) -> list[tuple[str, int]]:
         """Each device that the ledger gives to somebody, and the process whose life it is tied to."""

@@ -96,12 +96,23 @@ def _run(command: tuple[str, ...]) -> int:
     signals are the command's."""
     from outfitter_drivers.nvidia.release import nvml_processes
 
+    process: subprocess.Popen[bytes] | None = None
+    early: list[int] = []
+
+    def hand_on(sent: int, _: object) -> None:
+        if process is None:
+            early.append(sent)
+        else:
+            process.send_signal(sent)
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, hand_on)
     try:
         process = subprocess.Popen(command)
     except OSError as error:
         raise OutfitterCliError(f"{command[0]}: {error.strerror}", exit_code=126) from error
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda sent, _: process.send_signal(sent))
+    for sent in early:
+        process.send_signal(sent)
     refused: set[int] = set()
     while True:
         try:
