@@ -202,7 +202,7 @@ def nvml_answers(data: bytes) -> None:
         for machine in (inventory.Machine(), _FUNCTIONS):
             found = inventory.seen(answer.snapshot or Snapshot(), machine, faults, earlier)
             earlier = [each.device for each in found]
-            names = [device.id or device.properties["index"] for device in earlier]
+            names = [device.id or (device.properties["index"],) for device in earlier]
             assert len(set(names)) == len(names), "one device twice"
             assert all(device.reason or device.health is Health.HEALTHY for device in earlier)
             selected_by_index(earlier, why_uncountable(found))
