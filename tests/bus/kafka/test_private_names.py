@@ -46,6 +46,16 @@ async def test_the_private_attributes_that_repairing_needs_are_there() -> None:
         await consumer.stop()
 
 
+async def be_a_member(kafka_broker: KafkaBroker) -> None:
+    """Join a group, get its partition, and leave."""
+    topic = KafkaBroker.new_cluster()
+    async with connect(kafka_broker.url) as bus:
+        await bus.create_topics([TopicSpec(topic, 1, {})])
+        async with await bus.join(topic, topic, replica="a", session_timeout=10, heartbeat_interval=1) as member:
+            with anyio.fail_after(30):
+                assert await member.changed() == {0}
+
+
 async def test_the_private_names_that_connections_need_are_there_and_called_as_they_were(
     kafka_broker: KafkaBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,12 +102,7 @@ async def test_the_private_names_that_connections_need_are_there_and_called_as_t
             return ours(*args, **more)
 
         monkeypatch.setattr(connection_module._Connections, name, recording)
-    topic = KafkaBroker.new_cluster()
-    async with connect(kafka_broker.url) as bus:
-        await bus.create_topics([TopicSpec(topic, 1, {})])
-        async with await bus.join(topic, topic, replica="a", session_timeout=10, heartbeat_interval=1) as member:
-            with anyio.fail_after(30):
-                assert await member.changed() == {0}
+    await be_a_member(kafka_broker)
     assert met == {"bootstrap", "get"}
 
 
@@ -127,12 +132,7 @@ async def test_the_private_names_that_membership_needs_are_there_and_called_as_t
     ):  # fmt: skip
         assert f"self.{attribute} = " in source
     assert StickyPartitionAssignor.member_assignment is None
-    topic = KafkaBroker.new_cluster()
-    async with connect(kafka_broker.url) as bus:
-        await bus.create_topics([TopicSpec(topic, 1, {})])
-        async with await bus.join(topic, topic, replica="a", session_timeout=10, heartbeat_interval=1) as member:
-            with anyio.fail_after(30):
-                assert await member.changed() == {0}
+    await be_a_member(kafka_broker)
     assert len(met) == 5
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from chaos.chosen import KAFKA, OPTIONS
 from chaos.scene import Note, playing
 from support.kafka.cluster import KafkaCluster, running
 from support.kafka.small_disk import SmallDisk
@@ -17,13 +18,11 @@ pytestmark = [pytest.mark.chaos, pytest.mark.kafka, pytest.mark.timeout(300)]
 
 
 @pytest.fixture
-def only_broker(
-    kafka_version: str, kafka_options: tuple[str, ...], tmp_path: Path
-) -> Iterator[tuple[KafkaCluster, SmallDisk]]:
+def only_broker(tmp_path: Path) -> Iterator[tuple[KafkaCluster, SmallDisk]]:
     """One broker whose data lie on a small disk."""
     folder = tmp_path / "kafka"
     with SmallDisk(folder / "node1" / "data", megabytes=128) as disk, ExitStack() as stack:
-        cluster = KafkaCluster(folder, nodes=1, kafka=kafka_version, options=kafka_options, within=disk.within)
+        cluster = KafkaCluster(folder, nodes=1, kafka=KAFKA, options=OPTIONS, within=disk.within)
         yield stack.enter_context(running(cluster)), disk
 
 

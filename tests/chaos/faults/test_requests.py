@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from chaos.chosen import ADDS_PARTITIONS
 from chaos.harm import STRIKES_WITHIN, Harmed, strike
 from chaos.scene import Note, playing
 from support.kafka.proxy import (
@@ -26,21 +27,17 @@ from support.kafka.proxy import (
 
 pytestmark = [pytest.mark.chaos, pytest.mark.kafka, pytest.mark.timeout(300)]
 
+ADDING = [ADD_PARTITIONS_TO_TXN] if ADDS_PARTITIONS else []
 
-@pytest.mark.parametrize("key", [INIT_PRODUCER_ID, ADD_PARTITIONS_TO_TXN, PRODUCE, END_TXN, FETCH], ids=NAMES.get)
+
+@pytest.mark.parametrize("key", [INIT_PRODUCER_ID, *ADDING, PRODUCE, END_TXN, FETCH], ids=NAMES.get)
 def test_no_harm_to_a_request_or_its_answer_loses_or_doubles_anything(
     harmed: Harmed, tmp_path: Path, note: Note, key: int
 ) -> None:
-    skip_if_unknown(harmed, key)
     with playing(harmed.broker, tmp_path, NAMES[key], note) as scene:
         for harm in (harm for harm in Harm if harm is not Harm.ERROR):
             with scene.fault(f"{NAMES[key]}: {harm.value}") as trouble:
                 strike(harmed, scene, key, harm, trouble)
-
-
-def skip_if_unknown(harmed: Harmed, key: int) -> None:
-    if key == ADD_PARTITIONS_TO_TXN and harmed.broker.transactions == 2:
-        pytest.skip("transactions of version 2 have no such request")
 
 
 CODES = {
@@ -53,11 +50,10 @@ CODES = {
 """Error codes by Kafka's protocol guide; most are of passing trouble."""
 
 
-@pytest.mark.parametrize("key", CODES, ids=NAMES.get)
+@pytest.mark.parametrize("key", [INIT_PRODUCER_ID, FIND_COORDINATOR, *ADDING, PRODUCE, END_TXN], ids=NAMES.get)
 def test_no_error_code_in_an_answer_loses_or_doubles_anything(
     harmed: Harmed, tmp_path: Path, note: Note, key: int
 ) -> None:
-    skip_if_unknown(harmed, key)
     codes = CODES[key]
     name = f"{NAMES[key]}: answered with {', '.join(map(str, codes))}"
     with playing(harmed.broker, tmp_path, name, note) as scene, scene.fault(name) as trouble:

@@ -591,6 +591,7 @@ def test_who_wants_a_property_that_some_devices_lack_waits_for_their_driver() ->
         assert (record.state, record.reason_code) == ("pending", "infeasible"), name
     assert choose(core, "another", 1, {"model": "H200", "nvlink.group": "0"}).state == "failed"
     assert choose(core, "more", 2, {"model": "H100", "nvlink.group": "0"}).state == "failed"
+    assert choose(core, "twins", 2, same=("id",)).state == "failed"
     core.report(
         device("g0", model="H100", **{"capability": "9.0", "nvlink.group": "0"}),
         device("g1", model="A100", **{"capability": "8.0", "nvlink.group": "0"}),

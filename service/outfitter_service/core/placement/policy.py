@@ -213,7 +213,8 @@ def _may_be_enough(
     """Whether there may be enough devices once drivers name the properties that some devices lack: nvidia-smi answers
     before NVML while a machine starts, and NVLink comes up later still."""
     devices = overlay.inventory(spec.name).devices
-    lacks_same = any(not all(map(devices[position].properties.get, clauses.same)) for position in selection.positions)
+    same = [name for name in clauses.same if name != "id"]  # every device has one
+    lacks_same = any(not all(map(devices[position].properties.get, same)) for position in selection.positions)
     is_open = selection.unsaid > 0 or lacks_same
     return is_open and _capacity(spec, len(selection.positions) + selection.unsaid) >= amount
 

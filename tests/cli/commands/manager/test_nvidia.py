@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -97,6 +98,27 @@ async def test_a_signal_is_the_commands_and_managers_wait_for_its_end(machine: F
         (hold / "end").touch()
         assert await command.wait() == 7
         await command.aclose()
+
+
+def test_a_signal_that_comes_while_the_command_starts_is_the_commands_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = subprocess.Popen
+
+    def popen(command: tuple[str, ...]) -> subprocess.Popen[bytes]:
+        process = started(command)
+        until((tmp_path / "runs").exists, lambda: "the command does not run")
+        os.kill(os.getpid(), signal.SIGTERM)
+        return process
+
+    monkeypatch.setattr(nvidia.subprocess, "Popen", popen)
+    before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        wait = f"trap 'exit 9' TERM; touch {tmp_path}/runs; while :; do sleep 0.05; done"
+        assert nvidia._run(("sh", "-c", wait)) == 9
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 async def test_a_release_that_is_killed_leaves_nothing_behind(machine: FakeMachine) -> None:
